@@ -1,0 +1,136 @@
+"""What is given to whom: the abstract allocation that inference searches, and the settings that isolation writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import Enum, StrEnum
+from typing import Final, Literal, TypeAlias
+
+from perphd.domain.cpuset import CpuSet
+
+
+class Resource(StrEnum):
+    """The four dimensions of an allocation."""
+
+    CPU = "cpu"
+    MEMORY = "memory"
+    LLC = "llc"
+    MBW = "mbw"
+
+
+class _Keep(Enum):
+    KEEP = "keep"
+
+
+class _Idle(Enum):
+    IDLE = "idle"
+
+
+class _NoLimit(Enum):
+    NO_LIMIT = "max"
+
+
+KEEP: Final = _Keep.KEEP
+"""Leave this knob as perphd found it (and give it back if perphd had changed it)."""
+IDLE: Final = _Idle.IDLE
+"""SCHED_IDLE for the whole group (cpu.idle = 1): runs when nobody else wants the CPU."""
+NO_LIMIT: Final = _NoLimit.NO_LIMIT
+"""No upper limit (the kernel's ``max``)."""
+
+Keep: TypeAlias = Literal[_Keep.KEEP]
+Weight: TypeAlias = int | Literal[_Idle.IDLE]
+"""A CPU weight on cgroup v2's scale, 1..10000, 100 being everybody's default, or IDLE."""
+Limit: TypeAlias = int | Literal[_NoLimit.NO_LIMIT]
+
+
+class CpuInstrument(StrEnum):
+    """How an LRA's CPU is protected."""
+
+    NONE = "none"  # batch competes freely
+    DEMOTED = "demoted"  # batch at low weight or idle, on every CPU
+    CONFINED = "confined"  # batch kept to some cores, at some weight; the LRA may use them too
+    EXCLUSIVE = "exclusive"  # batch and LRA on disjoint cores
+
+
+@dataclass(frozen=True, slots=True)
+class CpuGrant:
+    """The CPU part of an allocation: how batch is kept out of an LRA's way.
+
+    ``batch_cores``: whole physical cores that batch may run on; ``batch_weight``: its weight there;
+    ``exclusive``: the LRA is kept off batch's cores (it then owns all the others).
+    ``total_cores``: the usable cores of the host, so that a grant can be read on its own.
+    """
+
+    total_cores: int
+    batch_cores: int
+    batch_weight: Weight = 100
+    exclusive: bool = False
+
+    @property
+    def instrument(self) -> CpuInstrument:
+        """Which instrument this grant uses."""
+        if self.exclusive:
+            return CpuInstrument.EXCLUSIVE
+        if self.batch_cores < self.total_cores:
+            return CpuInstrument.CONFINED
+        if self.batch_weight is IDLE or self.batch_weight < 100:
+            return CpuInstrument.DEMOTED
+        return CpuInstrument.NONE
+
+    @property
+    def weight_ratio(self) -> float:
+        """Batch's weight divided by an LRA's default of 100; IDLE counts as the kernel does: 3/1024."""
+        return 3 / 1024 if self.batch_weight is IDLE else self.batch_weight / 100
+
+    def __str__(self) -> str:
+        weight = "idle" if self.batch_weight is IDLE else f"weight {self.batch_weight}"
+        where = f"{self.batch_cores}/{self.total_cores} cores"
+        return f"{self.instrument}(batch on {where}, {weight})"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """What is protected for one LRA, on the actuators' own lattice.
+
+    ``memory_bytes``: protected memory (memory.low), 0 = none; ``llc_ways``: ways of its L3 domain that
+    batch may not use, 0 = shares all; ``mbw_pct``: MBA throttle of its *neighbours* (100 = not throttled):
+    an LRA itself is never throttled.
+    """
+
+    cpu: CpuGrant
+    memory_bytes: int = 0
+    llc_ways: int = 0
+    mbw_pct: int = 100
+
+    def __str__(self) -> str:
+        parts = [str(self.cpu)]
+        if self.memory_bytes:
+            parts.append(f"{self.memory_bytes >> 20} MiB protected")
+        if self.llc_ways:
+            parts.append(f"{self.llc_ways} LLC ways")
+        if self.mbw_pct < 100:
+            parts.append(f"neighbours' bandwidth {self.mbw_pct} %")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What is to be in force on one workload's cgroup. KEEP gives the knob back as it was found.
+
+    ``llc_masks``/``mba_pct``: pairs (domain id, value).
+    """
+
+    cpus: CpuSet | Keep = KEEP
+    cpu_weight: Weight | Keep = KEEP
+    cpu_max_cores: float | Keep = KEEP
+    memory_low_bytes: int | Keep = KEEP
+    memory_high_bytes: Limit | Keep = KEEP
+    llc_masks: tuple[tuple[int, int], ...] | Keep = KEEP
+    mba_pct: tuple[tuple[int, int], ...] | Keep = KEEP
+
+    def is_untouched(self) -> bool:
+        """True if every knob is KEEP."""
+        return all(getattr(self, f.name) is KEEP for f in fields(self))
+
+
+UNTOUCHED: Final = Settings()

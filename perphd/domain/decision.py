@@ -1,0 +1,118 @@
+"""Everything that decided, as records: stored, streamed and shown by ``perphctl explain``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from perphd.domain.allocation import Allocation
+from perphd.domain.reading import Reading
+
+
+class Health(StrEnum):
+    """The detector's verdict on an LRA."""
+
+    HEALTHY = "healthy"
+    SUSPECT = "suspect"
+    DEGRADED = "degraded"
+    OVERPROVISIONED = "overprovisioned"
+    UNKNOWN = "unknown"
+
+
+class Cause(StrEnum):
+    """Which resource is contended, as far as it can be told."""
+
+    CPU = "cpu"
+    MEMORY = "memory"
+    LLC = "llc"
+    MBW = "mbw"
+    IO = "io"
+    UNKNOWN = "unknown"
+    NONE = "none"
+
+
+class Action(StrEnum):
+    """What a decision does to an LRA's protection."""
+
+    HOLD = "hold"  # nothing
+    GROW = "grow"  # more protection
+    SHRINK = "shrink"  # one step back to batch
+    EXPLORE = "explore"  # a step that the model cannot judge yet, tried because the target is missed
+    ROLLBACK = "rollback"  # the last change did not help
+    RELEASE = "release"  # nothing is left to protect against: everything as found
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One signal that was looked at: what was seen, what was expected, and in words what follows."""
+
+    signal: str
+    observed: Reading
+    expected: Reading
+    unit: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Health with its reasons. ``since_s``: monotonic time at which this health began."""
+
+    health: Health
+    cause: Cause
+    since_s: float
+    evidence: tuple[Evidence, ...]
+    culprit: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """A model's answer for one allocation: performance score with a band.
+
+    The score is performance divided by its target (work / target work, or target delay / delay, the worse
+    of both): >= 1 meets the target. ``support``: effective number of samples that speak for it near here.
+    """
+
+    score: float
+    lower: float
+    upper: float
+    support: float
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """An allocation that was considered. ``batch_cores_lost``: what it costs batch, in CPUs of work per second."""
+
+    allocation: Allocation
+    prediction: Prediction
+    batch_cores_lost: float
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision about one LRA, complete enough to explain and to replay."""
+
+    at_s: float
+    workload: str
+    verdict: Verdict
+    action: Action
+    target_work: Reading
+    target_delay: Reading
+    current: Allocation
+    chosen: Allocation
+    candidates: tuple[Candidate, ...]
+    reason: str
+    policy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of a decision, judged after the settle time: scores before and after, kept or rolled back."""
+
+    at_s: float
+    workload: str
+    decided_at_s: float
+    score_before: Reading
+    score_after: Reading
+    kept: bool
+    text: str

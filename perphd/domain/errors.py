@@ -1,0 +1,131 @@
+"""Errors, in classes that tell the caller what to do about them."""
+
+from __future__ import annotations
+
+import errno as _errno
+import os
+
+
+class PerphError(Exception):
+    """Base of every error that perphd raises on purpose; its text is meant for a person."""
+
+
+class ConfigError(PerphError):
+    """A configuration value is refused.
+
+    Args:
+        source: the file (or request) the value came from.
+        key: dotted path of the key, e.g. ``lra[0].cgroup``.
+        problem: what is wrong with it, in words.
+        allowed: what would be accepted, in words.
+    """
+
+    def __init__(self, source: str, key: str, problem: str, allowed: str = "") -> None:
+        self.source, self.key, self.problem, self.allowed = source, key, problem, allowed
+        text = f"{source}: {key}: {problem}" if key else f"{source}: {problem}"
+        super().__init__(f"{text} (allowed: {allowed})" if allowed else text)
+
+
+class ParseError(PerphError, ValueError):
+    """Text that is not a CPU list, size, PSI line ...; says the text and what is allowed."""
+
+    def __init__(self, what: str, text: str, allowed: str) -> None:
+        self.what, self.text, self.allowed = what, text, allowed
+        shown = text if len(text) <= 80 else text[:77] + "..."
+        super().__init__(f"{shown!r} is not {what} (allowed: {allowed})")
+
+
+class KernelError(PerphError):
+    """A kernel file refused an operation.
+
+    Args:
+        path: the file.
+        operation: ``read``, ``write``, ``open``, ``mkdir`` ...
+        errno: the kernel's answer.
+        value: what was to be written, if anything.
+        detail: the kernel's own words where there are any (resctrl's last_cmd_status).
+        advice: what a person can do.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        operation: str,
+        errno: int,
+        value: str | None = None,
+        detail: str = "",
+        advice: str = "",
+    ) -> None:
+        self.path, self.operation, self.errno = path, operation, errno
+        self.value, self.detail, self.advice = value, detail, advice
+        name = _errno.errorcode.get(errno, str(errno))
+        text = f"{path}: {operation}"
+        if value is not None:
+            text += f" {value!r}"
+        text += f": {name} ({os.strerror(errno)})"
+        if detail:
+            text += f"; kernel says: {detail}"
+        if advice:
+            text += f"; {advice}"
+        super().__init__(text)
+
+
+class Gone(KernelError):
+    """The object vanished (ENOENT, ENODEV, ESRCH): forget it, look for its successor."""
+
+
+class Busy(KernelError):
+    """The kernel is busy with it (EBUSY, EAGAIN): try again later, with a deadline."""
+
+
+class Full(KernelError):
+    """A kernel or disk resource is used up (ENOSPC, ENOMEM, EMFILE)."""
+
+
+class Unsupported(KernelError):
+    """This kernel cannot do it (EOPNOTSUPP, ENOSYS): do without, and say so."""
+
+
+class Denied(KernelError):
+    """Not permitted (EACCES, EPERM, EROFS): a person must grant it."""
+
+
+class Invalid(KernelError):
+    """The value is refused (EINVAL, ERANGE, E2BIG): ours to correct; never retry."""
+
+
+class Broken(KernelError):
+    """Anything else (EIO ...): keep the last good state and report."""
+
+
+_CLASSES: dict[int, type[KernelError]] = {
+    _errno.ENOENT: Gone,
+    _errno.ENODEV: Gone,
+    _errno.ESRCH: Gone,
+    _errno.EBUSY: Busy,
+    _errno.EAGAIN: Busy,
+    _errno.ENOSPC: Full,
+    _errno.ENOMEM: Full,
+    _errno.EMFILE: Full,
+    _errno.ENFILE: Full,
+    _errno.EOPNOTSUPP: Unsupported,
+    _errno.ENOSYS: Unsupported,
+    _errno.EACCES: Denied,
+    _errno.EPERM: Denied,
+    _errno.EROFS: Denied,
+    _errno.EINVAL: Invalid,
+    _errno.ERANGE: Invalid,
+    _errno.E2BIG: Invalid,
+    _errno.EOVERFLOW: Invalid,
+}
+
+
+def kernel_error(
+    exc: OSError, path: str, operation: str, value: str | None = None, advice: str = ""
+) -> KernelError:
+    """Translate an ``OSError`` into the class that says what to do.
+
+    Returns the error (for ``raise kernel_error(...) from exc``); never raises.
+    """
+    number = exc.errno if exc.errno is not None else _errno.EIO
+    return _CLASSES.get(number, Broken)(path, operation, number, value, advice=advice)

@@ -1,0 +1,114 @@
+"""The one seam for every policy: ``Policy.decide(Snapshot) -> TargetState``, a pure function.
+
+State that a policy carries from tick to tick travels in the snapshot (``memory``) and comes back in the
+target state, so that a recorded run replays bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from perphd.domain.allocation import Allocation, Settings
+from perphd.domain.decision import Decision, Outcome, Prediction
+from perphd.domain.sample import Sample
+from perphd.domain.topology import Topology
+from perphd.domain.workload import WorkloadSpec
+
+
+class ResPerfModel(Protocol):
+    """The Res-Perf model of one LRA as a policy sees it: questions only, no learning.
+
+    Everything is relative to the reference allocation (nothing enforced, no batch): a work ratio of 0.8 is
+    80 % of the work rate that the same load would get there.
+    """
+
+    def reference_work(self, load: float | None) -> Prediction | None:
+        """Expected work rate (units/s, in ``score``) at the reference allocation under this load; None: not known yet."""
+
+    def reference_delay(self, load: float | None) -> Prediction | None:
+        """Expected delay at the reference allocation under this load; None: not known yet."""
+
+    def predict_work(
+        self, allocations: Sequence[Allocation], context: ModelContext
+    ) -> Sequence[Prediction]:
+        """Work ratio to the reference for each allocation."""
+
+    def predict_delay(
+        self, allocations: Sequence[Allocation], context: ModelContext
+    ) -> Sequence[Prediction]:
+        """Delay ratio to the reference for each allocation (1 = as alone, 2 = twice)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelContext:
+    """What surrounds an allocation and is not chosen: the covariates of a prediction.
+
+    ``lra_demand_cores``: CPU that the LRA would use if it were alone; ``batch_demand_cores``: CPU that batch
+    would use if it could (its runnable demand, capped at the host's CPUs); ``total_cores``: usable CPUs.
+    """
+
+    lra_demand_cores: float
+    batch_demand_cores: float
+    total_cores: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadView:
+    """One workload as a policy sees it. ``sample`` is None while the workload's cgroup does not exist.
+
+    ``enforceable``: knob names (fields of Settings) that can be written for it here.
+    ``model``: only LRAs have one.
+    """
+
+    spec: WorkloadSpec
+    sample: Sample | None
+    model: ResPerfModel | None = None
+    enforceable: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class HostView:
+    """The host: its topology, and the bounds of its actuators (0 or empty: that actuator is absent)."""
+
+    topology: Topology
+    llc_ways: int = 0
+    min_cbm_bits: int = 1
+    mba_levels_pct: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything a policy may look at, at one tick. ``at_s`` is monotonic; ``tick`` counts from 0."""
+
+    tick: int
+    at_s: float
+    period_s: float
+    host: HostView
+    workloads: tuple[WorkloadView, ...]
+    memory: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class TargetState:
+    """What is to be in force. Workloads that are absent from ``settings`` are left as found.
+
+    ``decisions``: one per LRA and tick; ``outcomes``: judgements of earlier decisions that fell due.
+    """
+
+    settings: Mapping[str, Settings]
+    decisions: tuple[Decision, ...] = ()
+    outcomes: tuple[Outcome, ...] = ()
+    memory: Any = None
+
+
+class Policy(Protocol):
+    """A way to divide the host. Implementations are pure: same snapshot, same target state."""
+
+    @property
+    def name(self) -> str:
+        """Its name in config, CLI, metrics and records."""
+
+    def decide(self, snapshot: Snapshot) -> TargetState:
+        """The state that is to be in force after this tick."""

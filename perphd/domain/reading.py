@@ -1,0 +1,48 @@
+"""A measured value is a number or an explicit "unavailable, because ...": never a silent 0."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias, TypeGuard
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """No value, and why. Arithmetic with it is a type error by design."""
+
+    reason: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+Reading: TypeAlias = float | Unavailable
+
+NOT_MEASURED = Unavailable("not measured")
+
+
+def available(reading: Reading) -> TypeGuard[float]:
+    """True if the reading is a number."""
+    return not isinstance(reading, Unavailable)
+
+
+def value_or(reading: Reading, default: float) -> float:
+    """The number, or ``default``: for displays and features that carry a missing flag beside it."""
+    return default if isinstance(reading, Unavailable) else reading
+
+
+def ratio(numerator: Reading, denominator: Reading, what: str) -> Reading:
+    """``numerator / denominator``; Unavailable if either is, or if the denominator is not > 0."""
+    if isinstance(numerator, Unavailable):
+        return numerator
+    if isinstance(denominator, Unavailable):
+        return denominator
+    if denominator <= 0:
+        return Unavailable(f"{what}: nothing to divide by in this interval")
+    return numerator / denominator
+
+
+def fmap(function: Callable[[float], float], reading: Reading) -> Reading:
+    """Apply ``function`` to the number; pass an Unavailable through unchanged."""
+    return reading if isinstance(reading, Unavailable) else function(reading)

@@ -1,0 +1,80 @@
+"""One workload, one interval: everything that was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from enum import StrEnum
+
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
+
+
+class Quality(StrEnum):
+    """Why a sample must be read with care. A sample without any is fit for learning."""
+
+    FIRST = "first"  # no earlier reading: no rates
+    LATE = "late"  # the interval is much longer than the period
+    GONE = "gone"  # the cgroup vanished
+    RESTARTED = "restarted"  # same path, another cgroup: counters started anew
+    SLI_MISSING = "sli-missing"  # an SLI is configured and did not answer
+    MULTIPLEXED = "multiplexed"  # perf counters ran less than the accepted share
+    SETTLING = "settling"  # an own change is still taking effect
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """All readings of one workload over ``interval_s`` seconds that ended at ``at_s`` (monotonic clock).
+
+    Rates are deltas divided by the measured interval. ``*_some_pct``/``*_full_pct`` are PSI stall shares of
+    the interval (0..100) from the ``total`` counters. ``run_delay_cores`` is run-queue waiting time of all
+    threads per second (schedstat); it may exceed 1.
+    """
+
+    workload: str
+    at_s: float
+    interval_s: float
+    cpu_usage_cores: Reading = NOT_MEASURED
+    cpu_throttled_pct: Reading = NOT_MEASURED
+    run_delay_cores: Reading = NOT_MEASURED
+    threads: Reading = NOT_MEASURED
+    cpu_some_pct: Reading = NOT_MEASURED
+    memory_some_pct: Reading = NOT_MEASURED
+    memory_full_pct: Reading = NOT_MEASURED
+    io_some_pct: Reading = NOT_MEASURED
+    io_full_pct: Reading = NOT_MEASURED
+    memory_current_bytes: Reading = NOT_MEASURED
+    memory_working_set_bytes: Reading = NOT_MEASURED
+    refaults_per_s: Reading = NOT_MEASURED
+    major_faults_per_s: Reading = NOT_MEASURED
+    read_bytes_per_s: Reading = NOT_MEASURED
+    write_bytes_per_s: Reading = NOT_MEASURED
+    context_switches_per_s: Reading = NOT_MEASURED
+    mips: Reading = NOT_MEASURED
+    cpi: Reading = NOT_MEASURED
+    llc_mpki: Reading = NOT_MEASURED
+    llc_occupancy_bytes: Reading = NOT_MEASURED
+    mbw_bytes_per_s: Reading = NOT_MEASURED
+    work_rate_per_s: Reading = NOT_MEASURED
+    load_per_s: Reading = NOT_MEASURED
+    latency_p50_ms: Reading = NOT_MEASURED
+    latency_p95_ms: Reading = NOT_MEASURED
+    latency_p99_ms: Reading = NOT_MEASURED
+    quality: tuple[Quality, ...] = ()
+
+    def reading(self, name: str) -> Reading:
+        """The reading of this field; AttributeError for a name that is none."""
+        if name not in READINGS:
+            raise AttributeError(name)
+        value: float | Unavailable = getattr(self, name)
+        return value
+
+    def has(self, *flags: Quality) -> bool:
+        """True if any of these quality flags is set."""
+        return any(flag in self.quality for flag in flags)
+
+
+READINGS: tuple[str, ...] = tuple(
+    f.name
+    for f in fields(Sample)
+    if f.name not in ("workload", "at_s", "interval_s", "quality")
+)
+"""Names of all readings, in order: the columns of the store and of the exports."""

@@ -1,0 +1,57 @@
+"""What the running agent tells about itself: the answer to ``perphctl status`` and the source of metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perphd.domain.allocation import Allocation, Settings
+from perphd.domain.decision import Decision, Outcome
+from perphd.domain.plan import NotEnforceable
+from perphd.domain.reading import Reading
+from perphd.domain.sample import Sample
+from perphd.domain.workload import Mode, WorkloadSpec
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadStatus:
+    """One workload now. ``present``: its cgroup exists; ``in_force``: what perphd has set on it."""
+
+    spec: WorkloadSpec
+    present: bool
+    mode: Mode
+    sample: Sample | None
+    decision: Decision | None
+    outcome: Outcome | None
+    protection: Allocation | None
+    in_force: Settings
+    not_enforceable: tuple[NotEnforceable, ...] = ()
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SelfCost:
+    """What the daemon itself uses, measured by itself."""
+
+    cpu_pct: Reading
+    rss_bytes: Reading
+    open_fds: Reading
+    tick_ms_p50: Reading
+    tick_ms_p99: Reading
+    decide_to_written_ms_p99: Reading
+    missed_ticks: int
+
+
+@dataclass(frozen=True, slots=True)
+class AgentStatus:
+    """The agent as a whole. ``problems``: sentences that an operator should read."""
+
+    version: str
+    mode: Mode
+    policy: str
+    period_s: float
+    tick: int
+    uptime_s: float
+    workloads: tuple[WorkloadStatus, ...]
+    journal_entries: int
+    cost: SelfCost
+    problems: tuple[str, ...] = ()

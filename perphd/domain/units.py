@@ -1,0 +1,47 @@
+"""Sizes and durations as people write them, read strictly.
+
+The kernel itself is lenient in harmful ways (an empty line sets memory.max to 0, ``100 `` means
+100 bytes): what perphd takes is checked here first.
+"""
+
+from __future__ import annotations
+
+import re
+
+from perphd.domain.errors import ParseError
+
+_SIZE = re.compile(r"([0-9]{1,19})([KMGT]?)")
+_FACTOR = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+MAX_BYTES = 1 << 62
+PAGE_BYTES = 4096
+_ALLOWED = "a whole number, optionally followed by K, M, G or T (powers of 1024), e.g. 512M"
+
+
+def parse_size_bytes(text: str) -> int:
+    """Read ``512M``-like text as bytes.
+
+    Raises:
+        ParseError: blanks, fractions, empty text, unknown suffixes, or more than 2**62.
+    """
+    found = _SIZE.fullmatch(text) if text.isascii() else None
+    if found is None:
+        raise ParseError("a memory size", text, _ALLOWED)
+    value = int(found[1]) * _FACTOR[found[2]]
+    if value > MAX_BYTES:
+        raise ParseError("a memory size", text, f"at most {MAX_BYTES} bytes")
+    return value
+
+
+def format_bytes(count: float) -> str:
+    """``1.5 GiB``-like text for people."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def page_floor_bytes(count: int) -> int:
+    """Round down to whole pages, as the kernel does with every memory limit."""
+    return count - count % PAGE_BYTES

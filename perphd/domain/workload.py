@@ -1,0 +1,65 @@
+"""Workloads as the operator declares them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    """What a workload is to perphd: protected, or giving way."""
+
+    LRA = "lra"
+    BATCH = "batch"
+
+
+class Mode(StrEnum):
+    """``observe`` decides and writes nothing; ``enforce`` writes."""
+
+    OBSERVE = "observe"
+    ENFORCE = "enforce"
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What an LRA is to be kept at.
+
+    ``tolerance_pct``: accepted loss against the model's prediction at the reference allocation under the
+    present load (V* = (1 - tolerance) x prediction). The absolute objectives, when given, are used instead.
+    """
+
+    tolerance_pct: float = 10.0
+    min_work_rate_per_s: float | None = None
+    max_latency_ms: float | None = None
+    latency_percentile: str = "p95"
+
+
+@dataclass(frozen=True, slots=True)
+class SliSpec:
+    """Where an application's own service-level indicators come from.
+
+    ``source``: ``mysql``, ``postgresql``, ``redis``, ``prometheus``, ``file``, ``command`` or ``push``;
+    ``options`` are that source's settings, sorted pairs of text, already validated.
+    """
+
+    source: str
+    options: tuple[tuple[str, str], ...] = ()
+
+    def get(self, key: str, default: str = "") -> str:
+        """The option's text, or ``default``."""
+        return next((value for name, value in self.options if name == key), default)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSpec:
+    """One workload = one cgroup subtree, named by its path below the cgroup root (``/system.slice/x.service``)."""
+
+    name: str
+    kind: Kind
+    cgroup: str
+    priority: int = 100
+    mode: Mode | None = None
+    objective: Objective = field(default_factory=Objective)
+    sli: SliSpec | None = None
+    min_cores: float = 1.0
+    min_memory_bytes: int = 0

@@ -1,0 +1,132 @@
+"""Which cgroup hierarchies are mounted where, and which controllers live in which.
+
+A workload is one path (``/system.slice/mysql.service``) that exists in every hierarchy that matters: on a
+unified host there is one, on v1 one a controller, on a hybrid host v1 controllers beside a v2 tree that gives
+PSI, cpu.stat and perf_event. See Documentation/admin-guide/cgroup-v2.rst, "Interaction with v1".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from perphd.domain.errors import KernelError, ParseError
+from perphd.host.fs import KernelFs, read_text
+
+MOUNTS = "/proc/self/mounts"
+_V1_CONTROLLERS = frozenset(
+    "cpu cpuacct cpuset memory blkio pids freezer net_cls net_prio hugetlb perf_event devices rdma misc".split()
+)
+
+
+class Layout(StrEnum):
+    """How the host arranges its control groups."""
+
+    V2 = "v2"
+    V1 = "v1"
+    HYBRID = "hybrid"
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One mounted tree. ``controllers``: for v2 those available at its root; for v1 those bound to it."""
+
+    version: int
+    mount: str
+    controllers: frozenset[str]
+
+    def path(self, cgroup: str, file: str = "") -> str:
+        """Absolute path of a cgroup's directory, or of a file in it."""
+        directory = self.mount + ("" if cgroup == "/" else cgroup)
+        return f"{directory}/{file}" if file else directory
+
+
+@dataclass(frozen=True)
+class Hierarchies:
+    """All mounted hierarchies. ``unified`` is the v2 tree if there is one."""
+
+    layout: Layout
+    unified: Hierarchy | None
+    by_controller: Mapping[str, Hierarchy]
+
+    def of(self, controller: str) -> Hierarchy | None:
+        """The hierarchy whose files control this controller (v2's ``io`` is v1's ``blkio``); None if nowhere."""
+        return self.by_controller.get(controller)
+
+    def all(self) -> tuple[Hierarchy, ...]:
+        """Every hierarchy once, the unified one first."""
+        seen: dict[str, Hierarchy] = {}
+        if self.unified is not None:
+            seen[self.unified.mount] = self.unified
+        for hierarchy in self.by_controller.values():
+            seen.setdefault(hierarchy.mount, hierarchy)
+        return tuple(seen.values())
+
+    def directories(self, fs: KernelFs, cgroup: str) -> tuple[str, ...]:
+        """The directories that this cgroup has, over all hierarchies; empty: it does not exist."""
+        return tuple(
+            path for path in (h.path(cgroup) for h in self.all()) if fs.exists(path)
+        )
+
+
+def check_cgroup_path(text: str) -> str:
+    """Return ``text`` if it is a safe cgroup path.
+
+    Raises:
+        ParseError: not absolute, the root itself, ``..`` or ``.`` parts, empty parts, control characters.
+    """
+    parts = text.split("/")
+    if (
+        not text.startswith("/")
+        or len(text) > 4000
+        or any(part in ("", ".", "..") or len(part) > 255 for part in parts[1:])
+        or re.search(r"[\x00-\x1f\x7f]", text)
+    ):
+        raise ParseError(
+            "a cgroup path",
+            text,
+            "an absolute path below the cgroup root such as /system.slice/mariadb.service, "
+            "without '.', '..' or empty parts; not the root itself",
+        )
+    return text
+
+
+def discover(fs: KernelFs) -> Hierarchies:
+    """Read the mount table and say where each controller is. Never raises for a host without cgroups."""
+    unified: Hierarchy | None = None
+    by_controller: dict[str, Hierarchy] = {}
+    try:
+        mounts = read_text(fs, MOUNTS).splitlines()
+    except KernelError:
+        mounts = []
+    for line in mounts:
+        fields = line.split(" ")
+        if len(fields) < 4:
+            continue
+        mount = fields[1].encode().decode("unicode_escape")
+        if fields[2] == "cgroup2" and unified is None:
+            unified = Hierarchy(2, mount, _v2_controllers(fs, mount))
+        elif fields[2] == "cgroup":
+            bound = _V1_CONTROLLERS & set(fields[3].split(","))
+            hierarchy = Hierarchy(1, mount, bound)
+            for controller in bound:
+                by_controller.setdefault("io" if controller == "blkio" else controller, hierarchy)
+    v1 = bool(by_controller)
+    if unified is not None:
+        for controller in unified.controllers:
+            by_controller.setdefault(controller, unified)
+    if unified is not None:
+        layout = Layout.HYBRID if v1 else Layout.V2
+    else:
+        layout = Layout.V1 if v1 else Layout.NONE
+    return Hierarchies(layout, unified, by_controller)
+
+
+def _v2_controllers(fs: KernelFs, mount: str) -> frozenset[str]:
+    try:
+        return frozenset(read_text(fs, f"{mount}/cgroup.controllers").split())
+    except KernelError:
+        return frozenset()

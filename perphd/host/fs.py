@@ -1,0 +1,138 @@
+"""The one way to kernel files: real ones below a root, or a simulated tree with the same answers.
+
+Everything that reads or writes /proc, /sys or a cgroup takes a ``KernelFs``; paths are absolute as on the
+real host. Errors are the classes of ``perphd.domain.errors``.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Protocol
+
+from perphd.domain.errors import kernel_error
+
+_READ_BYTES = 1 << 16
+
+
+class KernelFile(Protocol):
+    """A kernel file kept open: reading again gives the present content."""
+
+    def read(self) -> bytes:
+        """The whole content now. Raises Gone when the object behind the file vanished."""
+
+    def close(self) -> None:
+        """Give the descriptor back; closing twice is fine."""
+
+
+class KernelFs(Protocol):
+    """File operations as perphd needs them. All raise KernelError classes, never OSError."""
+
+    def open(self, path: str) -> KernelFile:
+        """Open for repeated reading."""
+
+    def read(self, path: str) -> bytes:
+        """Open, read whole, close."""
+
+    def write(self, path: str, data: bytes) -> None:
+        """One write(2) of an existing file (never creates); the kernel parses it as one command."""
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+
+    def exists(self, path: str) -> bool:
+        """True if something is there."""
+
+    def identity(self, path: str) -> tuple[int, int]:
+        """(device, inode): changes when a cgroup is removed and made again under the same name."""
+
+
+class _RealFile:
+    __slots__ = ("_fd", "_path")
+
+    def __init__(self, fd: int, path: str) -> None:
+        self._fd, self._path = fd, path
+
+    def read(self) -> bytes:
+        try:
+            data = os.pread(self._fd, _READ_BYTES, 0)
+            if len(data) < _READ_BYTES:
+                return data
+            parts, offset = [data], len(data)
+            while chunk := os.pread(self._fd, _READ_BYTES, offset):
+                parts.append(chunk)
+                offset += len(chunk)
+            return b"".join(parts)
+        except OSError as exc:
+            raise kernel_error(exc, self._path, "read") from exc
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class RealFs:
+    """The running kernel's files, or a copy of them below ``root`` (fixtures in tests)."""
+
+    def __init__(self, root: str | Path = "/") -> None:
+        self._root = str(root).rstrip("/")
+
+    def _at(self, path: str) -> str:
+        return self._root + path
+
+    def open(self, path: str) -> KernelFile:
+        """Open for repeated reading."""
+        try:
+            return _RealFile(os.open(self._at(path), os.O_RDONLY | os.O_CLOEXEC), path)
+        except OSError as exc:
+            raise kernel_error(exc, path, "open") from exc
+
+    def read(self, path: str) -> bytes:
+        """Open, read whole, close."""
+        file = self.open(path)
+        try:
+            return file.read()
+        finally:
+            file.close()
+
+    def write(self, path: str, data: bytes) -> None:
+        """One write(2) of an existing file."""
+        shown = data.decode(errors="replace").rstrip("\n")
+        try:
+            fd = os.open(self._at(path), os.O_WRONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise kernel_error(exc, path, "open for writing", shown) from exc
+        try:
+            os.write(fd, data)
+        except OSError as exc:
+            raise kernel_error(exc, path, "write", shown) from exc
+        finally:
+            os.close(fd)
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+        try:
+            return sorted(os.listdir(self._at(path)))
+        except OSError as exc:
+            raise kernel_error(exc, path, "list") from exc
+
+    def exists(self, path: str) -> bool:
+        """True if something is there."""
+        return os.path.exists(self._at(path))
+
+    def identity(self, path: str) -> tuple[int, int]:
+        """(device, inode)."""
+        try:
+            status = os.stat(self._at(path))
+        except OSError as exc:
+            raise kernel_error(exc, path, "stat") from exc
+        return status.st_dev, status.st_ino
+
+
+def read_text(fs: KernelFs, path: str) -> str:
+    """The file's text with the trailing newline removed; bytes that are no UTF-8 are replaced."""
+    return fs.read(path).decode(errors="replace").rstrip("\n")
