@@ -59,12 +59,14 @@ class WorkloadView:
     """One workload as a policy sees it. ``sample`` is None while the workload's cgroup does not exist.
 
     ``enforceable``: knob names (fields of Settings) that can be written for it here.
-    ``model``: only LRAs have one.
+    ``model``, ``protection`` (what is in force for it) and ``protected_since_s``: only LRAs have them.
     """
 
     spec: WorkloadSpec
     sample: Sample | None
     model: ResPerfModel | None = None
+    protection: Allocation | None = None
+    protected_since_s: float = 0.0
     enforceable: frozenset[str] = frozenset()
 
 

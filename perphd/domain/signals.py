@@ -1,15 +1,17 @@
 """The performance of a workload as perphd judges it: a work rate and a delay, each with its source.
 
 Under open-loop load the work rate does not fall while latency explodes; in a closed loop both move. So
-an LRA's performance is always this pair (measured: run-queue delay per unit of work has a rank
-correlation of +0.88 with p99 latency over all loads, queries/s +0.04).
+an LRA's performance is always this pair. Without a latency of the application's own, the stand-in is its
+*residence*: CPU time plus run-queue waiting time per unit of work, which is what a request spends on the
+host's processors (measured: run-queue delay per unit of work has a rank correlation of +0.88 with p99
+latency over all loads, queries/s +0.04).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from perphd.domain.reading import Reading, Unavailable, available, ratio
+from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import Sample
 
 
@@ -33,7 +35,8 @@ def performance(sample: Sample, latency_percentile: str = "p95") -> Performance:
     """Choose the best available work and delay signal of a sample.
 
     Work: the application's SLI, else MIPS, else CPU seconds per second. Delay: the SLI's latency
-    percentile, else run-queue delay per unit of SLI work (ms), else run-queue delay per CPU second used, else CPU PSI.
+    percentile (ms), else residence per unit of SLI work (ms), else residence per CPU second ("stretch", >= 1),
+    else 1 + the CPU pressure share.
     """
     work, work_source = _work(sample)
     delay, delay_source = _delay(sample, latency_percentile)
@@ -52,12 +55,12 @@ def _delay(sample: Sample, percentile: str) -> tuple[Reading, str]:
     latency = sample.reading(f"latency_{percentile}_ms")
     if available(latency):
         return latency, f"latency_{percentile}_ms"
-    per_work = ratio(sample.run_delay_cores, sample.work_rate_per_s, "run-queue delay per work")
-    if available(per_work):
-        return per_work * 1000.0, "run_delay_ms_per_work"
-    per_cpu = ratio(sample.run_delay_cores, sample.cpu_usage_cores, "run-queue delay per CPU")
-    if available(per_cpu):
-        return per_cpu, "run_delay_per_cpu"
+    usage, waiting, work = sample.cpu_usage_cores, sample.run_delay_cores, sample.work_rate_per_s
+    if available(usage) and available(waiting):
+        if available(work) and work > 0:
+            return (usage + waiting) / work * 1000.0, "residence_ms_per_work"
+        if usage > 0:
+            return (usage + waiting) / usage, "stretch"
     if available(sample.cpu_some_pct):
-        return sample.cpu_some_pct, "cpu_some_pct"
+        return 1.0 + sample.cpu_some_pct / 100.0, "cpu_pressure"
     return Unavailable("no latency, schedstat or PSI"), "none"

@@ -24,11 +24,13 @@ class Mode(StrEnum):
 class Objective:
     """What an LRA is to be kept at.
 
-    ``tolerance_pct``: accepted loss against the model's prediction at the reference allocation under the
-    present load (V* = (1 - tolerance) x prediction). The absolute objectives, when given, are used instead.
+    ``tolerance_pct``: accepted loss of work against the model's prediction at the reference allocation under
+    the present load (V* = (1 - tolerance) x prediction); ``delay_tolerance_pct``: accepted growth of delay, likewise.
+    The absolute objectives, when given, are used instead.
     """
 
     tolerance_pct: float = 10.0
+    delay_tolerance_pct: float = 50.0
     min_work_rate_per_s: float | None = None
     max_latency_ms: float | None = None
     latency_percentile: str = "p95"
