@@ -6,12 +6,14 @@ target state, so that a recorded run replays bit for bit.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from perphd.domain.allocation import Allocation, Settings
-from perphd.domain.decision import Decision, Outcome, Prediction
+from perphd.domain.decision import Decision, Outcome
+from perphd.domain.reading import Reading
 from perphd.domain.sample import Sample
 from perphd.domain.topology import Topology
 from perphd.domain.workload import WorkloadSpec
@@ -20,25 +22,46 @@ from perphd.domain.workload import WorkloadSpec
 class ResPerfModel(Protocol):
     """The Res-Perf model of one LRA as a policy sees it: questions only, no learning.
 
-    Everything is relative to the reference allocation (nothing enforced, no batch): a work ratio of 0.8 is
-    80 % of the work rate that the same load would get there.
+    The reference allocation is "nothing enforced, no batch". A work ratio of 0.8 is 80 % of the work rate
+    that the same load would get there; a delay ratio of 2 is twice the delay.
     """
 
-    def reference_work(self, load: float | None) -> Prediction | None:
-        """Expected work rate (units/s, in ``score``) at the reference allocation under this load; None: not known yet."""
+    def reference(self, signal: str, load: Reading) -> Band | None:
+        """Expected value of a signal (``work``, ``delay`` or a Sample reading) at the reference allocation.
 
-    def reference_delay(self, load: float | None) -> Prediction | None:
-        """Expected delay at the reference allocation under this load; None: not known yet."""
+        Returns None while it is not known yet.
+        """
 
     def predict_work(
         self, allocations: Sequence[Allocation], context: ModelContext
-    ) -> Sequence[Prediction]:
+    ) -> tuple[Band, ...]:
         """Work ratio to the reference for each allocation."""
 
     def predict_delay(
         self, allocations: Sequence[Allocation], context: ModelContext
-    ) -> Sequence[Prediction]:
-        """Delay ratio to the reference for each allocation (1 = as alone, 2 = twice)."""
+    ) -> tuple[Band, ...]:
+        """Delay ratio to the reference for each allocation."""
+
+    def batch_cores(
+        self, allocations: Sequence[Allocation], context: ModelContext
+    ) -> tuple[float, ...]:
+        """CPU that batch is predicted to get under each allocation, in cores."""
+
+
+@dataclass(frozen=True, slots=True)
+class Band:
+    """A predicted positive quantity: its value and ``sd``, the standard deviation of its logarithm.
+
+    ``support``: effective number of samples that speak for it near this point.
+    """
+
+    value: float
+    sd: float
+    support: float
+
+    def at(self, z: float) -> float:
+        """The quantile ``z`` standard deviations away (negative: below)."""
+        return self.value * math.exp(z * self.sd)
 
 
 @dataclass(frozen=True, slots=True)

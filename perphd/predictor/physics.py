@@ -1,0 +1,91 @@
+"""What sharing processors does to an LRA, before anything was learned: the prior mean of the Res-Perf model.
+
+A fluid model of weighted fair scheduling. Batch occupies up to ``k`` of ``N`` cores at weight ratio ``w``
+(batch : LRA); the LRA wants ``D`` cores and gets the cores without batch whole and its weighted part of the others.
+Two effects that a fluid does not have are added: what is lost on a shared core even to a demoted neighbour
+(preemption, migration, cold private caches), and waiting when a thread wakes on an occupied core. Their size
+is a prior from a 2-core host with a database and is corrected by what is measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perphd.domain.allocation import Allocation
+from perphd.domain.policy import ModelContext
+
+SHARING_LOSS = 0.33
+"""Share of capacity lost when all of an LRA's time is spent on cores that it shares with demoted batch."""
+WAKEUP_DELAY_IDLE = 0.35
+"""Growth of delay when every wake-up meets a core that runs idle-class batch ..."""
+WAKEUP_DELAY_EQUAL = 2.5
+"""... and what is added to it towards equal weights."""
+_MIN_DEMAND_CORES = 0.05
+_MAX_LOAD = 0.97
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuGrants:
+    """CPU grants as columns: ``free``/``shared`` cores, weight ratio, exclusive flag; all of shape (n,)."""
+
+    total: Floats
+    batch: Floats
+    weight: Floats
+    exclusive: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, allocations: Sequence[Allocation]) -> CpuGrants:
+        """The CPU columns of these allocations."""
+        grants = [a.cpu for a in allocations]
+        return cls(
+            np.array([g.total_cores for g in grants], dtype=np.float64),
+            np.array([g.batch_cores for g in grants], dtype=np.float64),
+            np.array([g.weight_ratio for g in grants], dtype=np.float64),
+            np.array([g.exclusive for g in grants], dtype=np.bool_),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """Prior expectations, each of shape (n,): work ratio, delay ratio, and the cores that batch gets."""
+
+    work: Floats
+    delay: Floats
+    batch_cores: Floats
+
+
+def expect(grants: CpuGrants, context: ModelContext) -> Expected:
+    """The prior for every grant under one context. Pure and vectorised; never raises for finite input."""
+    demand = max(context.lra_demand_cores, _MIN_DEMAND_CORES)
+    batch_demand = np.minimum(max(context.batch_demand_cores, 0.0), grants.batch)
+    free = grants.total - grants.batch
+    per_core = batch_demand / np.maximum(grants.batch, 1e-9)
+    guaranteed = np.maximum(1.0 / (1.0 + grants.weight), 1.0 - per_core)
+    available = np.where(grants.exclusive, free, free + grants.batch * guaranteed)
+    available = np.maximum(available, _MIN_DEMAND_CORES)
+    got = np.minimum(demand, available)
+    on_shared = np.where(grants.exclusive, 0.0, np.maximum(0.0, got - free)) / got
+    occupied = per_core * on_shared
+    effective = available * (1.0 - SHARING_LOSS * occupied * occupied)
+    work = np.minimum(demand, effective) / demand
+
+    occupancy = np.where(grants.exclusive, 0.0, batch_demand / grants.total)
+    impolite = grants.weight / (0.3 + grants.weight)
+    waking = 1.0 + occupancy * (WAKEUP_DELAY_IDLE + WAKEUP_DELAY_EQUAL * impolite)
+    load_alone = np.minimum(demand / grants.total, _MAX_LOAD)
+    load_now = np.minimum(demand / available, _MAX_LOAD)
+    queueing = (1.0 - load_alone) / (1.0 - load_now)
+    # Where the demand exceeds what there is, a closed system's delay grows as its work rate falls (Little's law);
+    # queueing beyond that would assume an open loop, which is not known here.
+    saturated = demand >= available * _MAX_LOAD
+    delay = np.where(saturated, waking / work, waking * np.minimum(queueing, 50.0))
+
+    used_free = np.minimum(demand * work, free)
+    left = grants.batch - np.where(grants.exclusive, 0.0, demand * work - used_free)
+    return Expected(work, np.maximum(delay, 1.0), np.clip(left, 0.0, batch_demand))

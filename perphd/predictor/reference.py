@@ -1,0 +1,87 @@
+"""What an LRA does when nothing disturbs it: robust running statistics per signal and load.
+
+The target of everything else. Learned only from samples in which batch did not compete (or in which the LRA
+was so well protected that the model can say what it would have been).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from perphd.domain.policy import Band
+from perphd.domain.reading import Reading, available
+
+MAX_COUNT = 60.0
+"""Memory of the running mean, in samples: a reference follows slow change of an application in about a minute."""
+_MIN_SD = 0.01
+_CLIP_SD = 4.0
+_BUCKETS_PER_OCTAVE = 2
+
+
+@dataclass(slots=True)
+class _Running:
+    mean: float
+    var: float
+    count: float
+    surprises: int = 0
+
+    def update(self, value: float, weight: float) -> None:
+        sd = max(math.sqrt(self.var), _MIN_SD)
+        error = value - self.mean
+        if self.count >= 5 and abs(error) > _CLIP_SD * sd:
+            # One wild sample is an outlier; several in a row are a new regime and are followed at once.
+            self.surprises += 1
+            if self.surprises >= 5:
+                self.mean, self.var, self.count, self.surprises = value, self.var, 2.0, 0
+                return
+            error = math.copysign(_CLIP_SD * sd, error)
+        else:
+            self.surprises = 0
+        self.count = min(self.count + weight, MAX_COUNT)
+        gain = weight / self.count
+        self.mean += gain * error
+        self.var += gain * (error * error - self.var)
+
+
+class Reference:
+    """Running log-mean and log-variance of positive signals, by load bucket (half octaves) when load is known."""
+
+    def __init__(self) -> None:
+        self._stats: dict[tuple[str, int | None], _Running] = {}
+
+    def update(self, signal: str, value: float, load: Reading, weight: float = 1.0) -> None:
+        """Learn one undisturbed value; values that are not finite are ignored, tiny ones raised to 1e-6."""
+        if not math.isfinite(value):
+            return
+        log = math.log(max(value, 1e-6))
+        for key in {(signal, _bucket(load)), (signal, None)}:
+            running = self._stats.get(key)
+            if running is None:
+                self._stats[key] = _Running(log, 0.05**2, weight)
+            else:
+                running.update(log, weight)
+
+    def get(self, signal: str, load: Reading) -> Band | None:
+        """The expected value at this load: its own bucket, else the nearest within an octave, else over all loads.
+
+        None if the signal was never learned.
+        """
+        bucket = _bucket(load)
+        candidates: list[int | None] = [bucket]
+        if bucket is not None:
+            for distance in range(1, _BUCKETS_PER_OCTAVE + 1):
+                candidates += [bucket - distance, bucket + distance]
+            candidates.append(None)
+        for candidate in candidates:
+            running = self._stats.get((signal, candidate))
+            if running is not None:
+                sd = max(math.sqrt(running.var), _MIN_SD)
+                return Band(math.exp(running.mean), sd, running.count)
+        return None
+
+
+def _bucket(load: Reading) -> int | None:
+    if not available(load) or load <= 0:
+        return None
+    return round(math.log2(load) * _BUCKETS_PER_OCTAVE)

@@ -1,0 +1,117 @@
+"""The learned part of a Res-Perf model: a Gaussian process on the logarithm of (measured / prior).
+
+Samples are folded into cells (one per allocation and regime) by a count-aware average that forgets, so cost
+does not grow with time and a policy that stays in one place cannot flush what is known elsewhere. The posterior
+over at most ``MAX_CELLS`` cells gives mean and band for any allocation, near or far: far from every cell it
+returns to the prior with the prior's doubt.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+MAX_CELLS = 48
+HALF_LIFE_S = 600.0
+"""After so long without a visit a cell counts half."""
+MAX_COUNT = 30.0
+"""Effective samples in a cell at most: beyond it the average forgets with a time constant of so many samples."""
+_NUGGET = 1e-4
+
+
+@dataclass(slots=True)
+class _Cell:
+    x: Floats
+    mean: float
+    count: float
+    at_s: float
+
+
+class Residual:
+    """Corrections to a prior, learned online.
+
+    Args:
+        scales: length scale per feature, shape (d,).
+        prior_sd: standard deviation of the correction where nothing is known (log units).
+        noise_sd: starting value of one sample's scatter (log units); it is then estimated.
+    """
+
+    def __init__(self, scales: Floats, prior_sd: float, noise_sd: float) -> None:
+        self._scales = scales
+        self._prior_var = prior_sd * prior_sd
+        self._noise_var = noise_sd * noise_sd
+        self._cells: dict[tuple[object, ...], _Cell] = {}
+        self._solved: tuple[Floats, Floats, Floats, Floats] | None = None
+
+    @property
+    def noise_sd(self) -> float:
+        """Estimated scatter of one sample around its cell's mean, in log units."""
+        return float(np.sqrt(self._noise_var))
+
+    def update(self, key: tuple[object, ...], x: Floats, residual: float, at_s: float) -> None:
+        """Fold one sample (log units) into its cell. Outliers beyond 4 sigma are clipped, not refused.
+
+        A cell that keeps being wrong in one direction follows quickly: its count shrinks when a sample
+        disagrees by more than 3 sigma, so drift is not averaged away.
+        """
+        cell = self._cells.get(key)
+        if cell is None:
+            if len(self._cells) >= MAX_CELLS:
+                weakest = min(self._cells, key=lambda k: self._weight(self._cells[k], at_s))
+                del self._cells[weakest]
+            self._cells[key] = _Cell(x, residual, 1.0, at_s)
+            self._solved = None
+            return
+        noise = self.noise_sd
+        error = residual - cell.mean
+        cell.count = self._weight(cell, at_s)
+        if abs(error) > 3.0 * noise:
+            cell.count *= 0.7
+        clipped = float(np.clip(error, -4.0 * noise, 4.0 * noise)) if cell.count > 3.0 else error
+        cell.count = min(cell.count + 1.0, MAX_COUNT)
+        cell.mean += clipped / cell.count
+        cell.x = x
+        cell.at_s = at_s
+        spread = min(error * error, 9.0 * self._noise_var)
+        self._noise_var += 0.05 * (spread - self._noise_var)
+        self._noise_var = float(np.clip(self._noise_var, 0.01**2, 0.5**2))
+        self._solved = None
+
+    def predict(self, x: Floats, at_s: float) -> tuple[Floats, Floats, Floats]:
+        """Mean and standard deviation of the correction, and support, for rows ``x`` of shape (n, d).
+
+        ``support`` is the effective number of samples of the nearest cell, discounted by its distance.
+        """
+        n = x.shape[0]
+        if not self._cells:
+            return np.zeros(n), np.full(n, np.sqrt(self._prior_var)), np.zeros(n)
+        points, counts, alpha, inverse = self._solve(at_s)
+        kernel = self._kernel(x, points)
+        mean = kernel @ alpha
+        var = self._prior_var - np.einsum("ij,jk,ik->i", kernel, inverse, kernel)
+        support = np.max(kernel / self._prior_var * counts[None, :], axis=1)
+        return mean, np.sqrt(np.maximum(var, _NUGGET)), support
+
+    def _weight(self, cell: _Cell, at_s: float) -> float:
+        return float(cell.count * 0.5 ** (max(0.0, at_s - cell.at_s) / HALF_LIFE_S))
+
+    def _kernel(self, a: Floats, b: Floats) -> Floats:
+        difference = (a[:, None, :] - b[None, :, :]) / self._scales
+        kernel: Floats = self._prior_var * np.exp(-0.5 * np.sum(difference * difference, axis=2))
+        return kernel
+
+    def _solve(self, at_s: float) -> tuple[Floats, Floats, Floats, Floats]:
+        if self._solved is None:
+            cells = list(self._cells.values())
+            points = np.stack([c.x for c in cells])
+            counts = np.array([max(self._weight(c, at_s), 0.05) for c in cells])
+            gram = self._kernel(points, points)
+            gram[np.diag_indices_from(gram)] += self._noise_var / counts + _NUGGET
+            inverse: Floats = np.asarray(np.linalg.inv(gram), dtype=np.float64)
+            alpha: Floats = inverse @ np.array([c.mean for c in cells])
+            self._solved = points, counts, alpha, inverse
+        return self._solved
