@@ -1,0 +1,86 @@
+"""What every test folder shares: skips that name what is missing on this machine.
+
+    @pytest.mark.requires_root
+    @pytest.mark.requires_cgroup_v1("cpu", "cpuset")
+    @pytest.mark.requires_cgroup_v2("memory")
+    @pytest.mark.requires_vm
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from perphd.host.cgroup.hierarchy import Hierarchies, discover
+from perphd.host.fs import RealFs
+
+# A shared machine may stop a test for seconds: no example fails for being slow. Derandomized in CI, so that a
+# red run says something about the change and can be repeated.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+_DEFAULT_V1 = ("cpu", "cpuset", "memory")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test whose needs this machine does not meet, with the reason."""
+    for missing in (
+        _missing_root(item.get_closest_marker("requires_root")),
+        _missing_v1(item.get_closest_marker("requires_cgroup_v1")),
+        _missing_v2(item.get_closest_marker("requires_cgroup_v2")),
+        _missing_vm(item.get_closest_marker("requires_vm")),
+    ):
+        if missing:
+            pytest.skip(missing)
+
+
+def _missing_root(marker: pytest.Mark | None) -> str:
+    if marker is None or os.geteuid() == 0:
+        return ""
+    return f"needs root to change kernel state; this runs as uid {os.geteuid()}"
+
+
+def _missing_v1(marker: pytest.Mark | None) -> str:
+    if marker is None:
+        return ""
+    hierarchies = discover(RealFs())
+    wanted = marker.args or _DEFAULT_V1
+    absent = [
+        name for name in wanted if (found := hierarchies.of(_modern(name))) is None or found.version != 1
+    ]
+    return f"needs cgroup v1 with {', '.join(absent)}; {_layout(hierarchies)}" if absent else ""
+
+
+def _missing_v2(marker: pytest.Mark | None) -> str:
+    if marker is None:
+        return ""
+    hierarchies = discover(RealFs())
+    if hierarchies.unified is None:
+        return f"needs a cgroup2 mount; {_layout(hierarchies)}"
+    absent = [name for name in marker.args if name not in hierarchies.unified.controllers]
+    return f"needs the cgroup v2 controllers {', '.join(absent)}; {_layout(hierarchies)}" if absent else ""
+
+
+def _missing_vm(marker: pytest.Mark | None) -> str:
+    if marker is None:
+        return ""
+    if not os.environ.get("PERPHD_VM"):
+        return "needs a booted virtual machine with systemd: set PERPHD_VM to its ssh destination"
+    if shutil.which("ssh") is None:
+        return "needs ssh to reach the virtual machine (Debian package openssh-client)"
+    return ""
+
+
+def _modern(controller: str) -> str:
+    return "io" if controller == "blkio" else controller
+
+
+def _layout(hierarchies: Hierarchies) -> str:
+    unified = hierarchies.unified
+    v2 = "none" if unified is None else " ".join(sorted(unified.controllers)) or "no controllers"
+    v1 = " ".join(sorted(name for name, h in hierarchies.by_controller.items() if h.version == 1)) or "none"
+    return f"here the layout is {hierarchies.layout} (v1: {v1}; v2: {v2})"
