@@ -14,33 +14,80 @@ def _key(default: float, low: float, high: float, unit: str, doc: str) -> Any:
 class PolicySettings:
     """Settings of the perph policy. Field metadata carries bounds (``min``, ``max``), ``unit`` and ``doc``."""
 
-    confirm_ticks: int = _key(2, 1, 60, "samples", "samples in a row below target, with a witness, before acting")
+    confirm_ticks: int = _key(
+        2, 1, 60, "samples", "samples in a row below target, with a witness, before acting"
+    )
     witness_min_pct: float = _key(
-        3.0, 0.0, 100.0, "%", "CPU, memory or I/O pressure that an LRA must show, above its reference, to count as contention"
+        3.0,
+        0.0,
+        100.0,
+        "%",
+        "CPU, memory or I/O pressure that an LRA must show, above its reference, to count as contention",
     )
     delay_witness_ratio: float = _key(
-        1.15, 1.0, 10.0, "ratio", "growth of delay against the reference that counts as a witness of contention"
+        1.15,
+        1.0,
+        10.0,
+        "ratio",
+        "growth of delay against the reference that counts as a witness of contention",
     )
     cusum_k: float = _key(0.5, 0.1, 5.0, "sigma", "slack of the one-sided CUSUM on standardised residuals")
-    cusum_h: float = _key(12.0, 1.0, 100.0, "sigma", "alarm threshold of the CUSUM (12: about one false alarm a day at 1 Hz)")
-    settle_s: float = _key(1.0, 0.0, 60.0, "s", "after an own change nothing is judged or learned for so long")
+    cusum_h: float = _key(
+        12.0, 1.0, 100.0, "sigma", "alarm threshold of the CUSUM (12: about one false alarm a day at 1 Hz)"
+    )
+    settle_s: float = _key(
+        1.0, 0.0, 60.0, "s", "after an own change nothing is judged or learned for so long"
+    )
     evaluate_ticks: int = _key(2, 1, 60, "samples", "samples after settling on which a change is judged")
-    shrink_after_s: float = _key(8.0, 1.0, 3600.0, "s", "how long the bound must stay above target plus margin before one step is given back")
-    shrink_margin_pct: float = _key(3.0, 0.0, 50.0, "%", "margin above target that the smaller allocation must be predicted to keep")
-    regret_s: float = _key(60.0, 1.0, 86400.0, "s", "after a shrink step had to be taken back, no shrinking to that step for so long")
-    release_after_s: float = _key(20.0, 1.0, 3600.0, "s", "how long batch must be gone or idle before everything is given back")
-    batch_idle_cores: float = _key(0.05, 0.0, 8.0, "cores", "CPU use of all batch below which batch counts as idle")
-    confidence_z: float = _key(1.0, 0.0, 4.0, "sigma", "how many standard deviations the lower bound lies below the prediction")
-    min_reference_samples: int = _key(5, 1, 600, "samples", "undisturbed samples before an LRA's reference counts as known")
+    shrink_after_s: float = _key(
+        8.0,
+        1.0,
+        3600.0,
+        "s",
+        "how long the bound must stay above target plus margin before one step is given back",
+    )
+    shrink_margin_pct: float = _key(
+        3.0, 0.0, 50.0, "%", "margin above target that the smaller allocation must be predicted to keep"
+    )
+    regret_s: float = _key(
+        60.0,
+        1.0,
+        86400.0,
+        "s",
+        "after a shrink step had to be taken back, no shrinking to that step for so long",
+    )
+    release_after_s: float = _key(
+        20.0, 1.0, 3600.0, "s", "how long batch must be gone or idle before everything is given back"
+    )
+    batch_idle_cores: float = _key(
+        0.05, 0.0, 8.0, "cores", "CPU use of all batch below which batch counts as idle"
+    )
+    confidence_z: float = _key(
+        1.0, 0.0, 4.0, "sigma", "how many standard deviations the lower bound lies below the prediction"
+    )
+    min_reference_samples: int = _key(
+        5, 1, 600, "samples", "undisturbed samples before an LRA's reference counts as known"
+    )
     probe_reference: bool = field(
         default=True,
-        metadata={"unit": "", "doc": "when batch was there first: protect the LRA strongly for a few seconds to learn its reference"},
+        metadata={
+            "unit": "",
+            "doc": "when batch was there first: protect the LRA strongly for a few seconds to learn its reference",
+        },
     )
-    probe_after_s: float = _key(15.0, 1.0, 3600.0, "s", "how long to wait for undisturbed samples before probing")
-    memory_pressure_pct: float = _key(5.0, 0.1, 100.0, "%", "memory stall share of an LRA that calls for memory protection")
+    probe_after_s: float = _key(
+        15.0, 1.0, 3600.0, "s", "how long to wait for undisturbed samples before probing"
+    )
+    memory_pressure_pct: float = _key(
+        5.0, 0.1, 100.0, "%", "memory stall share of an LRA that calls for memory protection"
+    )
     memory_margin_pct: float = _key(20.0, 0.0, 200.0, "%", "protected memory above the LRA's working set")
-    memory_step_pct: float = _key(10.0, 1.0, 50.0, "%", "largest step by which batch's memory.high goes down at a time")
-    memory_reserve_pct: float = _key(5.0, 0.0, 50.0, "%", "share of the host's memory given to nobody when memory is divided")
+    memory_step_pct: float = _key(
+        10.0, 1.0, 50.0, "%", "largest step by which batch's memory.high goes down at a time"
+    )
+    memory_reserve_pct: float = _key(
+        5.0, 0.0, 50.0, "%", "share of the host's memory given to nobody when memory is divided"
+    )
 
 
 def setting_docs() -> tuple[tuple[str, Any, dict[str, Any]], ...]:

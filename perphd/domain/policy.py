@@ -32,19 +32,13 @@ class ResPerfModel(Protocol):
         Returns None while it is not known yet.
         """
 
-    def predict_work(
-        self, allocations: Sequence[Allocation], context: ModelContext
-    ) -> tuple[Band, ...]:
+    def predict_work(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Work ratio to the reference for each allocation."""
 
-    def predict_delay(
-        self, allocations: Sequence[Allocation], context: ModelContext
-    ) -> tuple[Band, ...]:
+    def predict_delay(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Delay ratio to the reference for each allocation."""
 
-    def batch_cores(
-        self, allocations: Sequence[Allocation], context: ModelContext
-    ) -> tuple[float, ...]:
+    def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[float, ...]:
         """CPU that batch is predicted to get under each allocation, in cores."""
 
 

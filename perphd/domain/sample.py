@@ -73,8 +73,6 @@ class Sample:
 
 
 READINGS: tuple[str, ...] = tuple(
-    f.name
-    for f in fields(Sample)
-    if f.name not in ("workload", "at_s", "interval_s", "quality")
+    f.name for f in fields(Sample) if f.name not in ("workload", "at_s", "interval_s", "quality")
 )
 """Names of all readings, in order: the columns of the store and of the exports."""

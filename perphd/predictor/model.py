@@ -144,9 +144,7 @@ class LraModel:
     ) -> tuple[Band, ...]:
         mean, sd, support = residual.predict(_features(allocations, context), self._now_s)
         values = prior * np.exp(mean)
-        return tuple(
-            Band(float(v), float(s), float(n)) for v, s, n in zip(values, sd, support, strict=True)
-        )
+        return tuple(Band(float(v), float(s), float(n)) for v, s, n in zip(values, sd, support, strict=True))
 
 
 def _features(allocations: Sequence[Allocation], context: ModelContext) -> Floats:

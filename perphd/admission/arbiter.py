@@ -1,0 +1,128 @@
+"""Access Controller: from the protections of all LRAs to the settings of every workload.
+
+Batch is one class: the strictest protection of any LRA binds it, within its floor. Batch lives on the cores with
+the highest numbers, so that a small change moves few cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from perphd.admission.settings import PolicySettings
+from perphd.domain.allocation import (
+    Allocation,
+    CpuGrant,
+    CpuInstrument,
+    Settings,
+)
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.policy import WorkloadView
+from perphd.domain.reading import available, value_or
+from perphd.domain.topology import Topology
+from perphd.domain.units import page_floor_bytes
+
+LEAST_BATCH_BYTES = 64 << 20
+"""Batch's memory.high never goes below this, whatever the configuration says."""
+
+
+def batch_cpus(topology: Topology, cores: int) -> CpuSet:
+    """The CPUs of the last ``cores`` usable cores (all hardware threads of each)."""
+    return topology.cpus_of(topology.usable_cores[-cores:]) if cores > 0 else CpuSet()
+
+
+def strictest(grants: Sequence[CpuGrant]) -> CpuGrant | None:
+    """The grant that satisfies all of them: fewest batch cores, least weight, exclusive if any is; None for none."""
+    if not grants:
+        return None
+    return CpuGrant(
+        total_cores=grants[0].total_cores,
+        batch_cores=min(g.batch_cores for g in grants),
+        batch_weight=min(grants, key=lambda g: g.weight_ratio).batch_weight,
+        exclusive=any(g.exclusive for g in grants),
+    )
+
+
+def arbitrate(
+    topology: Topology,
+    lras: Sequence[WorkloadView],
+    batch: Sequence[WorkloadView],
+    protections: Mapping[str, Allocation],
+    settings: PolicySettings,
+) -> dict[str, Settings]:
+    """Settings for every workload. Pure; workloads that are not to be touched get KEEP everywhere."""
+    result = {view.spec.name: Settings() for view in (*lras, *batch)}
+    grant = strictest([a.cpu for a in protections.values() if a.cpu.instrument is not CpuInstrument.NONE])
+    if grant is not None:
+        _divide_cpus(topology, lras, batch, protections, grant, result)
+    _divide_memory(topology, lras, batch, protections, settings, result)
+    return result
+
+
+def _divide_cpus(
+    topology: Topology,
+    lras: Sequence[WorkloadView],
+    batch: Sequence[WorkloadView],
+    protections: Mapping[str, Allocation],
+    grant: CpuGrant,
+    result: dict[str, Settings],
+) -> None:
+    confined = batch_cpus(topology, grant.batch_cores)
+    for view in batch:
+        name = view.spec.name
+        if grant.batch_cores < grant.total_cores:
+            result[name] = replace(result[name], cpus=confined)
+        if grant.batch_weight != 100:
+            result[name] = replace(result[name], cpu_weight=grant.batch_weight)
+    rest = topology.usable - confined
+    for view in lras:
+        allocation = protections.get(view.spec.name)
+        if allocation is not None and allocation.cpu.exclusive and rest:
+            result[view.spec.name] = replace(result[view.spec.name], cpus=rest)
+
+
+def _divide_memory(
+    topology: Topology,
+    lras: Sequence[WorkloadView],
+    batch: Sequence[WorkloadView],
+    protections: Mapping[str, Allocation],
+    settings: PolicySettings,
+    result: dict[str, Settings],
+) -> None:
+    protected = 0
+    for view in lras:
+        allocation = protections.get(view.spec.name)
+        if allocation is not None and allocation.memory_bytes > 0:
+            name = view.spec.name
+            result[name] = replace(result[name], memory_low_bytes=page_floor_bytes(allocation.memory_bytes))
+            protected += allocation.memory_bytes
+    if protected == 0 or topology.memory_bytes <= 0:
+        return
+    reserve = topology.memory_bytes * settings.memory_reserve_pct / 100.0
+    rest = max(0.0, topology.memory_bytes - protected - reserve)
+    uses = {v.spec.name: _used_bytes(v) for v in batch}
+    total_use = sum(uses.values())
+    for view in batch:
+        name = view.spec.name
+        share = uses[name] / total_use if total_use > 0 else 1.0 / len(batch)
+        # Down in steps, and never below what it works with: this must not become an out-of-memory of our making.
+        step = uses[name] * (1.0 - settings.memory_step_pct / 100.0)
+        floor = max(float(view.spec.min_memory_bytes), float(LEAST_BATCH_BYTES), _working_set_bytes(view))
+        high = page_floor_bytes(int(max(rest * share, step, floor)))
+        result[name] = replace(result[name], memory_high_bytes=high)
+
+
+def _used_bytes(view: WorkloadView) -> float:
+    return value_or(view.sample.memory_current_bytes, 0.0) if view.sample is not None else 0.0
+
+
+def _working_set_bytes(view: WorkloadView) -> float:
+    if view.sample is None:
+        return 0.0
+    reading = view.sample.memory_working_set_bytes
+    return reading if available(reading) else value_or(view.sample.memory_current_bytes, 0.0)
+
+
+def untouched_everywhere(settings: Mapping[str, Settings]) -> bool:
+    """True if no workload is changed."""
+    return all(s.is_untouched() for s in settings.values())

@@ -1,0 +1,213 @@
+"""Anomaly Detector: is this LRA below its target *because something is contended*?
+
+Two channels, work and delay, each against the target at the present load. A drop of work without any witness
+of contention (nobody waits longer than at the reference) is a drop of load, not degradation. Significance comes
+from a one-sided CUSUM on standardised residuals, or from several samples in a row below target; effect size from
+the target itself, which already contains the tolerance. The detector runs on every sample; only actions are gated.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from perphd.admission.settings import PolicySettings
+from perphd.domain.decision import Cause, Evidence, Health, Verdict
+from perphd.domain.policy import Band, ResPerfModel
+from perphd.domain.reading import Reading, Unavailable, available
+from perphd.domain.sample import Quality, Sample
+from perphd.domain.signals import Performance
+from perphd.domain.workload import Objective
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What the LRA is to be kept at, now. ``work_band``/``delay_band``: the reference they come from, if any."""
+
+    work: Reading
+    delay: Reading
+    work_band: Band | None = None
+    delay_band: Band | None = None
+
+    @property
+    def known(self) -> bool:
+        """True if at least one of the two can be judged."""
+        return available(self.work) or available(self.delay)
+
+
+@dataclass(frozen=True, slots=True)
+class DetectorState:
+    """What the detector carries from tick to tick."""
+
+    health: Health = Health.UNKNOWN
+    since_s: float = 0.0
+    below: int = 0
+    above: int = 0
+    cusum: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """The detector's answer to one sample. ``score``: the worse of work/target and target/delay; >= 1 is well."""
+
+    verdict: Verdict
+    state: DetectorState
+    score: Reading
+
+
+def target_of(
+    objective: Objective, model: ResPerfModel, perf: Performance, settings: PolicySettings
+) -> Target:
+    """The target under the present load: absolute objectives first, else tolerance below the reference."""
+    work: Reading = Unavailable("the reference is not known yet")
+    delay: Reading = Unavailable("the reference is not known yet")
+    work_band = _known(model.reference("work", perf.load), settings)
+    delay_band = _known(model.reference("delay", perf.load), settings)
+    if objective.min_work_rate_per_s is not None and perf.work_source == "sli":
+        work = objective.min_work_rate_per_s
+    elif work_band is not None:
+        work = work_band.value * (1.0 - objective.tolerance_pct / 100.0)
+    if objective.max_latency_ms is not None and perf.delay_source.startswith("latency"):
+        delay = objective.max_latency_ms
+    elif delay_band is not None:
+        delay = delay_band.value * (1.0 + objective.delay_tolerance_pct / 100.0)
+    return Target(work, delay, work_band, delay_band)
+
+
+def judge(
+    state: DetectorState,
+    sample: Sample,
+    perf: Performance,
+    target: Target,
+    model: ResPerfModel,
+    settings: PolicySettings,
+) -> Judgement:
+    """Judge one sample. Pure; UNKNOWN (with the reason as evidence) when it cannot be judged."""
+    now_s = sample.at_s
+    unfit = [q for q in sample.quality if q is not Quality.SETTLING]
+    if unfit or not target.known or not available(perf.work):
+        reason = _why_unknown(sample, perf, target)
+        kept = replace(state, below=0, above=0, cusum=0.0)
+        return _unknown(kept, now_s, reason)
+
+    evidence: list[Evidence] = []
+    witnesses, cause = _witnesses(sample, perf, target, model, settings, evidence)
+    work_score = _work_score(perf, target, bool(witnesses), evidence)
+    delay_score = _delay_score(perf, target, evidence)
+    score = min(work_score, delay_score)
+    below = score < 1.0
+    cusum = max(0.0, state.cusum + _surprise(perf, target, bool(witnesses)) - settings.cusum_k)
+    if not below:
+        cusum = min(cusum, settings.cusum_h / 2)
+    new = replace(
+        state,
+        below=state.below + 1 if below else 0,
+        above=0 if below else state.above + 1,
+        cusum=cusum,
+    )
+    health = _health(state.health, new, below, settings)
+    since_s = state.since_s if health is state.health else now_s
+    new = replace(new, health=health, since_s=since_s)
+    shown = cause if health in (Health.SUSPECT, Health.DEGRADED) else Cause.NONE
+    return Judgement(Verdict(health, shown, since_s, tuple(evidence)), new, score)
+
+
+def rearm(state: DetectorState) -> DetectorState:
+    """Forget evidence gathered before an own change (lock-out), keeping the health."""
+    return replace(state, below=0, above=0, cusum=0.0)
+
+
+def _known(band: Band | None, settings: PolicySettings) -> Band | None:
+    return band if band is not None and band.support >= settings.min_reference_samples else None
+
+
+def _health(before: Health, state: DetectorState, below: bool, settings: PolicySettings) -> Health:
+    if below and (state.below >= settings.confirm_ticks or state.cusum >= settings.cusum_h):
+        return Health.DEGRADED
+    if before is Health.DEGRADED and state.above < settings.confirm_ticks:
+        return Health.DEGRADED
+    return Health.SUSPECT if below else Health.HEALTHY
+
+
+def _work_score(perf: Performance, target: Target, witnessed: bool, evidence: list[Evidence]) -> float:
+    if not available(perf.work) or not available(target.work) or target.work <= 0:
+        return math.inf
+    score = perf.work / target.work
+    if score < 1.0 and not witnessed:
+        text = "less work than the target, but nothing waits longer than usual: the load fell"
+        evidence.append(Evidence(f"work ({perf.work_source})", perf.work, target.work, "/s", text))
+        return 1.0
+    text = f"{abs(score - 1):.0%} {'above' if score >= 1 else 'below'} the target"
+    evidence.append(Evidence(f"work ({perf.work_source})", perf.work, target.work, "/s", text))
+    return score
+
+
+def _delay_score(perf: Performance, target: Target, evidence: list[Evidence]) -> float:
+    if not available(perf.delay) or not available(target.delay) or target.delay <= 0:
+        return math.inf
+    score = target.delay / max(perf.delay, 1e-9)
+    text = f"{perf.delay / target.delay:.2f} x the accepted delay"
+    evidence.append(Evidence(f"delay ({perf.delay_source})", perf.delay, target.delay, "", text))
+    return score
+
+
+def _surprise(perf: Performance, target: Target, witnessed: bool) -> float:
+    """How many sigma the sample is on the bad side of the reference (the worse channel), clipped at 4."""
+    worst = 0.0
+    if witnessed and target.work_band is not None and available(perf.work) and perf.work > 0:
+        worst = math.log(target.work_band.value / perf.work) / max(target.work_band.sd, 0.02)
+    if target.delay_band is not None and available(perf.delay) and perf.delay > 0:
+        excess = math.log(perf.delay / target.delay_band.value) / max(target.delay_band.sd, 0.05)
+        worst = max(worst, excess)
+    return min(worst, 4.0)
+
+
+def _witnesses(
+    sample: Sample,
+    perf: Performance,
+    target: Target,
+    model: ResPerfModel,
+    settings: PolicySettings,
+    evidence: list[Evidence],
+) -> tuple[tuple[str, ...], Cause]:
+    """Signals that say "something waits", and the resource that is waited for most."""
+    found: list[str] = []
+    weight: dict[Cause, float] = {}
+    if target.delay_band is not None and available(perf.delay):
+        growth = perf.delay / max(target.delay_band.value, 1e-9)
+        if growth >= settings.delay_witness_ratio:
+            found.append("delay")
+            if not perf.delay_source.startswith("latency"):
+                weight[Cause.CPU] = growth - 1.0
+    pressures = (("cpu_some_pct", Cause.CPU), ("memory_some_pct", Cause.MEMORY), ("io_some_pct", Cause.IO))
+    for name, cause in pressures:
+        seen = sample.reading(name)
+        if not available(seen):
+            continue
+        band = model.reference(name, perf.load)
+        usual = band.value - 1.0 if band is not None else 0.0
+        excess = seen - usual
+        if excess >= settings.witness_min_pct:
+            found.append(name)
+            weight[cause] = weight.get(cause, 0.0) + excess / 100.0
+            text = f"{excess:.0f} points above its usual {usual:.0f} %"
+            evidence.append(Evidence(name, seen, usual, "%", text))
+    cause = max(weight, key=lambda c: weight[c]) if weight else Cause.UNKNOWN
+    return tuple(found), cause
+
+
+def _why_unknown(sample: Sample, perf: Performance, target: Target) -> str:
+    if sample.quality:
+        return "the sample is not fit to be judged: " + ", ".join(q.value for q in sample.quality)
+    if isinstance(perf.work, Unavailable):
+        return f"no work signal: {perf.work.reason}"
+    if isinstance(target.work, Unavailable):
+        return target.work.reason
+    return "nothing to judge by"
+
+
+def _unknown(state: DetectorState, now_s: float, reason: str) -> Judgement:
+    since_s = state.since_s if state.health is Health.UNKNOWN else now_s
+    new = replace(state, health=Health.UNKNOWN, since_s=since_s)
+    seen = Evidence("none", Unavailable(reason), Unavailable(reason), "", reason)
+    return Judgement(Verdict(Health.UNKNOWN, Cause.NONE, since_s, (seen,)), new, Unavailable(reason))

@@ -1,0 +1,189 @@
+"""Resource Inferer: the cheapest allocation that the model believes to be enough.
+
+The CPU lattice of a host is small, so every candidate is asked in one vectorised model call; the stop rule is
+one-sided on the lower bound, and of all sufficient candidates the one that leaves batch most is taken
+("just enough").
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perphd.admission.detector import Target
+from perphd.domain.allocation import IDLE, Allocation, CpuGrant, Weight
+from perphd.domain.decision import Candidate, Prediction
+from perphd.domain.policy import Band, ModelContext, ResPerfModel
+
+WEIGHTS: tuple[Weight, ...] = (IDLE, 6, 12, 25, 50, 100, 200, 400)
+"""Batch weights tried, weakest first (an LRA's default is 100)."""
+MAX_CORE_STEPS = 16
+"""At most so many different batch core counts are tried; on large hosts they are spread geometrically."""
+NEGLIGIBLE_CORES = 0.02
+"""Differences in batch's share below this are no reason to prefer a candidate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Knobs:
+    """Which CPU knobs can be turned here: batch's cpuset, batch's weight, the LRAs' cpuset."""
+
+    batch_cpus: bool
+    batch_weight: bool
+    lra_cpus: bool
+
+
+def untouched(total: int) -> Allocation:
+    """The allocation that protects nothing."""
+    return Allocation(CpuGrant(total, total, 100))
+
+
+def core_steps(total: int, floor: int) -> tuple[int, ...]:
+    """Batch core counts to try, descending from ``total`` to ``floor``; all of them if they are few."""
+    low = max(1, min(floor, total))
+    if total - low + 1 <= MAX_CORE_STEPS:
+        return tuple(range(total, low - 1, -1))
+    ratio = (low / total) ** (1.0 / (MAX_CORE_STEPS - 1))
+    steps = {max(low, round(total * ratio**i)) for i in range(MAX_CORE_STEPS)}
+    return tuple(sorted(steps | {low, total}, reverse=True))
+
+
+def lattice(current: Allocation, floor_cores: int, knobs: Knobs) -> tuple[Allocation, ...]:
+    """Every CPU grant that can be enforced here; memory, LLC and bandwidth stay as in ``current``.
+
+    Always contains the current allocation and "nothing".
+    """
+    total = current.cpu.total_cores
+    weights = WEIGHTS if knobs.batch_weight else (100,)
+    grants: dict[CpuGrant, None] = {CpuGrant(total, total, 100): None, current.cpu: None}
+    for cores in core_steps(total, floor_cores) if knobs.batch_cpus else (total,):
+        for weight in weights:
+            # Batch everywhere with more weight than the LRA protects nobody.
+            if cores == total and weight is not IDLE and weight > 100:
+                continue
+            grants[CpuGrant(total, cores, weight)] = None
+        if knobs.lra_cpus and knobs.batch_cpus and cores < total:
+            grants[CpuGrant(total, cores, 100, exclusive=True)] = None
+    return tuple(Allocation(g, current.memory_bytes, current.llc_ways, current.mbw_pct) for g in grants)
+
+
+@dataclass(frozen=True, slots=True)
+class Assessed:
+    """One allocation with its predicted score band and what batch is predicted to get."""
+
+    allocation: Allocation
+    prediction: Prediction
+    batch_cores: float
+
+
+def assess(
+    allocations: Sequence[Allocation],
+    model: ResPerfModel,
+    context: ModelContext,
+    target: Target,
+    z: float,
+) -> tuple[Assessed, ...]:
+    """Predicted score (see ``domain.decision.Prediction``) of every allocation, in one model call per channel."""
+    work = model.predict_work(allocations, context)
+    delay = model.predict_delay(allocations, context)
+    batch = model.batch_cores(allocations, context)
+    return tuple(
+        Assessed(allocation, _score(work[i], delay[i], target, z), batch[i])
+        for i, allocation in enumerate(allocations)
+    )
+
+
+def choose(assessed: Sequence[Assessed], current: Allocation) -> tuple[Assessed, str]:
+    """The allocation to rescue an LRA with, and why.
+
+    Enough for sure (lower bound >= 1): the one that leaves batch most. Otherwise the one whose lower bound comes
+    nearest, pruned to the cheapest that is as good within 2 %.
+    """
+    enough = [a for a in assessed if a.prediction.lower >= 1.0]
+    if enough:
+        best = _cheapest(enough)
+        return best, "the cheapest allocation whose lower bound meets the target"
+    ceiling = max(assessed, key=lambda a: a.prediction.lower).prediction
+    near = [a for a in assessed if a.prediction.lower >= 0.98 * ceiling.lower]
+    best = _cheapest(near)
+    if best.prediction.score >= 1.0:
+        return best, "no allocation is certain to be enough; this one most likely is"
+    hopeful = [a for a in assessed if a.prediction.upper >= 1.0 and a.prediction.support < 1.0]
+    if hopeful and best.allocation == current:
+        best = max(hopeful, key=lambda a: (a.prediction.upper, a.batch_cores))
+        return best, "the target is missed and this is untried: exploring"
+    return best, "no allocation is predicted to meet the target; this one comes nearest"
+
+
+def cheaper(
+    assessed: Sequence[Assessed],
+    current: Assessed,
+    margin_pct: float,
+    avoid: frozenset[Allocation],
+) -> Assessed | None:
+    """One step back towards batch that is predicted to keep the target plus margin; None if there is none.
+
+    A step is a neighbour on the lattice, or a place that experience speaks for. Dearest resource first: of the
+    steps allowed, the one that gives batch most.
+    """
+    need = 1.0 + margin_pct / 100.0
+    steps = [
+        a
+        for a in assessed
+        if a.allocation not in avoid
+        and a.batch_cores > current.batch_cores + NEGLIGIBLE_CORES
+        and a.prediction.lower >= need
+        and (a.prediction.support >= 2.0 or is_step(current.allocation.cpu, a.allocation.cpu))
+    ]
+    return max(steps, key=lambda a: a.batch_cores) if steps else None
+
+
+def is_step(a: CpuGrant, b: CpuGrant) -> bool:
+    """True if the grants differ by one step in one dimension (core counts: the next step of ``core_steps``)."""
+    same_weight, same_cores = a.batch_weight == b.batch_weight, a.batch_cores == b.batch_cores
+    if a.exclusive != b.exclusive:
+        return same_cores
+    if same_cores and not same_weight:
+        return abs(_weight_index(a.batch_weight) - _weight_index(b.batch_weight)) == 1
+    if same_weight and not same_cores:
+        counts = core_steps(a.total_cores, 1)
+        between = [
+            c for c in counts if min(a.batch_cores, b.batch_cores) < c < max(a.batch_cores, b.batch_cores)
+        ]
+        return not between
+    return False
+
+
+def as_candidate(item: Assessed, most_batch: float, verdict: str) -> Candidate:
+    """The record of a candidate for the explanation."""
+    return Candidate(item.allocation, item.prediction, max(0.0, most_batch - item.batch_cores), verdict)
+
+
+def _weight_index(weight: Weight) -> int:
+    return WEIGHTS.index(weight) if weight in WEIGHTS else len(WEIGHTS)
+
+
+def _cheapest(items: Sequence[Assessed]) -> Assessed:
+    most = max(a.batch_cores for a in items)
+    equal = [a for a in items if a.batch_cores >= most - NEGLIGIBLE_CORES]
+    # Among equals the gentlest instrument: more cores for batch, then the better score.
+    return max(equal, key=lambda a: (a.allocation.cpu.batch_cores, a.prediction.lower))
+
+
+def _score(work: Band, delay: Band, target: Target, z: float) -> Prediction:
+    """Band of min(work/target work, target delay/delay), combined conservatively channel by channel."""
+    value = lower = upper = math.inf
+    support = math.inf
+    if target.work_band is not None and isinstance(target.work, float) and target.work > 0:
+        factor = target.work_band.value / target.work
+        value, lower, upper = factor * work.value, factor * work.at(-z), factor * work.at(z)
+        support = work.support
+    if target.delay_band is not None and isinstance(target.delay, float) and target.delay > 0:
+        factor = target.delay / target.delay_band.value
+        value = min(value, factor / delay.value)
+        lower = min(lower, factor / delay.at(z))
+        upper = min(upper, factor / delay.at(-z))
+        support = min(support, delay.support)
+    if math.isinf(value):
+        return Prediction(1.0, 0.0, math.inf, 0.0)
+    return Prediction(value, lower, upper, support)

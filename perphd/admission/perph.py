@@ -1,0 +1,371 @@
+"""The perph policy: detect, infer just enough, judge what came of it, give back what is not needed.
+
+One small state machine per LRA; what it carries from tick to tick is `LraState`, a value. Fast to relieve,
+slow to take back: growth follows a verdict at once, shrinking waits until the bound has stayed above target.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from perphd.admission import arbiter, inferer
+from perphd.admission.context import batch_demand_cores, batches, lras, model_context, total_cores
+from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
+from perphd.admission.inferer import Assessed, Knobs
+from perphd.admission.settings import PolicySettings
+from perphd.domain.allocation import IDLE, Allocation, CpuGrant, CpuInstrument
+from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, Outcome, Verdict
+from perphd.domain.policy import ResPerfModel, Snapshot, TargetState, WorkloadView
+from perphd.domain.reading import Reading, Unavailable, available, value_or
+from perphd.domain.signals import Performance, performance
+
+SHOWN_CANDIDATES = 8
+HELPED_RATIO = 1.03
+"""A change that raises the score by less than this did not help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A change whose outcome is not judged yet."""
+
+    at_s: float
+    before: Allocation
+    after: Allocation
+    action: Action
+    score_before: Reading
+
+
+@dataclass(frozen=True, slots=True)
+class LraState:
+    """What is remembered about one LRA. ``scores``: clean scores since the last change, newest last."""
+
+    first_seen_s: float
+    detector: DetectorState = DetectorState()
+    pending: Pending | None = None
+    scores: tuple[float, ...] = ()
+    slack_since_s: float | None = None
+    quiet_since_s: float | None = None
+    regretted: tuple[tuple[Allocation, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PerphMemory:
+    """State of the policy: per LRA name."""
+
+    lras: Mapping[str, LraState] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Move:
+    """What was decided for one LRA, before it becomes a record."""
+
+    action: Action
+    chosen: Allocation
+    reason: str
+    candidates: tuple[Candidate, ...] = ()
+
+
+class PerphPolicy:
+    """Implements ``domain.policy.Policy``; pure: all state is in the snapshot's memory."""
+
+    def __init__(self, settings: PolicySettings | None = None) -> None:
+        self._settings = settings if settings is not None else PolicySettings()
+
+    @property
+    def name(self) -> str:
+        """``perph``."""
+        return "perph"
+
+    def decide(self, snapshot: Snapshot) -> TargetState:
+        """Decide for every LRA, then reconcile all protections into settings of every workload."""
+        memory = snapshot.memory if isinstance(snapshot.memory, PerphMemory) else PerphMemory()
+        states: dict[str, LraState] = {}
+        decisions: list[Decision] = []
+        outcomes: list[Outcome] = []
+        protections: dict[str, Allocation] = {}
+        for view in lras(snapshot):
+            state = memory.lras.get(view.spec.name) or LraState(first_seen_s=snapshot.at_s)
+            turn = _Turn(self._settings, snapshot, view, state)
+            decision = turn.run()
+            states[view.spec.name] = turn.state
+            decisions.append(replace(decision, policy=self.name))
+            protections[view.spec.name] = decision.chosen
+            if turn.outcome is not None:
+                outcomes.append(turn.outcome)
+        settings = arbiter.arbitrate(
+            snapshot.host.topology, lras(snapshot), batches(snapshot), protections, self._settings
+        )
+        return TargetState(settings, tuple(decisions), tuple(outcomes), PerphMemory(states))
+
+
+class _Turn:
+    """One LRA's turn in one tick. Holds the working values of a single decision; never outlives it."""
+
+    def __init__(
+        self, settings: PolicySettings, snapshot: Snapshot, view: WorkloadView, state: LraState
+    ) -> None:
+        self.settings, self.snapshot, self.view, self.state = settings, snapshot, view, state
+        self.nothing = inferer.untouched(total_cores(snapshot))
+        self.current = view.protection if view.protection is not None else self.nothing
+        self.outcome: Outcome | None = None
+        self.now_s = snapshot.at_s
+        self.target = Target(Unavailable("not sampled"), Unavailable("not sampled"))
+
+    def run(self) -> Decision:
+        """Judge, then decide; updates ``state`` and ``outcome``."""
+        view = self.view
+        if view.sample is None or view.model is None:
+            reason = f"waiting for cgroup {view.spec.cgroup}: it does not exist"
+            verdict = Verdict(Health.UNKNOWN, Cause.NONE, self.now_s, ())
+            return self._record(verdict, _Move(Action.RELEASE, self.nothing, reason))
+        perf = performance(view.sample, view.spec.objective.latency_percentile)
+        self.target = target_of(view.spec.objective, view.model, perf, self.settings)
+        judged = judge(self.state.detector, view.sample, perf, self.target, view.model, self.settings)
+        clean = self._is_clean()
+        if clean and available(judged.score):
+            scores = (*self.state.scores, min(judged.score, 10.0))[-30:]
+            self.state = replace(self.state, detector=judged.state, scores=scores)
+        elif not clean:
+            # An own change is still taking effect: look, but do not hold it against the LRA.
+            self.state = replace(self.state, detector=rearm(judged.state))
+        else:
+            self.state = replace(self.state, detector=judged.state)
+        move = self._move(judged, perf, view.model, clean)
+        if move.chosen != self.current:
+            self._remember_change(move)
+        return self._record(judged.verdict, move)
+
+    # -- what to do ---------------------------------------------------------------------------------
+
+    def _move(self, judged: Judgement, perf: Performance, model: ResPerfModel, clean: bool) -> _Move:
+        if self._batch_is_quiet():
+            return self._when_quiet()
+        if not available(judged.score):
+            return self._when_unknown(judged, perf)
+        if not clean:
+            return self._hold("the last change is settling")
+        if self.state.pending is not None:
+            if len(self.state.scores) < self.settings.evaluate_ticks and judged.score >= 1.0:
+                return self._hold("the last change is being judged")
+            if len(self.state.scores) < min(2, self.settings.evaluate_ticks):
+                return self._hold("the last change is being judged")
+            undone = self._judge_pending(self.state.pending)
+            if undone is not None:
+                return undone
+        memory_move = self._memory_move(judged)
+        if memory_move is not None:
+            return memory_move
+        if judged.verdict.health is Health.DEGRADED:
+            return self._rescue(judged, model)
+        return self._give_back(judged, model)
+
+    def _rescue(self, judged: Judgement, model: ResPerfModel) -> _Move:
+        self.state = replace(self.state, slack_since_s=None)
+        if judged.verdict.cause not in (Cause.CPU, Cause.UNKNOWN):
+            return self._hold(
+                f"{judged.verdict.cause} is contended; no CPU is moved for that, and batch's use of it cannot be limited yet"
+            )
+        assessed = self._assess(model)
+        chosen, why = inferer.choose(assessed, self.current)
+        current = next(a for a in assessed if a.allocation == self.current)
+        candidates = self._candidates(assessed, chosen, current)
+        if chosen.allocation == self.current:
+            return _Move(Action.HOLD, self.current, "best effort: " + why, candidates)
+        measured = _mean(self.state.scores[-5:]) if self.state.scores else current.prediction.score
+        if chosen.prediction.score < measured * HELPED_RATIO and chosen.prediction.lower < 1.0:
+            if "exploring" not in why:
+                reason = "best effort: nothing is predicted to do clearly better than what is in force"
+                return _Move(Action.HOLD, self.current, reason, candidates)
+        action = Action.EXPLORE if "exploring" in why else Action.GROW
+        if chosen.batch_cores > current.batch_cores + inferer.NEGLIGIBLE_CORES and action is Action.GROW:
+            action = Action.ROLLBACK if self._was_before(chosen.allocation) else Action.GROW
+        return _Move(action, chosen.allocation, why, candidates)
+
+    def _give_back(self, judged: Judgement, model: ResPerfModel) -> _Move:
+        if self.current == self.nothing or judged.verdict.health is not Health.HEALTHY:
+            self.state = replace(self.state, slack_since_s=None)
+            return self._hold("on target" if judged.verdict.health is Health.HEALTHY else "watching")
+        assessed = self._assess(model)
+        current = next(a for a in assessed if a.allocation == self.current)
+        if self.current.memory_bytes and not self._memory_pressed():
+            step = replace(self.current, memory_bytes=0)
+            relaxed = Assessed(step, current.prediction, current.batch_cores + 1.0)
+        else:
+            relaxed = None
+        avoid = frozenset(a for a, until_s in self.state.regretted if until_s > self.now_s)
+        smaller = inferer.cheaper(assessed, current, self.settings.shrink_margin_pct, avoid) or relaxed
+        if smaller is None:
+            self.state = replace(self.state, slack_since_s=None)
+            return self._hold("just enough: nothing smaller is predicted to keep the target")
+        since_s = self.state.slack_since_s if self.state.slack_since_s is not None else self.now_s
+        self.state = replace(self.state, slack_since_s=since_s)
+        if self.now_s - since_s < self.settings.shrink_after_s:
+            return self._hold("more than enough; waiting before a step is given back")
+        reason = "more than enough for long enough: one step back to batch"
+        candidates = self._candidates(assessed, smaller, current)
+        return _Move(Action.SHRINK, smaller.allocation, reason, candidates)
+
+    def _when_quiet(self) -> _Move:
+        since_s = self.state.quiet_since_s if self.state.quiet_since_s is not None else self.now_s
+        if self.current == self.nothing:
+            return self._hold("no batch work is running")
+        if self.now_s - since_s < self.settings.release_after_s:
+            return self._hold("batch is idle or gone; waiting before everything is given back")
+        return _Move(Action.RELEASE, self.nothing, "batch is idle or gone: everything is given back")
+
+    def _when_unknown(self, judged: Judgement, perf: Performance) -> _Move:
+        reason = judged.score.reason if isinstance(judged.score, Unavailable) else ""
+        waited_s = self.now_s - self.state.first_seen_s
+        blind = not self.target.known and available(perf.work)
+        if not (blind and self.settings.probe_reference and self.current == self.nothing):
+            return self._hold(reason)
+        if waited_s < self.settings.probe_after_s:
+            return self._hold(f"{reason}; a probe follows in {self.settings.probe_after_s - waited_s:.0f} s")
+        floor = self._floor_cores() if self._knobs().batch_cpus else self.nothing.cpu.total_cores
+        probe = replace(self.nothing, cpu=CpuGrant(self.nothing.cpu.total_cores, floor, IDLE))
+        text = "batch was there first: protecting strongly to learn what undisturbed performance is"
+        return _Move(Action.EXPLORE, probe, text)
+
+    def _memory_move(self, judged: Judgement) -> _Move | None:
+        sample = self.view.sample
+        if sample is None or not self._memory_pressed() or judged.verdict.health is not Health.DEGRADED:
+            return None
+        if "memory_low_bytes" not in self.view.enforceable:
+            return None
+        working_set = sample.memory_working_set_bytes
+        if not available(working_set):
+            return None
+        margin = 1.0 + self.settings.memory_margin_pct / 100.0
+        wanted = max(int(working_set * margin), int(self.current.memory_bytes * margin))
+        wanted = min(wanted, int(self.snapshot.host.topology.memory_bytes * 0.9))
+        if wanted <= self.current.memory_bytes:
+            return None
+        reason = f"memory stalls {value_or(sample.memory_some_pct, 0.0):.0f} %: its working set is protected"
+        return _Move(Action.GROW, replace(self.current, memory_bytes=wanted), reason)
+
+    def _memory_pressed(self) -> bool:
+        sample = self.view.sample
+        return sample is not None and (
+            value_or(sample.memory_some_pct, 0.0) >= self.settings.memory_pressure_pct
+        )
+
+    # -- what came of it ----------------------------------------------------------------------------
+
+    def _judge_pending(self, pending: Pending) -> _Move | None:
+        after = _mean(self.state.scores)
+        before = pending.score_before
+        self.state = replace(self.state, pending=None)
+        helped = not available(before) or after >= before * HELPED_RATIO or after >= 1.0
+        undo = pending.action is Action.SHRINK and after < 1.0
+        text = f"score {value_or(before, math.nan):.2f} -> {after:.2f}: " + (
+            "too little is left" if undo else "it helped" if helped else "it did not help"
+        )
+        self.outcome = Outcome(
+            self.now_s, self.view.spec.name, pending.at_s, before, after, kept=not undo, text=text
+        )
+        if not undo:
+            return None
+        until_s = self.now_s + self.settings.regret_s
+        alive = tuple((a, t) for a, t in self.state.regretted if t > self.now_s and a != pending.after)
+        self.state = replace(self.state, regretted=(*alive, (pending.after, until_s)), slack_since_s=None)
+        reason = f"the step back was too much ({text}): taken back, not tried again for {self.settings.regret_s:.0f} s"
+        return _Move(Action.ROLLBACK, pending.before, reason)
+
+    def _remember_change(self, move: _Move) -> None:
+        score = _mean(self.state.scores[-3:]) if self.state.scores else Unavailable("no clean score before")
+        pending = None
+        if move.action in (Action.GROW, Action.EXPLORE, Action.SHRINK):
+            pending = Pending(self.now_s, self.current, move.chosen, move.action, score)
+        self.state = replace(
+            self.state,
+            pending=pending,
+            scores=(),
+            slack_since_s=None,
+            detector=rearm(self.state.detector),
+        )
+
+    # -- helpers ------------------------------------------------------------------------------------
+
+    def _assess(self, model: ResPerfModel) -> tuple[Assessed, ...]:
+        allocations = inferer.lattice(self.current, self._floor_cores(), self._knobs())
+        context = model_context(self.snapshot, self.view, model)
+        return inferer.assess(allocations, model, context, self.target, self.settings.confidence_z)
+
+    def _candidates(
+        self, assessed: tuple[Assessed, ...], chosen: Assessed, current: Assessed
+    ) -> tuple[Candidate, ...]:
+        most = max(a.batch_cores for a in assessed)
+        ranked = sorted(assessed, key=lambda a: (a.prediction.lower >= 1.0, a.prediction.lower), reverse=True)
+        shown = dict.fromkeys([chosen, current, *ranked])
+        records = []
+        for item in list(shown)[:SHOWN_CANDIDATES]:
+            if item == chosen:
+                verdict = "chosen"
+            elif item == current:
+                verdict = "in force"
+            elif item.prediction.lower >= 1.0:
+                verdict = "enough, but dearer"
+            else:
+                verdict = "not certain to be enough"
+            records.append(inferer.as_candidate(item, most, verdict))
+        return tuple(records)
+
+    def _is_clean(self) -> bool:
+        """True if the sample's whole interval lies after the last change plus the settle time."""
+        sample = self.view.sample
+        if sample is None or self.view.protection is None:
+            return True
+        begin_s = sample.at_s - sample.interval_s
+        slack_s = 0.2 * self.snapshot.period_s  # ticks jitter; a fifth of a period spoils nothing
+        return begin_s + slack_s >= self.view.protected_since_s + self.settings.settle_s
+
+    def _batch_is_quiet(self) -> bool:
+        demand = batch_demand_cores(batches(self.snapshot), float(total_cores(self.snapshot)))
+        quiet = demand < self.settings.batch_idle_cores
+        since_s = self.state.quiet_since_s
+        self.state = replace(
+            self.state, quiet_since_s=(since_s if since_s is not None else self.now_s) if quiet else None
+        )
+        return quiet
+
+    def _knobs(self) -> Knobs:
+        batch = batches(self.snapshot)
+        return Knobs(
+            batch_cpus=bool(batch) and all("cpus" in v.enforceable for v in batch),
+            batch_weight=bool(batch) and all("cpu_weight" in v.enforceable for v in batch),
+            lra_cpus="cpus" in self.view.enforceable,
+        )
+
+    def _floor_cores(self) -> int:
+        wanted = max((math.ceil(v.spec.min_cores) for v in batches(self.snapshot)), default=1)
+        return min(max(1, wanted), self.nothing.cpu.total_cores)
+
+    def _was_before(self, allocation: Allocation) -> bool:
+        return allocation.cpu.instrument is not CpuInstrument.NONE and any(
+            a == allocation for a, _ in self.state.regretted
+        )
+
+    def _hold(self, reason: str) -> _Move:
+        return _Move(Action.HOLD, self.current, reason)
+
+    def _record(self, verdict: Verdict, move: _Move) -> Decision:
+        return Decision(
+            at_s=self.now_s,
+            workload=self.view.spec.name,
+            verdict=verdict,
+            action=move.action,
+            target_work=self.target.work,
+            target_delay=self.target.delay,
+            current=self.current,
+            chosen=move.chosen,
+            candidates=move.candidates,
+            reason=move.reason,
+            policy="",
+        )
+
+
+def _mean(scores: tuple[float, ...]) -> float:
+    """Geometric mean; scores are ratios."""
+    return math.exp(sum(math.log(max(s, 1e-3)) for s in scores) / len(scores))
