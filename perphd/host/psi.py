@@ -1,0 +1,222 @@
+"""Pressure stall information: reading it, and being woken by the kernel when it rises.
+
+Format and triggers: Documentation/accounting/psi.rst. Reading goes through ``KernelFs``; a trigger lives as
+long as its descriptor, so ``PsiTrigger`` works on real paths only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import re
+import select
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Literal, Self
+
+from perphd.domain.errors import Gone, KernelError, ParseError, Unsupported, kernel_error
+from perphd.domain.reading import Unavailable
+from perphd.host.fs import KernelFile, KernelFs
+
+SYSTEM_ROOT: Final = "/proc/pressure"
+RESOURCES: Final = ("cpu", "memory", "io")
+
+MIN_WINDOW_US: Final = 500_000
+MAX_WINDOW_US: Final = 10_000_000
+UNPRIVILEGED_WINDOW_US: Final = 2_000_000
+"""Without CAP_SYS_RESOURCE a window must be a multiple of this; so it is the one that works everywhere."""
+
+PSI_OFF: Final = Unavailable(
+    "the kernel has pressure stall information switched off; boot it with psi=1 on the kernel command line"
+)
+
+_PCT = r"([0-9]{1,3}\.[0-9]{2})"
+_LINE = rf"avg10={_PCT} avg60={_PCT} avg300={_PCT} total=([0-9]{{1,20}})"
+_PRESSURE = re.compile(rf"some {_LINE}(?:\nfull {_LINE})?\n?", re.ASCII)
+_ALLOWED = "'some avg10=0.00 avg60=0.00 avg300=0.00 total=0', and optionally the same with 'full'"
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """One line: shares of time stalled over the kernel's three windows (0..100), and the total since start."""
+
+    avg10_pct: float
+    avg60_pct: float
+    avg300_pct: float
+    total_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Pressure:
+    """``some``: at least one task waited; ``full``: all did at once (None: this kernel does not tell)."""
+
+    some: Stall
+    full: Stall | None
+
+
+def parse_pressure(text: str) -> Pressure:
+    """Read the content of a pressure file.
+
+    Raises:
+        ParseError: anything but the kernel's own format.
+    """
+    found = _PRESSURE.fullmatch(text)
+    if found is None:
+        raise ParseError("a pressure reading", text, _ALLOWED)
+    a, b, c, total, fa, fb, fc, full_total = found.groups()
+    some = Stall(float(a), float(b), float(c), int(total))
+    full = None if full_total is None else Stall(float(fa), float(fb), float(fc), int(full_total))
+    return Pressure(some, full)
+
+
+def read_pressure(source: KernelFile) -> Pressure | Unavailable:
+    """Read an open pressure file.
+
+    Returns:
+        Unavailable when the kernel has PSI switched off.
+
+    Raises:
+        Gone: the cgroup vanished (or its ``cgroup.pressure`` was set to 0); other KernelErrors as they come.
+        ParseError: the content is not in the kernel's format.
+    """
+    try:
+        return parse_pressure(source.read().decode("ascii", errors="replace"))
+    except Unsupported:
+        return PSI_OFF
+
+
+def pressure_at(fs: KernelFs, path: str) -> Pressure | Unavailable:
+    """Open, read and close the pressure file at ``path``; whatever keeps it from being read is the reason."""
+    try:
+        file = fs.open(path)
+    except Unsupported:
+        return PSI_OFF
+    except Gone:
+        return Unavailable(
+            f"{path} does not exist: no such cgroup, cgroup.pressure is 0, or PSI is not in this kernel "
+            "(CONFIG_PSI, psi=1 on the kernel command line)"
+        )
+    except KernelError as exc:
+        return Unavailable(str(exc))
+    try:
+        return read_pressure(file)
+    except (KernelError, ParseError) as exc:
+        return Unavailable(str(exc))
+    finally:
+        file.close()
+
+
+class PsiTrigger:
+    """Calls back, on the running asyncio loop, when a pressure file's stall time exceeds a threshold.
+
+    The kernel tells at most once per window, at the window's end. The calls stop for good when the cgroup
+    vanishes (``on_gone`` is called once, and the descriptors are closed) or at ``close``.
+
+    Asyncio's selectors cannot wait for POLLPRI, so the trigger's descriptor sits alone in an epoll of its
+    own, whose descriptor the loop watches. One trigger per epoll: the loop's readiness check then already
+    consumes the event, hence the callback itself is the news. Only the end of the cgroup stays readable.
+
+    Args:
+        path: the real file, such as ``/sys/fs/cgroup/x.service/cpu.pressure`` or ``/proc/pressure/cpu``.
+        on_pressure: called at every event, from the loop.
+        on_gone: called once if the cgroup vanishes.
+        stall: ``some`` or ``full``.
+        threshold_us: stall time within the window that is news.
+        window_us: 500 000 to 10 000 000; without CAP_SYS_RESOURCE only multiples of 2 000 000.
+
+    Raises:
+        ValueError: threshold or window out of the kernel's range.
+        KernelError: the kernel refuses the trigger (Unsupported: PSI is off; Denied: no right to write).
+        RuntimeError: no asyncio loop is running.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        on_pressure: Callable[[], None],
+        on_gone: Callable[[], None],
+        *,
+        stall: Literal["some", "full"] = "some",
+        threshold_us: int = 100_000,
+        window_us: int = UNPRIVILEGED_WINDOW_US,
+    ) -> None:
+        if not MIN_WINDOW_US <= window_us <= MAX_WINDOW_US:
+            raise ValueError(
+                f"a PSI window of {window_us} us is not allowed (allowed: {MIN_WINDOW_US} to {MAX_WINDOW_US})"
+            )
+        if not 0 < threshold_us <= window_us:
+            raise ValueError(
+                f"a PSI threshold of {threshold_us} us is not allowed (allowed: 1 to the window, {window_us})"
+            )
+        self.path = path
+        self._on_pressure, self._on_gone = on_pressure, on_gone
+        self._loop = asyncio.get_running_loop()
+        self._epoll: select.epoll | None = None
+        self._fd = _armed(path, stall, threshold_us, window_us)
+        try:
+            self._epoll = select.epoll()
+            self._epoll.register(self._fd, select.EPOLLPRI | select.EPOLLERR)
+            self._loop.add_reader(self._epoll.fileno(), self._ready)
+        except BaseException:
+            self._release()
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """True after ``close`` or after the cgroup vanished."""
+        return self._epoll is None
+
+    def close(self) -> None:
+        """Disarm and give the descriptors back; closing twice is fine."""
+        if self._epoll is not None:
+            self._loop.remove_reader(self._epoll.fileno())
+            self._release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _ready(self) -> None:
+        if self._epoll is None:
+            return
+        if any(events & select.EPOLLERR for _, events in self._epoll.poll(0)):
+            self.close()
+            self._on_gone()
+        else:
+            self._on_pressure()
+
+    def _release(self) -> None:
+        if self._epoll is not None:
+            self._epoll.close()
+            self._epoll = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _armed(path: str, stall: str, threshold_us: int, window_us: int) -> int:
+    """A descriptor of ``path`` that carries the trigger; the caller closes it."""
+    shown = f"{stall} {threshold_us} {window_us}"
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as exc:
+        raise kernel_error(exc, path, "open for a PSI trigger", shown) from exc
+    try:
+        # The newline matters: /proc/pressure/* drops the last byte of what is written.
+        os.write(fd, f"{shown}\n".encode())
+    except OSError as exc:
+        os.close(fd)
+        advice = ""
+        if exc.errno == errno.EINVAL and window_us % UNPRIVILEGED_WINDOW_US:
+            advice = f"without CAP_SYS_RESOURCE the window must be a multiple of {UNPRIVILEGED_WINDOW_US} us"
+        raise kernel_error(exc, path, "arm a PSI trigger", shown, advice) from exc
+    return fd

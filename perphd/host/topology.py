@@ -1,0 +1,182 @@
+"""The host's processors, caches and memory nodes, read from sysfs into ``perphd.domain.topology``.
+
+Reads, never writes. Whatever a kernel or hypervisor leaves out (cache ids, NUMA directories, the topology
+of offline CPUs) is tolerated; what it says is checked.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from typing import TypeVar
+
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.errors import Gone, KernelError, ParseError
+from perphd.domain.topology import Core, L3Domain, NumaNode, Topology
+from perphd.domain.units import parse_size_bytes
+from perphd.host.fs import KernelFs, read_text
+
+CPU_ROOT = "/sys/devices/system/cpu"
+NODE_ROOT = "/sys/devices/system/node"
+MEMINFO = "/proc/meminfo"
+
+_CPU_DIRECTORY = re.compile(r"cpu([0-9]{1,4})")
+_NODE_DIRECTORY = re.compile(r"node([0-9]{1,5})")
+_CACHE_DIRECTORY = re.compile(r"index[0-9]{1,3}")
+_MEM_TOTAL = re.compile(r"^(?:Node +[0-9]+ +)?MemTotal: +([0-9]{1,16}) kB$", re.MULTILINE)
+_INTEGER = re.compile(r"-?[0-9]{1,18}")
+
+_T = TypeVar("_T")
+
+
+def read_topology(fs: KernelFs) -> Topology:
+    """Read the whole topology once.
+
+    Memory-only NUMA nodes are kept with an empty CPU set. A host that names no NUMA node is one node. A
+    host whose kernel shows no L3 cache has no L3 domain. ``offline`` are CPUs that are there and switched
+    off, not the empty sockets that a hypervisor could still plug.
+
+    Raises:
+        KernelError: there is no readable list of CPUs, or no figure for the host's memory.
+        ParseError: a file says something that is not in the kernel's format; the text names the file.
+    """
+    online = _online(fs)
+    present = _parsed(fs, f"{CPU_ROOT}/present", CpuSet.parse)
+    if present is None:
+        present = _parsed(fs, f"{CPU_ROOT}/possible", CpuSet.parse) or online
+    isolated = _parsed(fs, f"{CPU_ROOT}/isolated", CpuSet.parse) or CpuSet()
+    nodes = _nodes(fs, online)
+    memory_bytes = _memory_bytes(fs, nodes)
+    if not nodes:
+        nodes = (NumaNode(0, online, memory_bytes),)
+    return Topology(
+        cores=_cores(fs, online),
+        l3_domains=_l3_domains(fs, online),
+        nodes=nodes,
+        online=online,
+        offline=present - online,
+        isolated=isolated,
+        memory_bytes=memory_bytes,
+    )
+
+
+def _online(fs: KernelFs) -> CpuSet:
+    path = f"{CPU_ROOT}/online"
+    online = _parsed(fs, path, CpuSet.parse)
+    if online is None:  # kernels without CPU hotplug may lack the file: then every CPU listed is online
+        online = CpuSet.of(number for number, _ in _numbered(fs, CPU_ROOT, _CPU_DIRECTORY))
+    if not online:
+        raise Gone(path, "read", 2, advice="mount sysfs on /sys")
+    return online
+
+
+def _cores(fs: KernelFs, online: CpuSet) -> tuple[Core, ...]:
+    """Group CPUs by their sibling lists, not by core_id: ids repeat over sockets and, on some, over dies."""
+    cores: list[Core] = []
+    assigned = CpuSet()
+    for cpu in online:
+        if cpu in assigned:
+            continue
+        base = f"{CPU_ROOT}/cpu{cpu}/topology"
+        siblings = _parsed(fs, f"{base}/thread_siblings_list", CpuSet.parse)
+        if siblings is None:
+            siblings = _parsed(fs, f"{base}/core_cpus_list", CpuSet.parse) or CpuSet()
+        cpus = ((siblings & online) | CpuSet.of([cpu])) - assigned
+        assigned = assigned | cpus
+        # Some hypervisors and boards answer -1 for "unknown".
+        socket = max(_parsed(fs, f"{base}/physical_package_id", _integer) or 0, 0)
+        number = _parsed(fs, f"{base}/core_id", _integer)
+        cores.append(Core(socket, cpu if number is None or number < 0 else number, cpus))
+    return tuple(sorted(_unique(cores), key=lambda core: (core.socket, core.core)))
+
+
+def _unique(cores: list[Core]) -> list[Core]:
+    """Where core ids repeat within a socket, number all of that socket's cores by their first CPU instead."""
+    times = Counter((core.socket, core.core) for core in cores)
+    repeating = {socket for (socket, _), count in times.items() if count > 1}
+    return [
+        Core(core.socket, next(iter(core.cpus)), core.cpus) if core.socket in repeating else core
+        for core in cores
+    ]
+
+
+def _l3_domains(fs: KernelFs, online: CpuSet) -> tuple[L3Domain, ...]:
+    domains: dict[int, L3Domain] = {}
+    seen = CpuSet()
+    for cpu in online:
+        if cpu in seen:
+            continue
+        base = f"{CPU_ROOT}/cpu{cpu}/cache"
+        for index in _listing(fs, base):
+            if not _CACHE_DIRECTORY.fullmatch(index):
+                continue
+            cache = f"{base}/{index}"
+            if _parsed(fs, f"{cache}/level", _integer) != 3:
+                continue
+            shared = _parsed(fs, f"{cache}/shared_cpu_list", CpuSet.parse) or CpuSet()
+            cpus = (shared & online) | CpuSet.of([cpu])
+            seen = seen | cpus
+            number = _parsed(fs, f"{cache}/id", _integer)
+            if number is None:  # VMs; without ids there is no resctrl either, so any unique number serves
+                number = cpu
+            size_bytes = _parsed(fs, f"{cache}/size", parse_size_bytes) or 0
+            known = domains.get(number)
+            domains[number] = L3Domain(number, known.cpus | cpus if known else cpus, size_bytes)
+    return tuple(domains[number] for number in sorted(domains))
+
+
+def _nodes(fs: KernelFs, online: CpuSet) -> tuple[NumaNode, ...]:
+    nodes: list[NumaNode] = []
+    for number, name in _numbered(fs, NODE_ROOT, _NODE_DIRECTORY):
+        cpus = _parsed(fs, f"{NODE_ROOT}/{name}/cpulist", CpuSet.parse) or CpuSet()
+        memory_bytes = _parsed(fs, f"{NODE_ROOT}/{name}/meminfo", _mem_total_bytes) or 0
+        nodes.append(NumaNode(number, cpus & online, memory_bytes))
+    return tuple(nodes)
+
+
+def _memory_bytes(fs: KernelFs, nodes: tuple[NumaNode, ...]) -> int:
+    total = _parsed(fs, MEMINFO, _mem_total_bytes)
+    if total is not None:
+        return total
+    by_nodes = sum(node.memory_bytes for node in nodes)
+    if by_nodes == 0:
+        raise Gone(MEMINFO, "read", 2, advice="mount procfs on /proc")
+    return by_nodes
+
+
+def _mem_total_bytes(text: str) -> int:
+    found = _MEM_TOTAL.search(text)
+    if found is None:
+        raise ParseError("a meminfo", text, "a line such as 'MemTotal:  1024 kB'")
+    return int(found[1]) * 1024
+
+
+def _integer(text: str) -> int:
+    if _INTEGER.fullmatch(text) is None:
+        raise ParseError("a whole number", text, "decimal digits")
+    return int(text)
+
+
+def _parsed(fs: KernelFs, path: str, parse: Callable[[str], _T]) -> _T | None:
+    """The file's value; None if there is no such file or it cannot be read."""
+    try:
+        text = read_text(fs, path)
+    except KernelError:
+        return None
+    try:
+        return parse(text)
+    except ParseError as exc:
+        raise ParseError(f"{exc.what} ({path})", text, exc.allowed) from exc
+
+
+def _listing(fs: KernelFs, path: str) -> list[str]:
+    try:
+        return fs.listdir(path)
+    except KernelError:
+        return []
+
+
+def _numbered(fs: KernelFs, path: str, pattern: re.Pattern[str]) -> list[tuple[int, str]]:
+    found = (pattern.fullmatch(name) for name in _listing(fs, path))
+    return sorted((int(match[1]), match[0]) for match in found if match)
