@@ -25,7 +25,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One announcement. ``at_s`` is monotonic; ``text`` is a sentence for people; ``workload`` empty: the host's."""
+    """One announcement. ``at_s`` is monotonic; ``text`` is a sentence; ``workload`` empty: the host's."""
 
     at_s: float
     kind: EventKind

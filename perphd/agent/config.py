@@ -1,0 +1,240 @@
+"""The configuration: /etc/perphd/perphd.toml and its drop-ins, read strictly into frozen values.
+
+Order: the main file, then ``conf.d/*.toml`` beside it by name, then the workloads that were added at run time
+(``STATE_DIR/workloads.toml``). In tables a later file's keys win; workloads add up.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from perphd.admission.settings import PolicySettings
+from perphd.agent.config_schema import keys_of, read_values, setting, show, unknown_key
+from perphd.agent.config_workloads import Declared, check_workloads, read_runtime, read_workloads
+from perphd.domain.errors import ConfigError
+from perphd.domain.units import parse_size_bytes
+from perphd.domain.workload import Kind, Mode, WorkloadSpec
+
+DEFAULT_PATH = "/etc/perphd/perphd.toml"
+MAX_FILE_BYTES = 1 << 20
+"""Largest configuration file that is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class DaemonConfig:
+    """Table ``[daemon]``: how the daemon runs."""
+
+    mode: Mode = setting(
+        Mode.OBSERVE,
+        "observe: decide, write nothing and say what would be done; enforce: write; a workload may differ",
+    )
+    period_s: float = setting(1.0, "time between two samples of everything", low=0.1, high=60.0, unit="s")
+    state_dir: str = setting(
+        "/var/lib/perphd", "journal of original values, models, workloads added at run time", kind="path"
+    )
+    socket: str = setting("/run/perphd/perphd.sock", "Unix socket of the control API", kind="socket")
+    read_group: str = setting("perphd", "members may ask (status, explain, query ...)", kind="group")
+    admin_group: str = setting(
+        "perphd-admin", "members may also change (mode, workloads, restore ...)", kind="group"
+    )
+    policy: Literal["perph"] = setting("perph", "who decides")
+    on_stop: Literal["restore", "keep"] = setting(
+        "restore", "at stop: give every kernel file its original value back, or leave what is in force"
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severity that is logged")
+
+
+@dataclass(frozen=True, slots=True)
+class StoreConfig:
+    """Table ``[store]``: the local time-series store behind ``perphctl query`` and ``export``."""
+
+    enabled: bool = setting(True, "keep samples, decisions and outcomes on disk")
+    path: str = setting("", "the database; empty: perphd.db in state_dir", kind="optional-path")
+    retention_h: float = setting(168.0, "older rows are deleted", low=0.1, high=87600.0, unit="h")
+    max_size_bytes: int = setting(
+        parse_size_bytes("512M"), "the oldest rows are deleted beyond this size", kind="size", key="max_size"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class HostConfig:
+    """Table ``[host]``: the host that is controlled."""
+
+    kind: Literal["auto", "simulated"] = setting(
+        "auto", "auto: this machine, with what it has. simulated: the embedded simulated host, no root needed"
+    )
+
+
+TABLES: Mapping[str, type] = {
+    "daemon": DaemonConfig,
+    "store": StoreConfig,
+    "policy": PolicySettings,
+    "host": HostConfig,
+}
+"""The tables that may stand once in a file; ``[[lra]]`` and ``[[batch]]`` may be repeated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Everything the operator decided.
+
+    ``sources``: the files it came from, in order. ``warnings``: sentences about things that are accepted but
+    odd. ``runtime``: names of the workloads that were added at run time.
+    """
+
+    daemon: DaemonConfig = field(default_factory=DaemonConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    host: HostConfig = field(default_factory=HostConfig)
+    workloads: tuple[WorkloadSpec, ...] = ()
+    sources: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    runtime: tuple[str, ...] = ()
+
+    @property
+    def store_path(self) -> str:
+        """Where the time-series store is kept."""
+        return self.store.path or f"{self.daemon.state_dir}/perphd.db"
+
+    def of_kind(self, kind: Kind) -> tuple[WorkloadSpec, ...]:
+        """The workloads of this kind, in the order of the files."""
+        return tuple(spec for spec in self.workloads if spec.kind is kind)
+
+
+def parse(text: str, source: str) -> Config:
+    """Read one file's text.
+
+    Raises:
+        ConfigError: it is not TOML, or a key or value is refused.
+    """
+    return _assemble([_parse_part(text, source)])
+
+
+def load(path: str | Path = DEFAULT_PATH, *, runtime: bool = True) -> Config:
+    """Read the configuration file, its drop-ins and (``runtime``) the workloads added at run time.
+
+    A workload added at run time gives way to a declared one that has its name or cgroup (with a warning): the
+    files are what the operator sees.
+
+    Raises:
+        ConfigError: a file cannot be read, may be changed by everybody, or holds something that is refused.
+    """
+    main = Path(path)
+    parts = [_parse_part(_read(main), str(main))]
+    directory = main.parent / "conf.d"
+    try:
+        names = sorted(name for name in os.listdir(directory) if name.endswith(".toml") and name[0] != ".")
+    except (FileNotFoundError, NotADirectoryError):
+        names = []
+    except OSError as exc:
+        raise ConfigError(str(directory), "", f"cannot be listed: {exc.strerror}") from exc
+    parts += [_parse_part(_read(directory / name), str(directory / name)) for name in names]
+    config = _assemble(parts)
+    return _with_runtime(config) if runtime else config
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    source: str
+    tables: Mapping[str, Mapping[str, Any]]
+    workloads: tuple[Declared, ...]
+
+
+def _parse_part(text: str, source: str) -> _Part:
+    raw = _toml(text, source)
+    known = [*TABLES, *(kind.value for kind in Kind)]
+    for name in raw:
+        if name not in known:
+            raise _unknown_table(source, name, known)
+    tables = {
+        name: read_values(table, raw[name], source, name) for name, table in TABLES.items() if name in raw
+    }
+    return _Part(source, tables, read_workloads(raw, source))
+
+
+def _unknown_table(source: str, name: str, known: list[str]) -> ConfigError:
+    # A key above the first [table] header is the usual slip: say where it belongs.
+    homes = [table for table, cls in TABLES.items() if any(key.name == name for key in keys_of(cls))]
+    if homes:
+        problem = f"belongs into a table: write it below [{homes[0]}]"
+        return ConfigError(source, name, problem, ", ".join(known))
+    return unknown_key(source, name, name, known)
+
+
+def _toml(text: str, source: str) -> dict[str, Any]:
+    if len(text) > MAX_FILE_BYTES:
+        raise ConfigError(source, "", "is too large", f"at most {MAX_FILE_BYTES} bytes")
+    try:
+        return tomllib.loads(text)
+    except ValueError as exc:  # TOMLDecodeError, and what int() says about very long digits
+        raise ConfigError(source, "", f"is not TOML: {exc}") from exc
+    except RecursionError as exc:
+        raise ConfigError(source, "", "is nested too deeply") from exc
+
+
+def _read(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            status = os.fstat(file.fileno())
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as exc:
+        raise ConfigError(str(path), "", f"cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:  # a NUL in the name
+        raise ConfigError(show(str(path)), "", f"cannot be read: {exc}") from exc
+    if status.st_mode & stat.S_IWOTH and stat.S_ISREG(status.st_mode):
+        # It names commands that run with the daemon's rights.
+        raise ConfigError(str(path), "", "may be changed by everybody; take that right away (chmod o-w)")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as exc:
+        raise ConfigError(str(path), "", f"is not UTF-8 text (byte {exc.start})") from exc
+
+
+def _assemble(parts: list[_Part]) -> Config:
+    merged: dict[str, dict[str, Any]] = {name: {} for name in TABLES}
+    for part in parts:
+        for name, values in part.tables.items():
+            merged[name].update(values)
+    declared = [item for part in parts for item in part.workloads]
+    check_workloads(declared)
+    return Config(
+        daemon=DaemonConfig(**merged["daemon"]),
+        store=StoreConfig(**merged["store"]),
+        policy=PolicySettings(**merged["policy"]),
+        host=HostConfig(**merged["host"]),
+        workloads=tuple(item.spec for item in declared),
+        sources=tuple(part.source for part in parts),
+    )
+
+
+def _with_runtime(config: Config) -> Config:
+    added = read_runtime(config.daemon.state_dir)
+    if not added:
+        return config
+    # The declared files were checked; give them precedence by checking each addition against all before it.
+    kept = [Declared(spec, "the configuration", spec.name) for spec in config.workloads]
+    warnings, names = list(config.warnings), []
+    for item in added:
+        try:
+            check_workloads([*kept, item])
+        except ConfigError as exc:
+            warnings.append(f"workload {item.spec.name!r}, added at run time, is left out: {exc}")
+        else:
+            kept.append(item)
+            names.append(item.spec.name)
+    return Config(
+        daemon=config.daemon,
+        store=config.store,
+        policy=config.policy,
+        host=config.host,
+        workloads=tuple(item.spec for item in kept),
+        sources=(*config.sources, added[0].source),
+        warnings=tuple(warnings),
+        runtime=tuple(names),
+    )

@@ -1,0 +1,291 @@
+"""Workloads in configuration files, API requests and STATE_DIR/workloads.toml: one format, one set of checks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+from perphd.agent.config_schema import keys_of, read_values, setting, show
+from perphd.domain.errors import ConfigError, PerphError
+from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
+
+RUNTIME_FILE = "workloads.toml"
+_NAME_DOC = "its name everywhere: commands, metrics, records"
+_CGROUP_DOC = (
+    "its control group: the path below the cgroup root, the same in every hierarchy; "
+    "waited for if it is not there"
+)
+_MODE_DOC = "observe or enforce for this workload alone; default: the daemon's mode"
+
+
+@dataclass(frozen=True, slots=True)
+class LraTable:
+    """Table ``[[lra]]``: one long-running application that is kept at its performance."""
+
+    name: str = setting(doc=_NAME_DOC, kind="name")
+    cgroup: str = setting(doc=_CGROUP_DOC, kind="cgroup")
+    priority: int = setting(
+        100, "when not all can be helped, the higher one is served first", low=0, high=10000
+    )
+    mode: Mode | None = setting(None, _MODE_DOC)
+    tolerance_pct: float = setting(
+        10.0,
+        "accepted loss against the performance that this load would get without batch",
+        low=0.1,
+        high=90.0,
+        unit="%",
+    )
+    delay_tolerance_pct: float = setting(
+        50.0,
+        "accepted growth of the delay signal over what this load would see without batch",
+        low=1.0,
+        high=1000.0,
+        unit="%",
+    )
+    min_work_rate_per_s: float | None = setting(
+        None,
+        "an absolute objective instead of tolerance_pct: at least so much work (in units of the work signal)",
+        low=1e-9,
+        high=1e15,
+        unit="1/s",
+    )
+    max_latency_ms: float | None = setting(
+        None,
+        "an absolute objective instead of tolerance_pct: at most this latency; needs [lra.sli]",
+        low=1e-6,
+        high=1e9,
+        unit="ms",
+    )
+    latency_percentile: Literal["p50", "p95", "p99"] = setting(
+        "p95", "the percentile that is the delay signal and that max_latency_ms limits"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTable:
+    """Table ``[[batch]]``: work that gives way."""
+
+    name: str = setting(doc=_NAME_DOC, kind="name")
+    cgroup: str = setting(doc=_CGROUP_DOC, kind="cgroup")
+    mode: Mode | None = setting(None, _MODE_DOC)
+    min_cores: float = setting(
+        1.0, "it is never confined to fewer physical cores than this", low=0.0, high=4096.0, unit="cores"
+    )
+    min_memory_bytes: int = setting(
+        0, "its memory.high is never set below this", kind="size", key="min_memory"
+    )
+
+
+WORKLOAD_TABLES: Mapping[Kind, type] = {Kind.LRA: LraTable, Kind.BATCH: BatchTable}
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A workload and where it was declared: file (or request) and key."""
+
+    spec: WorkloadSpec
+    source: str
+    key: str
+
+
+def read_workloads(raw: Mapping[str, Any], source: str) -> tuple[Declared, ...]:
+    """The ``[[lra]]`` and ``[[batch]]`` tables of a parsed file.
+
+    Raises:
+        ConfigError: a key or value is refused. Duplicates are the matter of ``check_workloads``.
+    """
+    found: list[Declared] = []
+    for kind in Kind:
+        tables = raw.get(kind.value, [])
+        if not isinstance(tables, list):
+            raise ConfigError(
+                source,
+                kind.value,
+                f"{show(tables)} is not a list of tables",
+                f"any number of tables, each beginning with [[{kind.value}]]",
+            )
+        for number, table in enumerate(tables):
+            key = f"{kind.value}[{number}]"
+            found.append(Declared(read_workload(kind, table, source, key), source, key))
+    return tuple(found)
+
+
+def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpec:
+    """One workload from its table; the control API gives its request bodies here too.
+
+    Raises:
+        ConfigError: a key or value is refused.
+    """
+    if kind is Kind.BATCH:
+        values = read_values(BatchTable, raw, source, key)
+        return WorkloadSpec(kind=Kind.BATCH, **values)
+    values = read_values(LraTable, raw, source, key, extra=("sli",))
+    assert isinstance(raw, Mapping)
+    sli = _read_sli(raw["sli"], source, f"{key}.sli") if "sli" in raw else None
+    if values.get("max_latency_ms") is not None and sli is None:
+        raise ConfigError(
+            source,
+            f"{key}.max_latency_ms",
+            f"{values['max_latency_ms']:g} cannot be judged: no latency is measured without [lra.sli]",
+            "max_latency_ms together with [lra.sli]",
+        )
+    names = [item.name for item in fields(Objective) if item.name in values]
+    objective = Objective(**{name: values.pop(name) for name in names})
+    return WorkloadSpec(kind=Kind.LRA, objective=objective, sli=sli, **values)
+
+
+def check_workloads(declared: Sequence[Declared]) -> None:
+    """Every name once, every cgroup once, no cgroup inside another workload's.
+
+    Raises:
+        ConfigError: at the later of the two that collide.
+    """
+    names: dict[str, Declared] = {}
+    cgroups: dict[str, Declared] = {}
+    for item in declared:
+        spec = item.spec
+        if (other := names.get(spec.name)) is not None:
+            raise ConfigError(
+                item.source,
+                f"{item.key}.name",
+                f"{spec.name!r} is already the name of {_where(other, item)}",
+                "a name that no other workload has",
+            )
+        names[spec.name] = item
+        for path, other in cgroups.items():
+            if (relation := _relation(spec.cgroup, path)) is not None:
+                raise ConfigError(
+                    item.source,
+                    f"{item.key}.cgroup",
+                    f"{spec.cgroup!r} {relation} of workload {other.spec.name!r} ({_where(other, item)})",
+                    "a cgroup that no other workload has, contains or is inside of",
+                )
+        cgroups[spec.cgroup] = item
+
+
+def is_inside(cgroup: str, ancestor: str) -> bool:
+    """True if ``cgroup`` lies strictly below ``ancestor``."""
+    return cgroup.startswith(ancestor.rstrip("/") + "/") and cgroup != ancestor
+
+
+def read_runtime(state_dir: str) -> tuple[Declared, ...]:
+    """The workloads that were added at run time; none if there is no such file.
+
+    Raises:
+        ConfigError: the file is there and cannot be read or understood.
+    """
+    path = f"{state_dir}/{RUNTIME_FILE}"
+    try:
+        with open(path, "rb") as file:
+            raw = tomllib.loads(file.read().decode())
+    except FileNotFoundError:
+        return ()
+    except OSError as exc:
+        raise ConfigError(path, "", f"cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise ConfigError(path, "", f"is not TOML: {exc}") from exc
+    for name in raw:
+        if name not in WORKLOAD_TABLES:
+            raise ConfigError(path, name, "only workloads stand in this file", "[[lra]], [[batch]]")
+    return read_workloads(raw, path)
+
+
+def write_runtime(state_dir: str, specs: Iterable[WorkloadSpec]) -> None:
+    """Replace the workloads added at run time, atomically: after a crash the old or the new file is there.
+
+    Raises:
+        ConfigError: the state directory cannot be written.
+    """
+    target = Path(state_dir) / RUNTIME_FILE
+    temporary = target.with_name(f".{RUNTIME_FILE}.new")
+    text = "# Workloads added with perphctl. perphd writes this file; declare lasting ones in /etc/perphd.\n"
+    text += "".join(f"\n{to_toml(spec)}" for spec in specs)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise ConfigError(str(target), "", f"cannot be written: {exc.strerror}") from exc
+
+
+def to_table(spec: WorkloadSpec) -> dict[str, Any]:
+    """The table that reads back as this workload: keys as in a file, what equals its default left out."""
+    table: dict[str, Any] = {}
+    for key in keys_of(WORKLOAD_TABLES[spec.kind]):
+        owner = spec.objective if hasattr(spec.objective, key.field) else spec
+        value = getattr(owner, key.field)
+        if key.required or value != key.default:
+            table[key.name] = str(value) if key.kind == "size" or isinstance(value, Mode) else value
+    if spec.sli is not None:
+        table["sli"] = {"source": spec.sli.source, **dict(spec.sli.options)}
+    return table
+
+
+def to_toml(spec: WorkloadSpec) -> str:
+    """The workload as a TOML table."""
+    table = to_table(spec)
+    sli = table.pop("sli", None)
+    lines = [f"[[{spec.kind}]]", *(f"{name} = {_literal(value)}" for name, value in table.items())]
+    if sli is not None:
+        lines.append(f"[{spec.kind}.sli]")
+        lines += [f"{_literal(name)} = {_literal(value)}" for name, value in sli.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _literal(value: str | int | float) -> str:
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        escaped = "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped)
+        return f'"{escaped}"'
+    return repr(value)
+
+
+def _read_sli(raw: object, source: str, key: str) -> SliSpec:
+    if not isinstance(raw, Mapping):
+        raise ConfigError(source, key, f"{show(raw)} is not a table", "a table [lra.sli] with a key source")
+    options: dict[str, str] = {}
+    for name, value in raw.items():
+        if not isinstance(value, str | int | float):
+            problem = f"{show(value)} is not a plain value"
+            raise ConfigError(source, f"{key}.{name}", problem, "text, a number, true, false")
+        options[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
+    if "source" not in options:
+        raise ConfigError(source, f"{key}.source", "is missing", "the name of an SLI source")
+    from perphd.monitor.sli import validate_options
+
+    try:
+        return validate_options(options.pop("source"), options)
+    except ConfigError as exc:
+        raise ConfigError(source, f"{key}.{exc.key}" if exc.key else key, exc.problem, exc.allowed) from exc
+    except PerphError as exc:
+        raise ConfigError(source, key, str(exc)) from exc
+
+
+def _relation(cgroup: str, other: str) -> str | None:
+    if cgroup == other:
+        return "is also the cgroup"
+    if is_inside(cgroup, other):
+        return "is inside the cgroup"
+    if is_inside(other, cgroup):
+        return "contains the cgroup"
+    return None
+
+
+def _where(other: Declared, item: Declared) -> str:
+    return other.key if other.source == item.source else f"{other.key} in {other.source}"

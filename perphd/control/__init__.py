@@ -1,0 +1,1 @@
+"""The control API on its Unix socket, its metrics, and the perphctl client."""

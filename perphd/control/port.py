@@ -1,0 +1,63 @@
+"""What the control API needs of the agent; the real one and the tests' both satisfy it."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from perphd.agent.config import Config
+from perphd.domain.capability import Capabilities
+from perphd.domain.decision import Decision
+from perphd.domain.event import Event
+from perphd.domain.status import AgentStatus
+from perphd.domain.topology import Topology
+from perphd.domain.workload import Mode, WorkloadSpec
+
+if TYPE_CHECKING:
+    from perphd.monitor.sli import SliReading
+
+Done = Awaitable[Any] | None
+"""Answer of an operation that may be a plain function or a coroutine function."""
+
+
+class AgentPort(Protocol):
+    """The agent as the control API sees it. Names of workloads were checked before they come here."""
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the host can do, as found at start."""
+
+    @property
+    def topology(self) -> Topology:
+        """The host's processors, as found at start."""
+
+    def status(self) -> AgentStatus:
+        """The agent as a whole, now."""
+
+    def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
+        """The latest decisions about this LRA, newest first, none made after ``at_s`` (monotonic)."""
+
+    def set_mode(self, mode: Mode, workload: str | None = None) -> Done:
+        """Observe or enforce, for one workload or for all that have no mode of their own."""
+
+    def add_workload(self, spec: WorkloadSpec) -> Done:
+        """Take this workload into the loop. Raises ConfigError if it is refused."""
+
+    def remove_workload(self, name: str) -> Done:
+        """Give the workload's settings back and forget it."""
+
+    def push_sli(self, workload: str, reading: SliReading) -> Done:
+        """A reading from the application itself. Raises ConfigError if its SLI source is not ``push``."""
+
+    async def restore(self) -> Any:
+        """Put every original value back; answers what was done, as a dataclass."""
+
+    async def reload(self, config: Config) -> None:
+        """Take over a configuration that was read and checked."""
+
+    def subscribe(self) -> AsyncIterator[Event]:
+        """Everything that happens from now on; ends when the agent stops."""
