@@ -1,0 +1,76 @@
+# Every target sets up what it needs by itself, once, and is quick the next time.
+# Needs: Linux, make, Python >= 3.11 with pip. `make test`, `lab` and `bench` may install Debian packages
+# (packaging/apt-packages.txt) as root or through sudo; `make demo` never does.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+VENV ?= .venv
+PY := $(VENV)/bin/python
+PIP := $(PY) -m pip --disable-pip-version-check -q install
+OUT := out
+# Real cgroups are root's.
+SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
+PYTEST_ARGS ?=
+
+.PHONY: help demo test check lab bench format lock clean
+
+help: ## this list
+	@echo "perphd: make TARGET"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+
+demo: $(VENV)/.stamp-runtime ## the whole loop on a simulated host: no root, no kernel writes, under a minute
+	@$(VENV)/bin/perphd demo
+
+test: $(VENV)/.stamp-dev ## all tests; those that lack root, cgroups or a VM skip and say so
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.stamp-dev ## lint, types, layers of imports
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/mypy
+	$(VENV)/bin/lint-imports --no-logo
+
+lab: $(VENV)/.stamp-dev ## the real experiment: MariaDB beside batch jobs, scheme by scheme (root)
+	@packaging/apt-install lab
+	$(SUDO) $(PY) -m tools.lab --out $(OUT)/lab
+
+bench: $(VENV)/.stamp-dev ## what perphd itself costs: tick, CPU share, memory, reaction (root)
+	$(SUDO) $(PY) -m tools.bench --out $(OUT)/bench
+
+format: $(VENV)/.stamp-dev ## put the code into its one layout
+	$(VENV)/bin/ruff check --fix-only
+	$(VENV)/bin/ruff format
+
+# Hashes come from the package index; no address of one is written down.
+COMPILE = CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/bin/pip-compile -q --generate-hashes --strip-extras \
+	--allow-unsafe --annotation-style=line --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
+	--no-emit-options $(LOCK_ARGS)
+
+lock: $(VENV)/.stamp-dev ## pin requirements/*.txt anew (LOCK_ARGS=--upgrade for newer versions)
+	$(COMPILE) -o requirements/bootstrap.txt requirements/bootstrap.in
+	$(COMPILE) -o requirements/runtime.txt pyproject.toml
+	$(COMPILE) --all-extras -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml
+
+clean: ## remove what was built, measured and installed here
+	rm -rf $(VENV) $(OUT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# --- set-up ---------------------------------------------------------------------------------------------------
+
+$(VENV)/.stamp-venv: requirements/bootstrap.txt packaging/python-venv
+	@packaging/python-venv $(VENV)
+	@touch $@
+
+# --no-build-isolation: perphd and the few packages without wheels are built by the pinned setuptools.
+$(VENV)/.stamp-runtime: $(VENV)/.stamp-venv requirements/runtime.txt pyproject.toml
+	@echo "Installing what perphd runs on into $(VENV)"
+	@$(PIP) --require-hashes --no-build-isolation -r requirements/runtime.txt
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp-runtime requirements/dev.txt packaging/apt-packages.txt
+	@packaging/apt-install build test
+	@echo "Installing what building, testing and measuring need into $(VENV)"
+	@$(PIP) --require-hashes --no-build-isolation -r requirements/dev.txt
+	@touch $@
