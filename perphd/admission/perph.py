@@ -91,7 +91,8 @@ class PerphPolicy:
             decision = turn.run()
             states[view.spec.name] = turn.state
             decisions.append(replace(decision, policy=self.name))
-            protections[view.spec.name] = decision.chosen
+            if view.enforced:
+                protections[view.spec.name] = decision.chosen
             if turn.outcome is not None:
                 outcomes.append(turn.outcome)
         settings = arbiter.arbitrate(
@@ -133,7 +134,7 @@ class _Turn:
         else:
             self.state = replace(self.state, detector=judged.state)
         move = self._move(judged, perf, view.model, clean)
-        if move.chosen != self.current:
+        if move.chosen != self.current and view.enforced:
             self._remember_change(move)
         return self._record(judged.verdict, move)
 
@@ -164,8 +165,9 @@ class _Turn:
     def _rescue(self, judged: Judgement, model: ResPerfModel) -> _Move:
         self.state = replace(self.state, slack_since_s=None)
         if judged.verdict.cause not in (Cause.CPU, Cause.UNKNOWN):
+            what = judged.verdict.cause
             return self._hold(
-                f"{judged.verdict.cause} is contended; no CPU is moved for that, and batch's use of it cannot be limited yet"
+                f"{what} is contended: CPU would not help, and batch's use of it is not limited here"
             )
         assessed = self._assess(model)
         chosen, why = inferer.choose(assessed, self.current)
@@ -174,11 +176,12 @@ class _Turn:
         if chosen.allocation == self.current:
             return _Move(Action.HOLD, self.current, "best effort: " + why, candidates)
         measured = _mean(self.state.scores[-5:]) if self.state.scores else current.prediction.score
-        if chosen.prediction.score < measured * HELPED_RATIO and chosen.prediction.lower < 1.0:
-            if "exploring" not in why:
-                reason = "best effort: nothing is predicted to do clearly better than what is in force"
-                return _Move(Action.HOLD, self.current, reason, candidates)
-        action = Action.EXPLORE if "exploring" in why else Action.GROW
+        exploring = "exploring" in why
+        hopeless = chosen.prediction.score < measured * HELPED_RATIO and chosen.prediction.lower < 1.0
+        if hopeless and not exploring:
+            reason = "best effort: nothing is predicted to do clearly better than what is in force"
+            return _Move(Action.HOLD, self.current, reason, candidates)
+        action = Action.EXPLORE if exploring else Action.GROW
         if chosen.batch_cores > current.batch_cores + inferer.NEGLIGIBLE_CORES and action is Action.GROW:
             action = Action.ROLLBACK if self._was_before(chosen.allocation) else Action.GROW
         return _Move(action, chosen.allocation, why, candidates)
@@ -222,7 +225,9 @@ class _Turn:
         if not (blind and self.settings.probe_reference and self.current == self.nothing):
             return self._hold(reason)
         if waited_s < self.settings.probe_after_s:
-            return self._hold(f"{reason}; a probe follows in {self.settings.probe_after_s - waited_s:.0f} s")
+            return self._hold(
+                f"{reason}; a probe follows if it stays so for {self.settings.probe_after_s:g} s"
+            )
         floor = self._floor_cores() if self._knobs().batch_cpus else self.nothing.cpu.total_cores
         probe = replace(self.nothing, cpu=CpuGrant(self.nothing.cpu.total_cores, floor, IDLE))
         text = "batch was there first: protecting strongly to learn what undisturbed performance is"
@@ -331,7 +336,9 @@ class _Turn:
         return quiet
 
     def _knobs(self) -> Knobs:
-        batch = batches(self.snapshot)
+        """What can be turned: of the batch workloads that are enforced, or of all while everything is only observed."""
+        everybody = batches(self.snapshot)
+        batch = tuple(v for v in everybody if v.enforced) or everybody
         return Knobs(
             batch_cpus=bool(batch) and all("cpus" in v.enforceable for v in batch),
             batch_weight=bool(batch) and all("cpu_weight" in v.enforceable for v in batch),

@@ -75,7 +75,8 @@ class ModelContext:
 class WorkloadView:
     """One workload as a policy sees it. ``sample`` is None while the workload's cgroup does not exist.
 
-    ``enforceable``: knob names (fields of Settings) that can be written for it here.
+    ``enforceable``: knob names (fields of Settings) that can be written for it here; ``enforced``: the operator
+    wants it enforced (else it is only observed).
     ``model``, ``protection`` (what is in force for it) and ``protected_since_s``: only LRAs have them.
     """
 
@@ -85,6 +86,7 @@ class WorkloadView:
     protection: Allocation | None = None
     protected_since_s: float = 0.0
     enforceable: frozenset[str] = frozenset()
+    enforced: bool = False
 
 
 @dataclass(frozen=True, slots=True)

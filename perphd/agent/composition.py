@@ -1,0 +1,109 @@
+"""The composition root: puts an agent together, on this machine or on a simulated one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from perphd.admission.baselines import CpuSharesPolicy, NonePolicy, StaticPolicy
+from perphd.admission.perph import PerphPolicy
+from perphd.agent.config import Config
+from perphd.agent.loop import Agent, Parts
+from perphd.agent.records import Records
+from perphd.agent.sli import SliBoard, SliOpener
+from perphd.domain.capability import Capabilities
+from perphd.domain.policy import Policy
+from perphd.host.capabilities import probe
+from perphd.host.cgroup import Hierarchies, discover
+from perphd.host.fs import KernelFs, RealFs
+from perphd.host.perf_events import EventOpener, PerfEvents
+from perphd.host.schedstat import RunDelayReader
+from perphd.host.systemd import refusal
+from perphd.host.topology import read_topology
+from perphd.isolation.executor import Executor
+from perphd.isolation.journal import Journal
+from perphd.monitor.sampler import Monitor
+from perphd.monitor.sli import open_source
+from perphd.monitor.store import Store
+
+SLI_TIMEOUT_SHARE = 0.3
+"""Share of the period that applications may take to answer for their SLI before the tick goes on without."""
+
+POLICIES: dict[str, Callable[[Config], Policy]] = {
+    "perph": lambda config: PerphPolicy(config.policy),
+    "none": lambda _: NonePolicy(),
+    "cpu-sbs": lambda _: CpuSharesPolicy(),
+    "static": lambda _: StaticPolicy(),
+}
+
+
+def build_agent(
+    config: Config,
+    *,
+    fs: KernelFs | None = None,
+    opener: EventOpener | None = None,
+    sli_opener: SliOpener = open_source,
+    clock: Callable[[], float] | None = None,
+    wall_clock: Callable[[], float] = time.time,
+    capabilities: Capabilities | None = None,
+    store: bool = True,
+) -> Agent:
+    """An agent ready for its first tick; nothing was written to the kernel yet.
+
+    Args:
+        fs: the kernel's files; None: this machine's. A simulated host brings its own.
+        opener: opens perf event groups; None: this kernel's, as far as the capabilities allow.
+        clock: monotonic clock for readings that take a while; None: ticks bring the time (virtual time).
+        capabilities: the report, if it was made already.
+        store: False keeps no time series whatever the configuration says.
+
+    Raises:
+        PerphError: the state directory cannot be used, or another daemon holds its journal.
+    """
+    real = fs is None
+    fs = fs if fs is not None else RealFs()
+    hierarchies = discover(fs)
+    topology = read_topology(fs)
+    capabilities = capabilities if capabilities is not None else probe(fs, hierarchies)
+    if opener is None and real:
+        opener = PerfEvents()
+    kept = _store(config) if store and config.store.enabled else None
+    records = Records(kept, wall_clock)
+    executor = Executor(
+        fs,
+        hierarchies,
+        Journal(Path(config.daemon.state_dir)),
+        refuse=_refusal(fs, hierarchies),
+        on_write=None
+        if kept is None
+        else lambda write, result: kept.add_writes(wall_clock(), (write,), result),
+    )
+    monitor = Monitor(
+        fs,
+        hierarchies,
+        cpus=topology.online,
+        opener=opener,
+        run_delay=lambda: RunDelayReader(fs),
+        expected_period_s=config.daemon.period_s,
+    )
+    parts = Parts(
+        topology=topology,
+        capabilities=capabilities,
+        monitor=monitor,
+        executor=executor,
+        policy=POLICIES[config.daemon.policy](config),
+        sli=SliBoard(sli_opener, SLI_TIMEOUT_SHARE * config.daemon.period_s),
+        records=records,
+    )
+    if kept is not None:
+        kept.start()
+    return Agent(config, parts, clock)
+
+
+def _store(config: Config) -> Store:
+    return Store(Path(config.store_path), config.store.retention_h * 3600.0, config.store.max_size_bytes)
+
+
+def _refusal(fs: KernelFs, hierarchies: Hierarchies) -> Callable[[str], str | None]:
+    return lambda cgroup: refusal(hierarchies, fs, cgroup)

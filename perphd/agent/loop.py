@@ -1,0 +1,417 @@
+"""The agent: one round of sample -> learn -> decide -> enforce -> record, and everything that may be asked of it.
+
+It owns all mutable state of the running daemon. Time comes in with every tick (simulated hosts run in virtual
+time); on a real host a clock may be given, because reading SLIs takes a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from perphd import __version__
+from perphd.admission.context import batch_demand_cores, batches, lras, model_context, total_cores
+from perphd.admission.inferer import untouched
+from perphd.agent.config import Config
+from perphd.agent.records import Records
+from perphd.agent.selfcost import CostMeter
+from perphd.agent.sli import SliBoard
+from perphd.domain.allocation import UNTOUCHED, Allocation, Settings
+from perphd.domain.capability import Capabilities
+from perphd.domain.decision import Decision
+from perphd.domain.errors import ConfigError
+from perphd.domain.event import Event, EventKind
+from perphd.domain.plan import NotEnforceable
+from perphd.domain.policy import HostView, Policy, Snapshot, TargetState, WorkloadView
+from perphd.domain.sample import Quality, Sample
+from perphd.domain.status import AgentStatus, WorkloadStatus
+from perphd.domain.topology import Topology
+from perphd.domain.workload import Kind, Mode, WorkloadSpec
+from perphd.isolation.executor import Executor
+from perphd.isolation.restore import RestoreReport
+from perphd.monitor.sampler import Monitor
+from perphd.monitor.sli import SliReading
+from perphd.predictor import Observation, Registry
+
+RESYNC_S = 5.0
+"""The kernel is read back so often even when nothing new is wanted, to notice foreign writers."""
+ENFORCEABLE_S = 30.0
+"""What can be enforced on a workload is looked at anew so often, and when its cgroup (re)appears."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the composition root puts together."""
+
+    topology: Topology
+    capabilities: Capabilities
+    monitor: Monitor
+    executor: Executor
+    policy: Policy
+    sli: SliBoard
+    records: Records
+
+
+@dataclass(slots=True)
+class _Protection:
+    allocation: Allocation
+    since_s: float
+
+
+@dataclass(slots=True)
+class _Enforceable:
+    knobs: frozenset[str]
+    missing: tuple[NotEnforceable, ...]
+    looked_s: float
+    present: bool
+
+
+class Agent:
+    """See the module. Not thread-safe: everything runs on one event loop; ticks never overlap."""
+
+    def __init__(self, config: Config, parts: Parts, clock: Callable[[], float] | None = None) -> None:
+        self._config = config
+        self._parts = parts
+        self._clock = clock
+        self._mode = config.daemon.mode
+        self._modes: dict[str, Mode] = {}
+        self._specs: dict[str, WorkloadSpec] = {spec.name: spec for spec in config.workloads}
+        self._registry = Registry()
+        self._memory: object = None
+        self._samples: dict[str, Sample] = {}
+        self._protections: dict[str, _Protection] = {}
+        self._enforceable: dict[str, _Enforceable] = {}
+        self._planned: tuple[dict[str, Settings], float] | None = None
+        self._cost = CostMeter()
+        self._tick = 0
+        self._began_s: float | None = None
+        self._now_s = 0.0
+        self._lock = asyncio.Lock()
+        self._sli_followed = False
+
+    # -- one round ----------------------------------------------------------------------------------
+
+    async def tick(self, now_s: float) -> None:
+        """One round at ``now_s`` (monotonic seconds). Failures of single workloads do not lose the round."""
+        async with self._lock:
+            if not self._sli_followed:
+                await self._parts.sli.follow(self._all_specs())
+                self._sli_followed = True
+            readings = await self._parts.sli.read(now_s)
+            if self._clock is not None:
+                now_s = self._clock()
+            waited = time.perf_counter()
+            self._now_s = now_s
+            self._began_s = now_s if self._began_s is None else self._began_s
+            specs = self._all_specs()
+            samples = self._parts.monitor.sample(now_s, specs, readings)
+            self._take_samples(samples)
+            snapshot = self._snapshot(now_s)
+            self._learn(snapshot)
+            deciding = time.perf_counter()
+            target = self._parts.policy.decide(snapshot)
+            self._memory = target.memory
+            await self._enforce(target, now_s, deciding)
+            self._record(target, tuple(self._samples.values()), now_s)
+            self._tick += 1
+            # The wait for applications' answers is theirs, not ours.
+            self._cost.tick(now_s, time.perf_counter() - waited)
+
+    def _take_samples(self, samples: Sequence[Sample]) -> None:
+        self._samples = {}
+        for sample in samples:
+            protection = self._protections.get(sample.workload)
+            if protection is not None:
+                begin_s = sample.at_s - sample.interval_s + 0.2 * self._config.daemon.period_s
+                if begin_s < protection.since_s + self._config.policy.settle_s:
+                    sample = replace(sample, quality=(*sample.quality, Quality.SETTLING))
+            self._samples[sample.workload] = sample
+
+    def _snapshot(self, now_s: float) -> Snapshot:
+        views = tuple(self._view(spec, now_s) for spec in self._all_specs())
+        return Snapshot(
+            tick=self._tick,
+            at_s=now_s,
+            period_s=self._config.daemon.period_s,
+            host=HostView(self._parts.topology),
+            workloads=views,
+            memory=self._memory,
+        )
+
+    def _view(self, spec: WorkloadSpec, now_s: float) -> WorkloadView:
+        sample = self._samples.get(spec.name)
+        present = sample is not None and not sample.has(Quality.GONE)
+        is_lra = spec.kind is Kind.LRA
+        protection = self._protections.get(spec.name)
+        return WorkloadView(
+            spec=spec,
+            sample=sample if present else None,
+            model=self._registry.model(spec.name) if is_lra else None,
+            protection=protection.allocation if protection is not None else None,
+            protected_since_s=protection.since_s if protection is not None else 0.0,
+            enforceable=self._knobs(spec, present, now_s),
+            enforced=self.mode_of(spec) is Mode.ENFORCE,
+        )
+
+    def _knobs(self, spec: WorkloadSpec, present: bool, now_s: float) -> frozenset[str]:
+        known = self._enforceable.get(spec.name)
+        if known is None or known.present != present or now_s - known.looked_s >= ENFORCEABLE_S:
+            knobs, missing = self._parts.executor.enforceable(spec)
+            known = _Enforceable(knobs, missing, now_s, present)
+            self._enforceable[spec.name] = known
+        return known.knobs
+
+    def _learn(self, snapshot: Snapshot) -> None:
+        total = total_cores(snapshot)
+        demand = batch_demand_cores(batches(snapshot), float(total))
+        quiet = demand < self._config.policy.batch_idle_cores
+        for view in lras(snapshot):
+            if view.sample is None:
+                continue
+            model = self._registry.model(view.spec.name)
+            allocation = view.protection if view.protection is not None else untouched(total)
+            model.observe(
+                Observation(
+                    view.sample,
+                    allocation,
+                    model_context(snapshot, view, model),
+                    undisturbed=quiet and not allocation.cpu.exclusive,
+                    latency_percentile=view.spec.objective.latency_percentile,
+                )
+            )
+
+    async def _enforce(self, target: TargetState, now_s: float, deciding: float) -> None:
+        wanted = {
+            name: target.settings.get(name, UNTOUCHED) if self.mode_of(spec) is Mode.ENFORCE else UNTOUCHED
+            for name, spec in self._specs.items()
+        }
+        new = self._planned is None or self._planned[0] != wanted
+        if not new and self._planned is not None and now_s - self._planned[1] < RESYNC_S:
+            self._note_protections(target, now_s, changed=False)
+            return
+        executor = self._parts.executor
+        changes = executor.plan(wanted, self._all_specs())
+        self._planned = (wanted, now_s)
+        if not changes:
+            self._note_protections(target, now_s, changed=False)
+            return
+        applied = await executor.apply(changes)
+        self._cost.wrote(time.perf_counter() - deciding)
+        if applied.ok:
+            self._parts.records.change(now_s, changes, "written")
+            self._parts.records.problem("apply", None, now_s)
+            self._note_protections(target, now_s, changed=True)
+        else:
+            self._planned = None
+            self._parts.records.change(now_s, changes, "failed and undone")
+            text = f"a change could not be made and was undone: {applied.failed}"
+            self._parts.records.problem("apply", text, now_s)
+
+    def _note_protections(self, target: TargetState, now_s: float, changed: bool) -> None:
+        """Remember what is now in force for each LRA: its decision's choice, if it and some batch are enforced."""
+        batch_enforced = any(
+            spec.kind is Kind.BATCH and self.mode_of(spec) is Mode.ENFORCE for spec in self._specs.values()
+        )
+        when_s = self._clock() if self._clock is not None else now_s
+        for decision in target.decisions:
+            spec = self._specs.get(decision.workload)
+            if spec is None:
+                continue
+            before = self._protections.get(spec.name)
+            nothing = untouched(len(self._parts.topology.usable_cores) or 1)
+            enforced = batch_enforced and self.mode_of(spec) is Mode.ENFORCE
+            allocation = decision.chosen if enforced else nothing
+            if before is None and allocation == nothing:
+                continue
+            if before is None or before.allocation != allocation:
+                self._protections[spec.name] = _Protection(allocation, when_s)
+            elif changed:
+                # Another LRA's change moved batch as well: this one's surroundings changed too.
+                before.since_s = when_s
+
+    def _record(self, target: TargetState, samples: tuple[Sample, ...], now_s: float) -> None:
+        records = self._parts.records
+        records.samples(samples)
+        for decision in target.decisions:
+            spec = self._specs.get(decision.workload)
+            records.decision(decision, spec is not None and self.mode_of(spec) is Mode.ENFORCE)
+        for outcome in target.outcomes:
+            records.outcome(outcome)
+        for name, spec in self._specs.items():
+            missing = name not in self._samples or self._samples[name].has(Quality.GONE)
+            text = f"{spec.kind} {name!r}: cgroup {spec.cgroup} does not exist; waiting for it"
+            records.problem(f"missing:{name}", text if missing else None, now_s)
+        for conflict in self._parts.executor.conflicts():
+            records.problem(f"conflict:{conflict.path}", str(conflict), now_s)
+        records.event(Event(now_s, EventKind.TICK, f"tick {self._tick}"))
+
+    # -- asked from outside -------------------------------------------------------------------------
+
+    @property
+    def config(self) -> Config:
+        """The configuration in force."""
+        return self._config
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What the host can do, as found at start."""
+        return self._parts.capabilities
+
+    @property
+    def topology(self) -> Topology:
+        """The host's processors, as found at start."""
+        return self._parts.topology
+
+    @property
+    def samples(self) -> Mapping[str, Sample]:
+        """The newest samples by workload."""
+        return self._samples
+
+    def mode_of(self, spec: WorkloadSpec) -> Mode:
+        """The mode in force for a workload: set at run time, else its own, else the daemon's."""
+        own = self._modes.get(spec.name, spec.mode)
+        return own if own is not None else self._mode
+
+    def status(self) -> AgentStatus:
+        """The agent as a whole, now."""
+        records = self._parts.records
+        return AgentStatus(
+            version=__version__,
+            mode=self._mode,
+            policy=self._parts.policy.name,
+            period_s=self._config.daemon.period_s,
+            tick=self._tick,
+            uptime_s=self._now_s - self._began_s if self._began_s is not None else 0.0,
+            workloads=tuple(self._workload_status(spec) for spec in self._all_specs()),
+            journal_entries=self._parts.executor.journal_entries,
+            cost=self._cost.cost(),
+            problems=(*self._config.warnings, *records.problems),
+        )
+
+    def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
+        """The latest decisions about this LRA, newest first, none made after ``at_s`` (monotonic)."""
+        return self._parts.records.decisions(workload, at_s, limit)
+
+    def set_mode(self, mode: Mode, workload: str | None = None) -> None:
+        """Observe or enforce: for one workload, or for all (which forgets what was set for single ones).
+
+        Raises:
+            ConfigError: no such workload.
+        """
+        if workload is None:
+            self._mode = mode
+            self._modes.clear()
+        elif workload in self._specs:
+            self._modes[workload] = mode
+        else:
+            raise ConfigError(
+                "request", "workload", f"no workload is named {workload!r}", ", ".join(self._specs)
+            )
+        self._parts.executor.forget_conflicts()
+        who = workload if workload is not None else "all workloads"
+        self._parts.records.event(Event(self._now_s, EventKind.MODE, f"{who}: {mode}", workload or ""))
+
+    async def add_workload(self, spec: WorkloadSpec) -> None:
+        """Take a workload, already checked against the others, into the loop; replaces one of that name."""
+        async with self._lock:
+            self._specs[spec.name] = spec
+            self._sli_followed = False
+        self._parts.records.event(Event(self._now_s, EventKind.WORKLOAD, f"{spec.kind} added", spec.name))
+
+    async def remove_workload(self, name: str) -> None:
+        """Give a workload's settings back and forget it. An LRA's protection ends at the next tick.
+
+        Raises:
+            ConfigError: no such workload.
+        """
+        async with self._lock:
+            if name not in self._specs:
+                raise ConfigError(
+                    "request", "workload", f"no workload is named {name!r}", ", ".join(self._specs)
+                )
+            await self._parts.executor.restore((name,))
+            del self._specs[name]
+            for kept in (self._protections, self._enforceable, self._modes, self._samples):
+                kept.pop(name, None)  # type: ignore[attr-defined]
+            self._registry.forget(name)
+            self._parts.records.forget(name)
+            self._parts.records.problem(f"missing:{name}", None, self._now_s)
+            self._planned = None
+            self._sli_followed = False
+        self._parts.records.event(Event(self._now_s, EventKind.WORKLOAD, "removed", name))
+
+    def push_sli(self, workload: str, reading: SliReading) -> None:
+        """A reading that the application itself delivers. Raises ConfigError if its SLI source is not ``push``."""
+        self._parts.sli.push(workload, reading, self._clock() if self._clock is not None else self._now_s)
+
+    async def restore(self) -> RestoreReport:
+        """Go back to observing and put every original value back."""
+        async with self._lock:
+            self._mode = Mode.OBSERVE
+            self._modes = {
+                name: Mode.OBSERVE for name, spec in self._specs.items() if spec.mode is Mode.ENFORCE
+            }
+            report = await self._parts.executor.restore()
+            self._protections.clear()
+            self._planned = None
+        self._parts.records.event(Event(self._now_s, EventKind.RESTORE, str(report)))
+        return report
+
+    async def reload(self, config: Config) -> None:
+        """Take over a configuration that was read and checked. Models of workloads that stay are kept."""
+        for name in [n for n in self._specs if all(s.name != n for s in config.workloads)]:
+            await self.remove_workload(name)
+        async with self._lock:
+            self._config = config
+            self._mode = config.daemon.mode
+            self._modes.clear()
+            self._specs = {spec.name: spec for spec in config.workloads}
+            self._enforceable.clear()
+            self._parts.executor.forget_conflicts()
+            self._sli_followed = False
+            self._planned = None
+        text = "configuration read again; changes of period, socket, store and policy settings need a restart"
+        self._parts.records.event(Event(self._now_s, EventKind.RELOAD, text))
+
+    def subscribe(self) -> AsyncIterator[Event]:
+        """Everything that happens from now on; ends when the agent stops."""
+        return self._parts.records.subscribe()
+
+    async def stop(self, restore: bool) -> RestoreReport | None:
+        """End: give everything back if asked to, close every descriptor. The agent cannot be used afterwards."""
+        async with self._lock:
+            report = await self._parts.executor.restore() if restore else None
+            self._parts.records.end_subscriptions()
+            await self._parts.sli.close()
+            self._parts.monitor.close()
+            self._parts.executor.close()
+        return report
+
+    # -- helpers ------------------------------------------------------------------------------------
+
+    def missed(self, ticks: int) -> None:
+        """The loop was late and left out so many rounds."""
+        self._cost.missed_ticks += ticks
+
+    def _all_specs(self) -> tuple[WorkloadSpec, ...]:
+        return tuple(self._specs.values())
+
+    def _workload_status(self, spec: WorkloadSpec) -> WorkloadStatus:
+        sample = self._samples.get(spec.name)
+        present = sample is not None and not sample.has(Quality.GONE)
+        protection = self._protections.get(spec.name)
+        known = self._enforceable.get(spec.name)
+        return WorkloadStatus(
+            spec=spec,
+            present=present,
+            mode=self.mode_of(spec),
+            sample=sample,
+            decision=self._parts.records.last_decision(spec.name),
+            outcome=self._parts.records.last_outcome(spec.name),
+            protection=protection.allocation if protection is not None else None,
+            in_force=self._parts.executor.in_force(spec.name),
+            not_enforceable=known.missing if known is not None else (),
+            problem="" if present else f"waiting for cgroup {spec.cgroup}",
+        )

@@ -1,0 +1,115 @@
+"""The daemon's own command, ``perphd``: run, demo, restore, config check."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from perphd import __version__
+from perphd.agent.config import DEFAULT_PATH, load
+from perphd.domain.errors import PerphError
+
+EXIT_FAILED = 1
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="perphd")
+def main() -> None:
+    """Keep long-running applications at their target with just enough resources.
+
+    Exit codes: 0 done, 1 refused or failed (the reason is on standard error), 2 wrong usage.
+    """
+
+
+_config_option = click.option(
+    "--config", "config_path", default=DEFAULT_PATH, show_default=True, help="Configuration file."
+)
+
+
+@main.command()
+@_config_option
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="Overrides the configuration.",
+)
+def run(config_path: str, log_level: str | None) -> None:
+    """Run the daemon in the foreground until SIGTERM or Ctrl-C."""
+    try:
+        config = load(config_path)
+        _log_to_stderr(log_level or config.daemon.log_level)
+        from perphd.agent.service import Service, protect_self
+
+        protect_self()
+        asyncio.run(Service(Path(config_path), config).run())
+    except PerphError as exc:
+        _refuse(exc)
+
+
+@main.command()
+@click.option(
+    "--seconds", type=click.IntRange(60, 3600), default=150, show_default=True, help="Virtual time to show."
+)
+@click.option("--seed", type=int, default=1, show_default=True, help="Of the simulated noise.")
+def demo(seconds: int, seed: int) -> None:
+    """Show the whole loop on a simulated host: no root, nothing of this machine is touched."""
+    from perphd.agent.demo import run_demo
+
+    raise SystemExit(run_demo(seconds=seconds, seed=seed))
+
+
+@main.command()
+@_config_option
+@click.option("--state-dir", help="Where the journal is; overrides the configuration.")
+@click.option("--force", is_flag=True, help="Also undo values that somebody else has changed since.")
+def restore(config_path: str, state_dir: str | None, force: bool) -> None:
+    """Put back every value that a daemon changed and did not give back. Works without the daemon."""
+    from perphd.host.fs import RealFs
+    from perphd.isolation.restore import restore as put_back
+
+    try:
+        if state_dir is None:
+            state_dir = load(config_path, runtime=False).daemon.state_dir
+        report = put_back(RealFs(), Path(state_dir), force=force)
+    except PerphError as exc:
+        _refuse(exc)
+    click.echo(str(report))
+    if report.failed:
+        raise SystemExit(EXIT_FAILED)
+
+
+@main.group()
+def config() -> None:
+    """Look at the configuration."""
+
+
+@config.command()
+@click.argument("path", default=DEFAULT_PATH)
+def check(path: str) -> None:
+    """Read a configuration as the daemon would, and say what is wrong with it."""
+    from perphd.agent.config import check_against_host
+    from perphd.host.cgroup import discover
+    from perphd.host.fs import RealFs
+
+    try:
+        loaded = load(path)
+        fs = RealFs()
+        for warning in (*loaded.warnings, *check_against_host(loaded, fs, discover(fs))):
+            click.echo(f"warning: {warning}", err=True)
+    except PerphError as exc:
+        _refuse(exc)
+    click.echo(f"{path}: fine, {len(loaded.workloads)} workloads, mode {loaded.daemon.mode}")
+
+
+def _refuse(error: PerphError) -> None:
+    click.echo(f"perphd: {error}", err=True)
+    raise SystemExit(EXIT_FAILED)
+
+
+def _log_to_stderr(level: str) -> None:
+    logging.basicConfig(stream=sys.stderr, level=level.upper(), format="%(levelname)s %(message)s")
+    logging.getLogger("aiohttp").setLevel(logging.WARNING)

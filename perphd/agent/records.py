@@ -1,0 +1,164 @@
+"""What the agent remembers and announces: recent decisions, the store, the event stream, problems."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, replace
+
+from perphd.domain.decision import Action, Decision, Outcome
+from perphd.domain.event import Event, EventKind
+from perphd.domain.plan import ChangeSet
+from perphd.domain.sample import Sample
+from perphd.monitor.store import Store
+
+KEPT_DECISIONS = 256
+"""Decisions kept in memory per LRA, for explanations."""
+REPEAT_S = 60.0
+"""An unchanged decision is written to the store again after so long."""
+QUEUED_EVENTS = 256
+"""Events that a slow subscriber may lag behind before it loses the oldest."""
+
+log = logging.getLogger("perphd")
+
+
+@dataclass(slots=True)
+class _Last:
+    decision: Decision
+    stored_s: float
+
+
+class Records:
+    """Takes everything that happened and passes it on once: to memory, store, log and subscribers."""
+
+    def __init__(self, store: Store | None, wall_clock: Callable[[], float]) -> None:
+        self._store, self._wall_clock = store, wall_clock
+        self._decisions: dict[str, deque[Decision]] = {}
+        self._last: dict[str, _Last] = {}
+        self._outcomes: dict[str, Outcome] = {}
+        self._subscribers: set[asyncio.Queue[Event | None]] = set()
+        self._problems: dict[str, str] = {}
+
+    # -- taking -------------------------------------------------------------------------------------
+
+    def samples(self, samples: Sequence[Sample]) -> None:
+        """Store the samples of one tick."""
+        if self._store is not None and samples:
+            self._store.add_samples(self._wall_clock(), samples)
+
+    def decision(self, decision: Decision, enforced: bool) -> None:
+        """Remember a decision; store, log and announce it when it says something new."""
+        recent = self._decisions.setdefault(decision.workload, deque(maxlen=KEPT_DECISIONS))
+        last = self._last.get(decision.workload)
+        if last is not None and _same(last.decision, decision):
+            recent[-1] = decision
+            if decision.at_s - last.stored_s < REPEAT_S:
+                self._last[decision.workload] = replace(last, decision=decision)
+                return
+        else:
+            recent.append(decision)
+            self._announce_decision(decision, enforced)
+        self._last[decision.workload] = _Last(decision, decision.at_s)
+        if self._store is not None:
+            self._store.add_decision(self._wall_clock(), decision)
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Store, log and announce what came of a decision."""
+        self._outcomes[outcome.workload] = outcome
+        if self._store is not None:
+            self._store.add_outcome(self._wall_clock(), outcome)
+        log.info("%s: %s", outcome.workload, outcome.text)
+        self.event(Event(outcome.at_s, EventKind.OUTCOME, outcome.text, outcome.workload, outcome))
+
+    def change(self, at_s: float, changes: ChangeSet, result: str) -> None:
+        """Announce a transaction. The single writes are audited by the executor's callback."""
+        writes = ", ".join(f"{w.path}: {w.before!r} -> {w.value!r}" for w in changes.writes)
+        text = f"{result}: {writes}"
+        log.info("%s", text)
+        self.event(Event(at_s, EventKind.CHANGE, text, "", changes))
+
+    def event(self, event: Event) -> None:
+        """Announce to every subscriber; one that lags loses its oldest events."""
+        if event.kind is not EventKind.TICK and self._store is not None:
+            self._store.add_event(self._wall_clock(), event.kind.value, f"{event.workload}: {event.text}")
+        for queue in self._subscribers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(event)
+
+    def problem(self, key: str, text: str | None, at_s: float) -> None:
+        """State (or with None: clear) a condition that an operator should read; logged once, not every tick."""
+        if text is None:
+            self._problems.pop(key, None)
+        elif self._problems.get(key) != text:
+            self._problems[key] = text
+            log.warning("%s", text)
+            self.event(Event(at_s, EventKind.PROBLEM, text))
+
+    # -- giving -------------------------------------------------------------------------------------
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """Sentences about conditions that hold now."""
+        store = self._store.problem if self._store is not None else None
+        return (*self._problems.values(), *((store,) if store else ()))
+
+    def last_decision(self, workload: str) -> Decision | None:
+        """The newest decision about this LRA."""
+        last = self._last.get(workload)
+        return last.decision if last is not None else None
+
+    def last_outcome(self, workload: str) -> Outcome | None:
+        """The newest judged change of this LRA."""
+        return self._outcomes.get(workload)
+
+    def decisions(self, workload: str, at_s: float | None, limit: int) -> tuple[Decision, ...]:
+        """Newest first, none made after ``at_s``."""
+        recent = reversed(self._decisions.get(workload, ()))
+        found = [d for d in recent if at_s is None or d.at_s <= at_s]
+        return tuple(found[:limit])
+
+    async def subscribe(self) -> AsyncIterator[Event]:
+        """Everything announced from now on, until the agent stops."""
+        queue: asyncio.Queue[Event | None] = asyncio.Queue(QUEUED_EVENTS)
+        self._subscribers.add(queue)
+        try:
+            while (event := await queue.get()) is not None:
+                yield event
+        finally:
+            self._subscribers.discard(queue)
+
+    def end_subscriptions(self) -> None:
+        """Tell every subscriber that nothing more comes."""
+        for queue in self._subscribers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(None)
+
+    def forget(self, workload: str) -> None:
+        """Drop what is remembered of a workload that was taken off the list (the store keeps it)."""
+        for kept in (self._decisions, self._last, self._outcomes):
+            kept.pop(workload, None)
+
+    def _announce_decision(self, decision: Decision, enforced: bool) -> None:
+        if decision.action is Action.HOLD:
+            text = f"{decision.verdict.health}: {decision.reason}"
+            level = logging.DEBUG
+        else:
+            would = "" if enforced else "would "
+            text = f"{would}{decision.action}: {decision.current} -> {decision.chosen}; {decision.reason}"
+            level = logging.INFO
+        log.log(level, "%s: %s", decision.workload, text)
+        self.event(Event(decision.at_s, EventKind.DECISION, text, decision.workload, decision))
+
+
+def _same(a: Decision, b: Decision) -> bool:
+    return (a.action, a.chosen, a.verdict.health, a.verdict.cause, a.reason) == (
+        b.action,
+        b.chosen,
+        b.verdict.health,
+        b.verdict.cause,
+        b.reason,
+    )

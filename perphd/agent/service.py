@@ -1,0 +1,120 @@
+"""The daemon's life: start, tick on time, serve the socket, obey signals, stop and give everything back."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import time
+from pathlib import Path
+
+from perphd.agent.composition import build_agent
+from perphd.agent.config import Config, check_against_host, load
+from perphd.agent.loop import Agent
+from perphd.agent.notify import Notifier
+from perphd.control.server import ControlServer
+from perphd.domain.errors import PerphError
+from perphd.host.cgroup import discover
+from perphd.host.fs import RealFs
+from perphd.isolation.restore import restore
+
+log = logging.getLogger("perphd")
+
+
+class Service:
+    """Runs one agent until it is told to stop."""
+
+    def __init__(self, config_path: Path, config: Config) -> None:
+        self._path, self._config = config_path, config
+        self._stop = asyncio.Event()
+        self._notifier = Notifier()
+
+    async def run(self) -> None:
+        """Run until SIGTERM or SIGINT.
+
+        Raises:
+            PerphError: the daemon cannot start (another one runs, the configuration does not fit this host ...).
+        """
+        fs = RealFs()
+        for warning in check_against_host(self._config, fs, discover(fs)):
+            log.warning("%s", warning)
+        # What a daemon that was killed left behind is put back before anything is looked at.
+        report = restore(fs, Path(self._config.daemon.state_dir))
+        if report.restored or report.failed:
+            log.warning("a daemon before this one ended without giving back: %s", report)
+        agent = build_agent(self._config, clock=time.monotonic)
+        server = ControlServer(agent, self._config, reload=lambda: self._reload(agent))
+        try:
+            await server.start()
+            self._watch_signals(agent)
+            self._notifier.ready(f"{self._config.daemon.mode}, {len(self._config.workloads)} workloads")
+            log.info("ready: mode %s, policy %s", self._config.daemon.mode, self._config.daemon.policy)
+            await self._loop(agent)
+        finally:
+            self._notifier.stopping()
+            await server.stop()
+            done = await agent.stop(restore=self._config.daemon.on_stop == "restore")
+            log.info("stopped; %s", done if done is not None else "what is in force is kept")
+
+    async def _loop(self, agent: Agent) -> None:
+        period_s = self._config.daemon.period_s
+        due_s = time.monotonic()
+        while not self._stop.is_set():
+            now_s = time.monotonic()
+            try:
+                await agent.tick(now_s)
+            except PerphError as exc:
+                # Fail static: what is in force stays, the next tick tries again.
+                log.error("tick failed: %s", exc)
+            except Exception:
+                log.exception("tick failed")
+            self._notifier.alive()
+            due_s += period_s
+            late_s = time.monotonic() - due_s
+            if late_s > 0:
+                missed = int(late_s // period_s) + 1
+                agent.missed(missed)
+                due_s += missed * period_s
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), max(0.0, due_s - time.monotonic()))
+
+    def _watch_signals(self, agent: Agent) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        tasks: set[asyncio.Task[None]] = set()
+
+        def hang_up() -> None:
+            task = loop.create_task(self._reload_quietly(agent))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+
+        loop.add_signal_handler(signal.SIGHUP, hang_up)
+
+    async def _reload_quietly(self, agent: Agent) -> None:
+        try:
+            await self._reload(agent)
+        except PerphError as exc:
+            log.error("configuration not taken over: %s", exc)
+
+    async def _reload(self, agent: Agent) -> Config:
+        self._notifier.reloading()
+        try:
+            config = load(self._path)
+            fs = RealFs()
+            for warning in check_against_host(config, fs, discover(fs)):
+                log.warning("%s", warning)
+            await agent.reload(config)
+        finally:
+            self._notifier.ready("reloaded")
+        return config
+
+
+def protect_self() -> None:
+    """Ask for a little more CPU priority than anybody's default, so that a loaded host does not blind its guard."""
+    try:
+        os.setpriority(os.PRIO_PROCESS, 0, -10)
+    except OSError as exc:
+        log.info("running at normal priority: %s", exc.strerror)
