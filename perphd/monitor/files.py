@@ -1,0 +1,262 @@
+"""The kernel files of one workload, kept open: which hierarchy gives which reading on v2, v1 and hybrid hosts.
+
+A file that is missing makes its readings Unavailable with the reason; the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from perphd.domain.errors import Gone, KernelError
+from perphd.domain.reading import Unavailable
+from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy
+from perphd.host.fs import KernelFile, KernelFs
+from perphd.monitor.meters import (
+    BlockIo,
+    CpuAcct,
+    CpuStat,
+    Gauge,
+    MemoryStat,
+    Meter,
+    Pressure,
+    Readings,
+    ThreadList,
+)
+
+Identity: TypeAlias = Mapping[str, tuple[int, int]]
+"""(device, inode) of a workload's directory by mount point, for every hierarchy that it lies in."""
+
+_CONTROLLERS = ("cpu", "cpuacct", "memory", "io", "pids", "perf_event")
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A file that could give some readings, and how to make its meter."""
+
+    hierarchy: Hierarchy
+    file: str
+    meter: Callable[[], Meter]
+
+
+@dataclass(frozen=True, slots=True)
+class _Want:
+    """Readings, the places to look for them (the best first), and why they cannot be had if there is none."""
+
+    fields: tuple[str, ...]
+    places: tuple[_Place, ...]
+    absent: str
+
+
+def sampled_hierarchies(hierarchies: Hierarchies) -> tuple[Hierarchy, ...]:
+    """Those that any reading comes from, each once, the unified one first."""
+    bound = [hierarchies.unified, *(hierarchies.of(name) for name in _CONTROLLERS)]
+    return tuple({h.mount: h for h in bound if h is not None}.values())
+
+
+def identity_of(fs: KernelFs, hierarchies: tuple[Hierarchy, ...], cgroup: str) -> Identity:
+    """Where the cgroup lies now, and as which object; empty if nowhere."""
+    found: dict[str, tuple[int, int]] = {}
+    for hierarchy in hierarchies:
+        try:
+            found[hierarchy.mount] = fs.identity(hierarchy.path(cgroup))
+        except KernelError:
+            continue
+    return found
+
+
+class _Source:
+    """The file that gives some readings: open, or the reason why not."""
+
+    __slots__ = ("_file", "_meter", "_missing", "_want")
+
+    def __init__(self, want: _Want) -> None:
+        self._want = want
+        self._file: KernelFile | None = None
+        self._meter: Meter | None = None
+        self._missing = Unavailable(want.absent)
+
+    @property
+    def is_open(self) -> bool:
+        return self._file is not None
+
+    def open(self, fs: KernelFs, cgroup: str) -> None:
+        """Open the first place that exists; a new file gets a new meter, since its counters are others."""
+        for place in self._want.places:
+            path = place.hierarchy.path(cgroup, place.file)
+            try:
+                self._file = fs.open(path)
+            except Gone:
+                reason = f"{path} does not exist"
+                if not fs.exists(place.hierarchy.path(cgroup)):
+                    reason = f"the cgroup is not in the hierarchy at {place.hierarchy.mount}"
+            except KernelError as exc:
+                reason = str(exc)
+            else:
+                self._meter = place.meter()
+                return
+            if place is self._want.places[0]:
+                self._missing = Unavailable(reason)
+
+    def take(self, now_s: float, out: Readings) -> bool:
+        """Put the readings into ``out``; True if the file vanished since the last time."""
+        if self._file is not None and self._meter is not None:
+            try:
+                data = self._file.read()
+            except Gone as exc:
+                self.close()
+                self._missing = Unavailable(f"{exc.path} vanished")
+            except KernelError as exc:
+                failed = Unavailable(str(exc))
+                for field in self._want.fields:
+                    out[field] = failed
+                return False
+            else:
+                self._meter.take(data, now_s, out)
+                return False
+            for field in self._want.fields:
+                out[field] = self._missing
+            return True
+        for field in self._want.fields:
+            out[field] = self._missing
+        return False
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class WorkloadFiles:
+    """All kept-open files of one workload. Opens what there is; ``open_missing`` looks again for the rest."""
+
+    def __init__(self, fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> None:
+        self._fs, self._cgroup = fs, cgroup
+        self._sources = [_Source(want) for want in _wants(fs, hierarchies, cgroup)]
+        self.open_missing()
+
+    def open_missing(self) -> None:
+        """Try what is not open: a controller may have been enabled meanwhile."""
+        for source in self._sources:
+            if not source.is_open:
+                source.open(self._fs, self._cgroup)
+
+    def take(self, now_s: float, out: Readings) -> bool:
+        """Put all readings into ``out``; True if any file vanished since the last time."""
+        vanished = False
+        for source in self._sources:
+            if source.take(now_s, out):
+                vanished = True
+        return vanished
+
+    @property
+    def open_fds(self) -> int:
+        """Descriptors held."""
+        return sum(source.is_open for source in self._sources)
+
+    def close(self) -> None:
+        """Give all descriptors back."""
+        for source in self._sources:
+            source.close()
+
+
+def _wants(fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> tuple[_Want, ...]:
+    return (
+        *_cpu(hierarchies),
+        *_pressure(hierarchies),
+        *_memory(hierarchies),
+        _block_io(hierarchies),
+        _threads(fs, hierarchies, cgroup),
+    )
+
+
+def _absent(controller: str) -> str:
+    return f"no cgroup hierarchy of this host has the {controller} controller"
+
+
+def _cpu(hierarchies: Hierarchies) -> tuple[_Want, ...]:
+    unified, cpu, accounting = hierarchies.unified, hierarchies.of("cpu"), hierarchies.of("cpuacct")
+    if unified is not None and (cpu is None or cpu.version == 2) and accounting is None:
+        fields = ("cpu_usage_cores", "cpu_throttled_pct")
+        stat = _Place(unified, "cpu.stat", lambda: CpuStat(usage=True, throttling=True))
+        return (_Want(fields, (stat,), ""),)
+    usage: list[_Place] = []
+    if accounting is not None:
+        usage.append(_Place(accounting, "cpuacct.usage", CpuAcct))
+    if unified is not None:
+        usage.append(_Place(unified, "cpu.stat", lambda: CpuStat(usage=True, throttling=False)))
+    throttling: tuple[_Place, ...] = ()
+    if cpu is not None:
+        throttling = (_Place(cpu, "cpu.stat", lambda: CpuStat(usage=False, throttling=True)),)
+    return (
+        _Want(("cpu_usage_cores",), tuple(usage), _absent("cpuacct")),
+        _Want(("cpu_throttled_pct",), throttling, _absent("cpu")),
+    )
+
+
+def _pressure(hierarchies: Hierarchies) -> tuple[_Want, ...]:
+    wants: list[_Want] = []
+    for resource, some, full in (
+        ("cpu", "cpu_some_pct", None),  # "full" of CPU says little: it needs every task of the group to wait
+        ("memory", "memory_some_pct", "memory_full_pct"),
+        ("io", "io_some_pct", "io_full_pct"),
+    ):
+        places: tuple[_Place, ...] = ()
+        if hierarchies.unified is not None:
+            places = (_Place(hierarchies.unified, f"{resource}.pressure", _pressure_meter(some, full)),)
+        fields = (some,) if full is None else (some, full)
+        wants.append(
+            _Want(fields, places, "no cgroup2 tree is mounted: pressure per cgroup exists only there")
+        )
+    return tuple(wants)
+
+
+def _pressure_meter(some: str, full: str | None) -> Callable[[], Meter]:
+    return lambda: Pressure(some, full)
+
+
+def _memory(hierarchies: Hierarchies) -> tuple[_Want, ...]:
+    memory = hierarchies.of("memory")
+    current: tuple[_Place, ...] = ()
+    stat: tuple[_Place, ...] = ()
+    if memory is not None:
+        file = "memory.current" if memory.version == 2 else "memory.usage_in_bytes"
+        current = (_Place(memory, file, lambda: Gauge("memory_current_bytes")),)
+        stat = (_Place(memory, "memory.stat", MemoryStat.v2 if memory.version == 2 else MemoryStat.v1),)
+    return (
+        _Want(("memory_current_bytes",), current, _absent("memory")),
+        _Want(MemoryStat.fields, stat, _absent("memory")),
+    )
+
+
+def _block_io(hierarchies: Hierarchies) -> _Want:
+    io = hierarchies.of("io")
+    places: tuple[_Place, ...] = ()
+    if io is not None and io.version == 2:
+        places = (_Place(io, "io.stat", BlockIo.v2),)
+    elif io is not None:
+        places = (_Place(io, "blkio.throttle.io_service_bytes_recursive", BlockIo.v1),)
+    return _Want(BlockIo.fields, places, _absent("io"))
+
+
+def _threads(fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> _Want:
+    places: list[_Place] = []
+    pids = hierarchies.of("pids")
+    if pids is not None:
+        places.append(_Place(pids, "pids.current", lambda: Gauge("threads")))
+        if fs.exists(pids.path(cgroup, "pids.current")):
+            return _Want(("threads",), tuple(places), "")
+    # Lists of threads do not include the groups below: right only for a cgroup that has none.
+    for hierarchy, file in ((hierarchies.unified, "cgroup.threads"), (hierarchies.of("cpu"), "tasks")):
+        if hierarchy is not None and not _has_children(fs, hierarchy, cgroup):
+            places.append(_Place(hierarchy, file, ThreadList))
+    return _Want(("threads",), tuple(places), _absent("pids"))
+
+
+def _has_children(fs: KernelFs, hierarchy: Hierarchy, cgroup: str) -> bool:
+    directory = hierarchy.path(cgroup)
+    try:
+        return any(fs.exists(f"{directory}/{name}/cgroup.procs") for name in fs.listdir(directory))
+    except KernelError:
+        return False

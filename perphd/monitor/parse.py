@@ -1,0 +1,107 @@
+"""Reading numbers out of kernel files' bytes, fast: only the lines that are needed are looked at.
+
+Strict about what is a number (ASCII digits only), tolerant about what else is in a file: kernels add lines.
+None means that the line is not there or holds no number; callers turn it into Unavailable with the file's name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+_DIGITS = b"0123456789"
+
+
+def whole_number(data: bytes) -> int | None:
+    """The one unsigned number that a file holds (``memory.current``, ``pids.current``), or None."""
+    token = data.strip()
+    return int(token) if token.isdigit() else None
+
+
+def line_needle(key: str) -> bytes:
+    """What ``values_of`` searches for ``key``: prepare once, use every tick."""
+    return b"\n" + key.encode() + b" "
+
+
+def values_of(data: bytes, needles: Sequence[bytes]) -> list[int | None]:
+    """The numbers of flat-keyed lines (``key value``), one for each needle made by ``line_needle``.
+
+    One pass over the file when the needles come in the file's own order; any other order is right too, only slower.
+    """
+    found: list[int | None] = []
+    position = 0
+    for needle in needles:
+        at = data.find(needle, position)
+        if at < 0:
+            at = data.find(needle, 0, position) if position else -1
+            if at < 0:
+                if not data.startswith(needle[1:]):  # the first line has no newline before it
+                    found.append(None)
+                    continue
+                at = -1
+        start = at + len(needle)
+        end = data.find(b"\n", start)
+        token = data[start:end] if end >= 0 else data[start:]
+        found.append(int(token) if token.isdigit() else None)
+        # The line's own newline may be the one that the next needle begins with.
+        position = end if end >= 0 else len(data)
+    return found
+
+
+def psi_total_us(data: bytes, share: bytes) -> int | None:
+    """Stalled microseconds (``total=``) of a pressure file's ``some`` or ``full`` line."""
+    start = 0
+    if not data.startswith(share + b" "):
+        start = data.find(b"\n" + share + b" ") + 1
+        if start == 0:
+            return None
+    end = data.find(b"\n", start)
+    line = data[start:end] if end >= 0 else data[start:]
+    at = line.find(b" total=")
+    token = line[at + 7 :] if at >= 0 else b""
+    return int(token) if token.isdigit() else None
+
+
+def io_stat_bytes(data: bytes) -> tuple[int, int] | None:
+    """(read, written) bytes over all devices of a v2 ``io.stat``; an empty file is no I/O so far, hence zeros.
+
+    A device-mapper volume and the disk below it each have a line: the sum is what the block layer moved.
+    None if a line is not of the kernel's form.
+    """
+    if b"=" not in data:
+        return (0, 0) if _only_device_names(data) else None
+    read = _sum_after(data, b" rbytes=")
+    written = _sum_after(data, b" wbytes=")
+    return None if read is None or written is None else (read, written)
+
+
+def blkio_bytes(data: bytes) -> tuple[int, int] | None:
+    """(read, written) bytes over all devices of a v1 ``blkio.*.io_service_bytes*``; None if malformed."""
+    if not data.startswith(b"Total ") and b"\nTotal " not in data:
+        return None
+    read = _sum_after(data, b" Read ")
+    written = _sum_after(data, b" Write ")
+    return None if read is None or written is None else (read, written)
+
+
+def _only_device_names(data: bytes) -> bool:
+    # Devices without any I/O are listed as "7:0 " with nothing after the number.
+    return all(
+        name.count(b":") == 1 and name.replace(b":", b"").isdigit()
+        for name in (line.strip() for line in data.splitlines())
+        if name
+    )
+
+
+def _sum_after(data: bytes, marker: bytes) -> int | None:
+    total = 0
+    at = data.find(marker)
+    while at >= 0:
+        start = at + len(marker)
+        end = start
+        while end < len(data) and data[end] in _DIGITS:
+            end += 1
+        if end == start or data[end : end + 1] not in (b" ", b"\n", b""):
+            return None
+        total += int(data[start:end])
+        at = data.find(marker, end)
+    return total

@@ -1,0 +1,111 @@
+"""Run-queue delay of one LRA's whole cgroup subtree: its process lists are read anew at every sample."""
+
+from __future__ import annotations
+
+from typing import Final, Protocol
+
+from perphd.domain.errors import Gone, KernelError
+from perphd.domain.reading import Reading, Unavailable
+from perphd.host.fs import KernelFile, KernelFs
+from perphd.host.schedstat import RunDelay
+from perphd.monitor.rates import FIRST_READING, NO_TIME_PASSED
+
+MAX_GROUPS: Final = 64
+"""Groups of a subtree whose processes are followed; a deeper forest is no single application."""
+
+ONLY_LRAS: Final = Unavailable("measured for LRAs only")
+NOT_USED: Final = Unavailable("run-queue delay is not measured on this host")
+
+
+class RunDelaySource(Protocol):
+    """Growth of run-queue delay of the processes it was told of (``perphd.host.schedstat.RunDelayReader``)."""
+
+    def update(self, pids: list[int]) -> None:
+        """These are the workload's processes now."""
+
+    def read(self) -> RunDelay | Unavailable:
+        """Growth since the previous call."""
+
+    @property
+    def fds(self) -> int:
+        """Descriptors held."""
+
+    def close(self) -> None:
+        """Give everything back."""
+
+
+class RunDelayMeter:
+    """Feeds a source with the subtree's processes and turns its growth into waiting time per second."""
+
+    def __init__(self, fs: KernelFs, directory: str, source: RunDelaySource) -> None:
+        self._fs, self._directory, self._source = fs, directory, source
+        self._lists: dict[str, KernelFile] = {}
+        self._read_at_s: float | None = None
+        self.find_groups()
+
+    def find_groups(self) -> None:
+        """Look through the subtree for groups that came or went: a walk, so only now and then."""
+        found: list[str] = []
+        pending = [self._directory]
+        while pending and len(found) < MAX_GROUPS:
+            directory = pending.pop()
+            found.append(directory)
+            try:
+                names = self._fs.listdir(directory)
+            except KernelError:
+                continue
+            # A control file is no directory: only groups have a process list.
+            pending += [
+                path
+                for path in (f"{directory}/{name}" for name in names)
+                if self._fs.exists(f"{path}/cgroup.procs")
+            ]
+        for path in self._lists.keys() - set(found):
+            self._lists.pop(path).close()
+        for path in found:
+            if path not in self._lists:
+                try:
+                    self._lists[path] = self._fs.open(f"{path}/cgroup.procs")
+                except KernelError:
+                    continue
+
+    def take(self, now_s: float) -> Reading:
+        """Seconds waited per second, all threads together."""
+        pids = self._processes()
+        if isinstance(pids, Unavailable):
+            return pids
+        self._source.update(pids)
+        before, self._read_at_s = self._read_at_s, now_s
+        waited = self._source.read()
+        if isinstance(waited, Unavailable):
+            return waited
+        if before is None:
+            return FIRST_READING
+        return waited.delay_ns / 1e9 / (now_s - before) if now_s > before else NO_TIME_PASSED
+
+    def _processes(self) -> list[int] | Unavailable:
+        pids: list[int] = []
+        for path, file in list(self._lists.items()):
+            try:
+                data = file.read()
+            except Gone:
+                self._lists.pop(path).close()
+                continue
+            except KernelError as exc:
+                return Unavailable(str(exc))
+            pids += [int(line) for line in data.split() if line.isdigit()]
+        if not self._lists:
+            return Unavailable(f"{self._directory}/cgroup.procs cannot be read")
+        return pids
+
+    @property
+    def fds(self) -> int:
+        """Descriptors held, those of the source included."""
+        return len(self._lists) + self._source.fds
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for file in self._lists.values():
+            file.close()
+        self._lists.clear()
+        self._source.close()

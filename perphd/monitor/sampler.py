@@ -1,0 +1,257 @@
+"""The Metric Monitor: at every tick one Sample of every workload, from kernel files that stay open.
+
+Finding files happens when a workload appears, comes back or is looked over (every few samples), never per tick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.errors import KernelError, ParseError
+from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.sample import Quality, Sample
+from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.fs import KernelFs, read_text
+from perphd.host.perf_events import EventOpener, perf_hierarchy
+from perphd.monitor.events import EVENT_FIELDS, EventLadder, EventMeter
+from perphd.monitor.files import Identity, WorkloadFiles, identity_of, sampled_hierarchies
+from perphd.monitor.meters import Readings
+from perphd.monitor.rundelay import NOT_USED, ONLY_LRAS, RunDelayMeter, RunDelaySource
+from perphd.monitor.sli.reading import SLI_FIELDS, SliReading
+
+LOOK_OVER_EVERY: Final = 10
+"""Samples between two looks for what cannot be seen by reading: another cgroup of the same name, new controllers."""
+
+LATE_FACTOR: Final = 2.0
+"""An interval longer than this many periods is LATE."""
+
+_ONLINE = "/sys/devices/system/cpu/online"
+_FILE_FIELDS: Final = (
+    "cpu_usage_cores",
+    "cpu_throttled_pct",
+    "threads",
+    "cpu_some_pct",
+    "memory_some_pct",
+    "memory_full_pct",
+    "io_some_pct",
+    "io_full_pct",
+    "memory_current_bytes",
+    "memory_working_set_bytes",
+    "refaults_per_s",
+    "major_faults_per_s",
+    "read_bytes_per_s",
+    "write_bytes_per_s",
+)
+_NO_SLI = SliReading.missing(Unavailable("no SLI is configured for this workload"))
+_SILENT_SLI = SliReading.missing(Unavailable("the SLI has not been read yet"))
+
+
+class Monitor:
+    """Samples workloads. Instances share nothing, so several may watch the same cgroups.
+
+    Args:
+        fs: the kernel's files.
+        hierarchies: where which controller is.
+        cpus: CPUs on which performance events are counted: usually all that are online.
+        opener: the way to performance events (``perphd.host.perf_events.open_group``); None: without.
+        run_delay: makes a fresh reader of run-queue delay for an LRA; None: without.
+        expected_period_s: the configured time between samples; what is much longer is flagged LATE.
+    """
+
+    def __init__(
+        self,
+        fs: KernelFs,
+        hierarchies: Hierarchies,
+        *,
+        cpus: CpuSet,
+        opener: EventOpener | None = None,
+        run_delay: Callable[[], RunDelaySource] | None = None,
+        expected_period_s: float = 1.0,
+    ) -> None:
+        self._host = _Host(fs, hierarchies, cpus, None if opener is None else EventLadder(opener), run_delay)
+        self.expected_period_s = expected_period_s
+        self._workloads: dict[str, _Workload] = {}
+        self._tick = 0
+
+    def sample(
+        self, now_s: float, specs: Sequence[WorkloadSpec], sli: Mapping[str, SliReading]
+    ) -> tuple[Sample, ...]:
+        """One sample of each workload, in the order of ``specs``.
+
+        A workload that is new in ``specs`` starts with a FIRST sample; one that is no longer in it is forgotten.
+
+        Args:
+            now_s: monotonic time of this tick.
+            specs: all workloads; names are unique.
+            sli: what the applications' sources said, by workload name.
+        """
+        self._tick += 1
+        wanted = {spec.name: spec for spec in specs}
+        for name, workload in list(self._workloads.items()):
+            if name not in wanted or workload.differs_from(wanted[name]):
+                self._workloads.pop(name).close()
+        return tuple([self._sample_one(now_s, spec, sli) for spec in specs])
+
+    def _sample_one(self, now_s: float, spec: WorkloadSpec, sli: Mapping[str, SliReading]) -> Sample:
+        workload = self._workloads.get(spec.name)
+        if workload is None:
+            # Workloads are looked over in turns, so that no tick pays for all of them.
+            workload = self._workloads[spec.name] = _Workload(
+                self._host, spec, self._tick + len(self._workloads)
+            )
+        return workload.sample(now_s, self._tick, spec, sli.get(spec.name), self.expected_period_s)
+
+    @property
+    def open_fds(self) -> int:
+        """Descriptors held for all workloads."""
+        return sum(workload.open_fds for workload in self._workloads.values())
+
+    def close(self) -> None:
+        """Give all descriptors back; a later ``sample`` starts anew."""
+        for workload in self._workloads.values():
+            workload.close()
+        self._workloads.clear()
+
+
+class _Host:
+    """What all workloads of one Monitor share."""
+
+    def __init__(
+        self,
+        fs: KernelFs,
+        hierarchies: Hierarchies,
+        cpus: CpuSet,
+        ladder: EventLadder | None,
+        run_delay: Callable[[], RunDelaySource] | None,
+    ) -> None:
+        self.fs, self.hierarchies, self.cpus = fs, hierarchies, cpus
+        self.ladder, self.run_delay = ladder, run_delay
+        self.trees = sampled_hierarchies(hierarchies)
+        self.perf_tree = perf_hierarchy(hierarchies)
+
+    def online(self) -> CpuSet:
+        """CPUs that are online now, out of those to be counted."""
+        try:
+            return CpuSet.parse(read_text(self.fs, _ONLINE)) & self.cpus
+        except (KernelError, ParseError):
+            return self.cpus
+
+
+class _Workload:
+    """One workload's open files and counters, over its cgroup's comings and goings."""
+
+    def __init__(self, host: _Host, spec: WorkloadSpec, turn: int) -> None:
+        self._host, self._cgroup, self._kind = host, spec.cgroup, spec.kind
+        self._turn = turn
+        self._identity: Identity = {}
+        self._seen_identity: Identity = {}
+        self._files: WorkloadFiles | None = None
+        self._events: EventMeter | None = None
+        self._delay: RunDelayMeter | None = None
+        self._sampled_at_s: float | None = None
+        self._gone = Unavailable(f"the cgroup {spec.cgroup} does not exist")
+
+    def differs_from(self, spec: WorkloadSpec) -> bool:
+        """True if what is configured now needs other files."""
+        return spec.cgroup != self._cgroup or spec.kind is not self._kind
+
+    def sample(
+        self, now_s: float, tick: int, spec: WorkloadSpec, sli: SliReading | None, expected_s: float
+    ) -> Sample:
+        """Read everything; find out about restarts and disappearance on the way."""
+        flags: list[Quality] = []
+        if self._files is None or (tick + self._turn) % LOOK_OVER_EVERY == 0:
+            self._look_over(flags)
+        out: Readings = {}
+        if self._files is not None and self._files.take(now_s, out):
+            # A file vanished: the cgroup may be gone, be another by now, or have lost a controller.
+            self._look_over(flags)
+            if self._sampled_at_s is None and self._files is not None:
+                self._files.take(now_s, out)
+        if self._files is None:
+            return self._absent_sample(now_s, spec, sli)
+        before, self._sampled_at_s = self._sampled_at_s, now_s
+        interval_s = 0.0 if before is None else now_s - before
+        if before is None:
+            flags.append(Quality.FIRST)
+        elif interval_s > LATE_FACTOR * expected_s:
+            flags.append(Quality.LATE)
+        if self._events is not None and self._events.take(now_s, out):
+            flags.append(Quality.MULTIPLEXED)
+        out["run_delay_cores"] = self._run_delay(now_s)
+        self._add_sli(spec, sli, out, flags)
+        return Sample(spec.name, now_s, interval_s, quality=tuple(flags), **out)
+
+    def _absent_sample(self, now_s: float, spec: WorkloadSpec, sli: SliReading | None) -> Sample:
+        self._sampled_at_s = None
+        out: Readings = dict.fromkeys((*_FILE_FIELDS, *EVENT_FIELDS, "run_delay_cores"), self._gone)
+        flags = [Quality.GONE]
+        self._add_sli(spec, sli, out, flags)
+        return Sample(spec.name, now_s, 0.0, quality=tuple(flags), **out)
+
+    def _add_sli(
+        self, spec: WorkloadSpec, sli: SliReading | None, out: Readings, flags: list[Quality]
+    ) -> None:
+        if sli is None:
+            sli = _NO_SLI if spec.sli is None else _SILENT_SLI
+        for field in SLI_FIELDS:
+            out[field] = getattr(sli, field)
+        if spec.sli is not None and sli.is_missing():
+            flags.append(Quality.SLI_MISSING)
+
+    def _run_delay(self, now_s: float) -> Reading:
+        if self._delay is not None:
+            return self._delay.take(now_s)
+        return NOT_USED if self._host.run_delay is None else ONLY_LRAS
+
+    def _look_over(self, flags: list[Quality]) -> None:
+        """Follow the cgroup: same as before, gone, come (back), or another under the same name."""
+        identity = identity_of(self._host.fs, self._host.trees, self._cgroup)
+        if identity == self._identity and self._files is not None:
+            self._files.open_missing()
+            if self._events is not None:
+                self._events.open(self._host.online())
+            if self._delay is not None:
+                self._delay.find_groups()
+            return
+        self.close()
+        self._sampled_at_s = None
+        self._identity = identity
+        if not identity:
+            return
+        if _is_another(self._seen_identity, identity):
+            flags.append(Quality.RESTARTED)
+        self._seen_identity = identity
+        self._open()
+
+    def _open(self) -> None:
+        host = self._host
+        self._files = WorkloadFiles(host.fs, host.hierarchies, self._cgroup)
+        directory = "" if host.perf_tree is None else host.perf_tree.path(self._cgroup)
+        self._events = EventMeter(host.ladder, directory, host.cpus)
+        if self._kind is Kind.LRA and host.run_delay is not None:
+            tree = next(tree for tree in host.trees if tree.mount in self._identity)
+            self._delay = RunDelayMeter(host.fs, tree.path(self._cgroup), host.run_delay())
+
+    @property
+    def open_fds(self) -> int:
+        """Descriptors held."""
+        files = 0 if self._files is None else self._files.open_fds
+        events = 0 if self._events is None else self._events.fds
+        return files + events + (0 if self._delay is None else self._delay.fds)
+
+    def close(self) -> None:
+        """Give the descriptors back."""
+        for holder in (self._files, self._events, self._delay):
+            if holder is not None:
+                holder.close()
+        self._files = self._events = self._delay = None
+
+
+def _is_another(before: Identity, now: Identity) -> bool:
+    """True if a hierarchy has another directory under the name, or none of the former ones is left."""
+    common = before.keys() & now.keys()
+    return bool(before) and (not common or any(before[mount] != now[mount] for mount in common))
