@@ -29,7 +29,7 @@ UNPRIVILEGED_WINDOW_US: Final = 2_000_000
 """Without CAP_SYS_RESOURCE a window must be a multiple of this; so it is the one that works everywhere."""
 
 PSI_OFF: Final = Unavailable(
-    "the kernel has pressure stall information switched off; boot it with psi=1 on the kernel command line"
+    "EOPNOTSUPP: pressure stall information is switched off (psi=1 is not on the kernel command line)"
 )
 
 _PCT = r"([0-9]{1,3}\.[0-9]{2})"

@@ -1,0 +1,60 @@
+"""What this host can measure and enforce, found once at start and frozen.
+
+Every item is present or absent with its reason, what the absence costs, and how a person gets it. Nothing is
+written. What needs a system call instead of a file (perf, taskstats) is a parameter, so that simulated and
+captured hosts answer for themselves.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from perphd.domain.capability import Capabilities
+from perphd.domain.reading import Unavailable
+from perphd.host.capabilities.enforcement import probe_enforcement
+from perphd.host.capabilities.measurement import EventProbe, TaskstatsProbe, probe_measurement
+from perphd.host.capabilities.resctrl import probe_resctrl
+from perphd.host.capabilities.service import probe_service
+from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.fs import KernelFs
+from perphd.host.perf_events import probe_events
+from perphd.host.taskstats import open_taskstats
+
+__all__ = ["EventProbe", "TaskstatsProbe", "probe", "taskstats_refusal"]
+
+
+def taskstats_refusal() -> str:
+    """Why taskstats does not answer this process; empty if it does."""
+    taskstats = open_taskstats(os.getpid())
+    if isinstance(taskstats, Unavailable):
+        return taskstats.reason
+    taskstats.close()
+    return ""
+
+
+def probe(
+    fs: KernelFs,
+    hierarchies: Hierarchies,
+    *,
+    events: EventProbe = probe_events,
+    taskstats: TaskstatsProbe = taskstats_refusal,
+    environment: Mapping[str, str] = os.environ,
+) -> Capabilities:
+    """Look once at everything that perphd can use. Never raises for what is missing: that is the answer.
+
+    Args:
+        fs: the host's files.
+        hierarchies: its control groups.
+        events: tries perf_event_open on a cgroup directory.
+        taskstats: says why taskstats does not answer, or nothing.
+        environment: where a service manager leaves NOTIFY_SOCKET.
+    """
+    return Capabilities(
+        (
+            *probe_enforcement(fs, hierarchies),
+            *probe_measurement(fs, hierarchies, events, taskstats),
+            *probe_resctrl(fs),
+            *probe_service(fs, environment),
+        )
+    )

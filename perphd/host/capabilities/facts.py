@@ -1,0 +1,55 @@
+"""Small facts that several probes need: capabilities of this process, the kernel's release, a file's text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from perphd.domain.errors import KernelError
+from perphd.host.cgroup.hierarchy import Hierarchy
+from perphd.host.fs import KernelFs, read_text
+
+CAP_SYS_ADMIN: Final = 21
+CAP_SYS_RESOURCE: Final = 24
+CAP_PERFMON: Final = 38
+
+_CAP_EFF = re.compile(r"^CapEff:\s*([0-9a-fA-F]{1,16})$", re.MULTILINE)
+_RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
+
+
+def has_capability(fs: KernelFs, number: int) -> bool:
+    """True if this capability(7) is effective for this process, by /proc/self/status."""
+    found = _CAP_EFF.search(text_of(fs, "/proc/self/status"))
+    return found is not None and bool(int(found[1], 16) >> number & 1)
+
+
+def release_text(fs: KernelFs) -> str:
+    """``6.1.0-50-amd64``; empty if the kernel does not tell."""
+    return text_of(fs, "/proc/sys/kernel/osrelease")
+
+
+def release(fs: KernelFs) -> tuple[int, int]:
+    """The kernel's version and patch level; (0, 0) if it does not tell."""
+    found = _RELEASE.match(release_text(fs))
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def text_of(fs: KernelFs, path: str) -> str:
+    """The file's text; empty if it cannot be read."""
+    try:
+        return read_text(fs, path)
+    except KernelError:
+        return ""
+
+
+def first_directories(fs: KernelFs, hierarchy: Hierarchy) -> Iterator[str]:
+    """The root of a tree and its children: files that the root lacks (v2) are seen in a child."""
+    yield hierarchy.mount
+    try:
+        names = fs.listdir(hierarchy.mount)
+    except KernelError:
+        return
+    for name in names:
+        if fs.exists(f"{hierarchy.mount}/{name}/cgroup.procs"):
+            yield f"{hierarchy.mount}/{name}"

@@ -1,0 +1,172 @@
+"""What can be measured per workload: stall times, performance events, run-queue delay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from perphd.domain.capability import Area, Capability
+from perphd.domain.errors import Denied
+from perphd.domain.reading import Unavailable
+from perphd.host.capabilities.facts import (
+    CAP_PERFMON,
+    CAP_SYS_ADMIN,
+    CAP_SYS_RESOURCE,
+    first_directories,
+    has_capability,
+    release,
+    release_text,
+    text_of,
+)
+from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.fs import KernelFs
+from perphd.host.perf_events import HARDWARE_EVENTS, SOFTWARE_EVENTS, EventKind, EventSupport, perf_hierarchy
+from perphd.host.psi import RESOURCES, SYSTEM_ROOT, pressure_at
+
+EventProbe = Callable[[str], EventSupport]
+"""Tries perf_event_open for the cgroup with this directory."""
+TaskstatsProbe = Callable[[], str]
+"""Why taskstats does not answer this process; empty if it does."""
+
+
+def probe_measurement(
+    fs: KernelFs, hierarchies: Hierarchies, events: EventProbe, taskstats: TaskstatsProbe
+) -> Iterator[Capability]:
+    """Every source of samples, in display order."""
+    yield from _psi(fs, hierarchies)
+    yield from _perf(fs, hierarchies, events)
+    yield from _run_delay(fs, taskstats)
+
+
+def _psi(fs: KernelFs, hierarchies: Hierarchies) -> Iterator[Capability]:
+    cost = "no stall times: memory and I/O contention shows late or not at all"
+    remedy = "boot with psi=1 and a kernel with CONFIG_PSI (Linux 4.20 or newer)"
+    system = pressure_at(fs, f"{SYSTEM_ROOT}/{RESOURCES[0]}")
+    if isinstance(system, Unavailable):
+        yield Capability("psi.system", Area.MEASURE, False, system.reason, cost, remedy)
+    else:
+        yield Capability("psi.system", Area.MEASURE, True, f"{SYSTEM_ROOT}/{{{','.join(RESOURCES)}}}")
+    unified = hierarchies.unified
+    if unified is None:
+        detail, remedy = (
+            "no cgroup v2 hierarchy is mounted",
+            "mount cgroup2; on a v1 host beside it, as a hybrid",
+        )
+        yield Capability("psi.cgroup", Area.MEASURE, False, detail, cost, remedy)
+    else:
+        tried = [pressure_at(fs, f"{path}/cpu.pressure") for path in first_directories(fs, unified)]
+        refused = [found for found in tried if isinstance(found, Unavailable)]
+        if len(refused) < len(tried):
+            yield Capability("psi.cgroup", Area.MEASURE, True, f"*.pressure at {unified.mount}")
+        else:
+            yield Capability("psi.cgroup", Area.MEASURE, False, refused[0].reason, cost, remedy)
+    yield _psi_triggers(fs, not isinstance(system, Unavailable))
+
+
+def _psi_triggers(fs: KernelFs, psi: bool) -> Capability:
+    cost = "pressure is seen at the sampling period only"
+    if not psi:
+        return Capability("psi.triggers", Area.MEASURE, False, "PSI is not available", cost, "see psi.system")
+    if has_capability(fs, CAP_SYS_RESOURCE):
+        return Capability("psi.triggers", Area.MEASURE, True, "CAP_SYS_RESOURCE: windows from 0.5 s")
+    if release(fs) >= (6, 4):
+        return Capability(
+            "psi.triggers", Area.MEASURE, True, "without CAP_SYS_RESOURCE: windows in multiples of 2 s only"
+        )
+    return Capability(
+        "psi.triggers",
+        Area.MEASURE,
+        False,
+        f"Linux {release_text(fs)} gives triggers to CAP_SYS_RESOURCE only, which is not effective",
+        cost,
+        "add CAP_SYS_RESOURCE to the unit's CapabilityBoundingSet=",
+    )
+
+
+def _perf(fs: KernelFs, hierarchies: Hierarchies, events: EventProbe) -> Iterator[Capability]:
+    yield _perf_permission(fs)
+    hierarchy = perf_hierarchy(hierarchies)
+    if hierarchy is None:
+        support: EventSupport | None = None
+    else:
+        support = events(hierarchy.mount)
+    yield _perf_events(
+        "perf.hardware",
+        HARDWARE_EVENTS,
+        support,
+        "no MIPS, CPI or cache misses; performance is judged by the application's indicators or by CPU time",
+        "bare metal, or a virtual machine with a vPMU passed through",
+    )
+    yield _perf_events(
+        "perf.software",
+        SOFTWARE_EVENTS,
+        support,
+        "no context switches, migrations and page faults per workload",
+        "mount cgroup2 (or v1's perf_event) with a kernel that has CONFIG_CGROUP_PERF",
+    )
+
+
+def _perf_events(
+    name: str, wanted: tuple[EventKind, ...], support: EventSupport | None, cost: str, remedy: str
+) -> Capability:
+    if support is None:
+        return Capability(name, Area.MEASURE, False, "no hierarchy that perf knows is mounted", cost, remedy)
+    have = [kind.label for kind in wanted if kind in support.supported]
+    lacking = [kind for kind in wanted if kind not in support.supported]
+    # Instructions (or the task clock) are what the rest is related to; without the first there is no use.
+    if wanted[0] in support.supported:
+        detail = ", ".join(have)
+        if lacking:
+            detail += f"; not {', '.join(kind.label for kind in lacking)}"
+        return Capability(name, Area.MEASURE, True, detail)
+    refusal = support.missing[wanted[0]]
+    if isinstance(refusal, Denied):
+        remedy = "give perphd CAP_PERFMON (its unit does), or set kernel.perf_event_paranoid to 0"
+    return Capability(name, Area.MEASURE, False, str(refusal), cost, remedy)
+
+
+def _perf_permission(fs: KernelFs) -> Capability:
+    level = text_of(fs, "/proc/sys/kernel/perf_event_paranoid")
+    shown = f"kernel.perf_event_paranoid is {level}" if level else "no /proc/sys/kernel/perf_event_paranoid"
+    for bit, name in ((CAP_PERFMON, "CAP_PERFMON"), (CAP_SYS_ADMIN, "CAP_SYS_ADMIN")):
+        if has_capability(fs, bit):
+            return Capability("perf.permission", Area.MEASURE, True, f"{shown}; {name} is effective")
+    if level in ("0", "-1"):
+        return Capability("perf.permission", Area.MEASURE, True, shown)
+    return Capability(
+        "perf.permission",
+        Area.MEASURE,
+        False,
+        f"{shown}; neither CAP_PERFMON nor CAP_SYS_ADMIN is effective",
+        "no event can be counted per cgroup",
+        "give perphd CAP_PERFMON (its unit does), or set kernel.perf_event_paranoid to 0",
+    )
+
+
+def _run_delay(fs: KernelFs, taskstats: TaskstatsProbe) -> Iterator[Capability]:
+    refusal = taskstats()
+    if refusal:
+        yield Capability(
+            "taskstats",
+            Area.MEASURE,
+            False,
+            refusal,
+            "run-queue delay comes from schedstat: dearer, and threads that end between readings are missed",
+            "CONFIG_TASKSTATS, CAP_NET_ADMIN and the host's network namespace (perphd's unit has both)",
+        )
+    else:
+        yield Capability("taskstats", Area.MEASURE, True, "run-queue delay per process by netlink")
+    fields = text_of(fs, "/proc/self/schedstat").split()
+    if len(fields) == 3 and fields[0] != "0":
+        yield Capability(
+            "schedstat", Area.MEASURE, True, "run-queue delay per thread in /proc/PID/task/TID/schedstat"
+        )
+    else:
+        detail = f"/proc/self/schedstat says {' '.join(fields)!r}" if fields else "no /proc/self/schedstat"
+        yield Capability(
+            "schedstat",
+            Area.MEASURE,
+            False,
+            detail,
+            "without taskstats too: no run-queue delay, the best witness of CPU contention without a PMU",
+            "a kernel with CONFIG_SCHED_INFO (CONFIG_SCHEDSTATS or CONFIG_TASK_DELAY_ACCT)",
+        )

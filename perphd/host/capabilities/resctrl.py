@@ -1,0 +1,111 @@
+"""What of Intel RDT / AMD QoS this host offers through resctrl: allocation and monitoring of cache and bandwidth.
+
+Only looks; the interface itself is the package ``rdt``. See Documentation/filesystems/resctrl.rst.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.domain.capability import Area, Capability
+from perphd.host.capabilities.facts import text_of
+from perphd.host.cgroup.hierarchy import MOUNTS
+from perphd.host.fs import KernelFs
+
+_FLAGS_LINE = re.compile(r"^(?:flags|Features)\s*:\s*(.*)$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Feature:
+    """One resource of resctrl: how /proc/cpuinfo calls it, and where a mounted resctrl shows it."""
+
+    name: str
+    area: Area
+    flags: frozenset[str]
+    info: str
+    cost: str
+
+
+_FEATURES: Final = (
+    _Feature(
+        "resctrl.l3_cat",
+        Area.ENFORCE,
+        frozenset({"cat_l3"}),
+        "info/L3/cbm_mask",
+        "batch cannot be kept out of a part of the last-level cache",
+    ),
+    _Feature(
+        "resctrl.mba",
+        Area.ENFORCE,
+        frozenset({"mba"}),
+        "info/MB/min_bandwidth",
+        "batch's memory bandwidth cannot be throttled",
+    ),
+    _Feature(
+        "resctrl.monitoring",
+        Area.MEASURE,
+        frozenset({"cqm_occup_llc", "cqm_mbm_total", "cqm_mbm_local"}),
+        "info/L3_MON/mon_features",
+        "cache occupancy and memory bandwidth of a workload cannot be measured",
+    ),
+)
+
+
+def probe_resctrl(fs: KernelFs) -> Iterator[Capability]:
+    """The interface itself and each of its resources, in display order."""
+    flags = _cpu_flags(fs)
+    mount = _mount(fs)
+    yield _resctrl(fs, flags, mount)
+    for feature in _FEATURES:
+        yield _feature(fs, feature, flags, mount)
+
+
+def _resctrl(fs: KernelFs, flags: frozenset[str], mount: str | None) -> Capability:
+    cost = "neither cache nor memory bandwidth can be divided or measured per workload"
+    if mount is not None:
+        return Capability("resctrl", Area.ENFORCE, True, f"mounted at {mount}")
+    if "resctrl" in text_of(fs, "/proc/filesystems").split():
+        remedy = "mount -t resctrl resctrl /sys/fs/resctrl"
+        return Capability(
+            "resctrl", Area.ENFORCE, False, "the kernel has it, but it is not mounted", cost, remedy
+        )
+    if flags & {"rdt_a", "cqm_llc", *(flag for feature in _FEATURES for flag in feature.flags)}:
+        detail = "not in /proc/filesystems, although the CPU has it"
+        remedy = "a kernel with CONFIG_X86_CPU_RESCTRL, booted without rdt=!..."
+    else:
+        detail = "not in /proc/filesystems, and the CPU shows no RDT or QoS flag"
+        remedy = "a CPU with Intel RDT or AMD QoS, on bare metal: virtual machines do not get it"
+    return Capability("resctrl", Area.ENFORCE, False, detail, cost, remedy)
+
+
+def _feature(fs: KernelFs, feature: _Feature, flags: frozenset[str], mount: str | None) -> Capability:
+    have = ", ".join(sorted(flags & feature.flags))
+    if mount is not None and fs.exists(f"{mount}/{feature.info}"):
+        value = " ".join(text_of(fs, f"{mount}/{feature.info}").split())
+        return Capability(feature.name, feature.area, True, f"{feature.info}: {value}")
+    if have and mount is None:
+        detail, remedy = f"the CPU has {have}, but resctrl is not mounted", "see resctrl"
+    elif have:
+        detail, remedy = f"the CPU has {have}, but {mount} has no {feature.info}", "boot without rdt=!..."
+    else:
+        detail, remedy = (
+            f"the CPU shows none of {', '.join(sorted(feature.flags))}",
+            "another CPU; see resctrl",
+        )
+    return Capability(feature.name, feature.area, False, detail, feature.cost, remedy)
+
+
+def _cpu_flags(fs: KernelFs) -> frozenset[str]:
+    found = _FLAGS_LINE.search(text_of(fs, "/proc/cpuinfo"))
+    return frozenset(found[1].split()) if found else frozenset()
+
+
+def _mount(fs: KernelFs) -> str | None:
+    for line in text_of(fs, MOUNTS).splitlines():
+        fields = line.split(" ")
+        if len(fields) >= 3 and fields[2] == "resctrl":
+            return fields[1].encode().decode("unicode_escape")
+    return None
