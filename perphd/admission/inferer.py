@@ -20,6 +20,8 @@ WEIGHTS: tuple[Weight, ...] = (IDLE, 6, 12, 25, 50, 100, 200, 400)
 """Batch weights tried, weakest first (an LRA's default is 100)."""
 MAX_CORE_STEPS = 16
 """At most so many different batch core counts are tried; on large hosts they are spread geometrically."""
+SURE, FAIR, SLIM = 0.85, 0.35, 0.1
+"""Chances of meeting the target: as good as certain; worth trying; worth exploring when the target is missed."""
 NEGLIGIBLE_CORES = 0.02
 """Differences in batch's share below this are no reason to prefer a candidate."""
 
@@ -93,35 +95,53 @@ def assess(
     )
 
 
-def choose(assessed: Sequence[Assessed], current: Allocation) -> tuple[Assessed, str]:
+def chance(prediction: Prediction, need: float, z: float) -> float:
+    """Probability that the score is at least ``need``, the band being log-normal with ``lower`` at ``z`` sigma."""
+    if z <= 0 or prediction.lower <= 0 or prediction.score <= prediction.lower:
+        return 1.0 if prediction.score >= need else 0.0
+    sd = math.log(prediction.score / prediction.lower) / z
+    return 0.5 * (1.0 + math.erf(math.log(prediction.score / need) / (sd * math.sqrt(2.0))))
+
+
+def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple[Assessed, str]:
     """The allocation to rescue an LRA with, and why.
 
-    Enough for sure (lower bound >= 1): the one that leaves batch most. Otherwise the one whose lower bound comes
-    nearest, pruned to the cheapest that is as good within 2 %.
+    The greatest expected use: the chance of meeting the target times what the host then yields (the LRA's own
+    1 plus batch's share of the cores). Above ``SURE`` a chance counts as certain, so that among allocations that
+    are enough the cheapest wins. A wrong guess is seen and corrected after a few samples. When nothing has a
+    fair chance: an untried place if there is one that could do, else what comes nearest, at least cost.
     """
-    enough = [a for a in assessed if a.prediction.lower >= 1.0]
-    if enough:
-        best = _cheapest(enough)
-        return best, "the cheapest allocation whose lower bound meets the target"
-    ceiling = max(assessed, key=lambda a: a.prediction.lower).prediction
-    near = [a for a in assessed if a.prediction.lower >= 0.98 * ceiling.lower]
-    best = _cheapest(near)
-    if best.prediction.score >= 1.0:
-        return best, "no allocation is certain to be enough; this one most likely is"
-    hopeful = [a for a in assessed if a.prediction.upper >= 1.0 and a.prediction.support < 1.0]
-    if hopeful and best.allocation == current:
-        best = max(hopeful, key=lambda a: (a.prediction.upper, a.batch_cores))
+    chances = {a.allocation: chance(a.prediction, 1.0, z) for a in assessed}
+    best = max(
+        assessed,
+        key=lambda a: (
+            min(chances[a.allocation] / SURE, 1.0) * (1.0 + a.batch_cores / a.allocation.cpu.total_cores),
+            a.allocation.cpu.batch_cores,
+            a.prediction.lower,
+        ),
+    )
+    if chances[best.allocation] >= SURE:
+        return best, "the cheapest allocation that is expected to meet the target for sure"
+    if chances[best.allocation] >= FAIR:
+        return best, f"a {chances[best.allocation]:.0%} chance to meet the target, at the best price"
+    hopeful = [a for a in assessed if a.prediction.support < 1.0 and chances[a.allocation] >= SLIM]
+    if hopeful:
+        best = max(hopeful, key=lambda a: (chances[a.allocation], a.batch_cores))
         return best, "the target is missed and this is untried: exploring"
-    return best, "no allocation is predicted to meet the target; this one comes nearest"
+    nearest = max(a.prediction.score for a in assessed)
+    near = [a for a in assessed if a.prediction.score >= 0.98 * nearest]
+    return _cheapest(near), "no allocation is predicted to meet the target; this one comes nearest"
 
 
 def cheaper(
     assessed: Sequence[Assessed],
     current: Assessed,
     margin_pct: float,
+    least_chance: float,
+    z: float,
     avoid: frozenset[Allocation],
 ) -> Assessed | None:
-    """One step back towards batch that is predicted to keep the target plus margin; None if there is none.
+    """One step back towards batch that is likely to keep the target plus margin; None if there is none.
 
     A step is a neighbour on the lattice, or a place that experience speaks for. Dearest resource first: of the
     steps allowed, the one that gives batch most.
@@ -132,8 +152,8 @@ def cheaper(
         for a in assessed
         if a.allocation not in avoid
         and a.batch_cores > current.batch_cores + NEGLIGIBLE_CORES
-        and a.prediction.lower >= need
         and (a.prediction.support >= 2.0 or is_step(current.allocation.cpu, a.allocation.cpu))
+        and chance(a.prediction, need, z) >= least_chance
     ]
     return max(steps, key=lambda a: a.batch_cores) if steps else None
 

@@ -170,7 +170,7 @@ class _Turn:
                 f"{what} is contended: CPU would not help, and batch's use of it is not limited here"
             )
         assessed = self._assess(model)
-        chosen, why = inferer.choose(assessed, self.current)
+        chosen, why = inferer.choose(assessed, self.current, self.settings.confidence_z)
         current = next(a for a in assessed if a.allocation == self.current)
         candidates = self._candidates(assessed, chosen, current)
         if chosen.allocation == self.current:
@@ -198,7 +198,14 @@ class _Turn:
         else:
             relaxed = None
         avoid = frozenset(a for a, until_s in self.state.regretted if until_s > self.now_s)
-        smaller = inferer.cheaper(assessed, current, self.settings.shrink_margin_pct, avoid) or relaxed
+        settings = self.settings
+        least = settings.shrink_chance_pct / 100.0
+        smaller = (
+            inferer.cheaper(
+                assessed, current, settings.shrink_margin_pct, least, settings.confidence_z, avoid
+            )
+            or relaxed
+        )
         if smaller is None:
             self.state = replace(self.state, slack_since_s=None)
             return self._hold("just enough: nothing smaller is predicted to keep the target")

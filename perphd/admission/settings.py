@@ -49,6 +49,13 @@ class PolicySettings:
     shrink_margin_pct: float = _key(
         3.0, 0.0, 50.0, "%", "margin above target that the smaller allocation must be predicted to keep"
     )
+    shrink_chance_pct: float = _key(
+        55.0,
+        1.0,
+        99.9,
+        "%",
+        "predicted chance of keeping target plus margin that a smaller allocation must have",
+    )
     regret_s: float = _key(
         60.0,
         1.0,

@@ -224,6 +224,30 @@ def write_runtime(state_dir: str, specs: Iterable[WorkloadSpec]) -> None:
         raise ConfigError(str(target), "", f"cannot be written: {exc.strerror}") from exc
 
 
+def remember_runtime(state_dir: str, spec: WorkloadSpec) -> None:
+    """Keep a workload added at run time over restarts; one of the same name is replaced.
+
+    Raises:
+        ConfigError: the file cannot be read or written.
+    """
+    others = [item.spec for item in read_runtime(state_dir) if item.spec.name != spec.name]
+    write_runtime(state_dir, [*others, spec])
+
+
+def forget_runtime(state_dir: str, name: str) -> bool:
+    """Drop a workload added at run time; False if it was none (it is declared in a file, then).
+
+    Raises:
+        ConfigError: the file cannot be read or written.
+    """
+    before = read_runtime(state_dir)
+    kept = [item.spec for item in before if item.spec.name != name]
+    if len(kept) == len(before):
+        return False
+    write_runtime(state_dir, kept)
+    return True
+
+
 def to_table(spec: WorkloadSpec) -> dict[str, Any]:
     """The table that reads back as this workload: keys as in a file, what equals its default left out."""
     table: dict[str, Any] = {}

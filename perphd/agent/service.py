@@ -8,13 +8,14 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Protocol
 
 from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, check_against_host, load
 from perphd.agent.loop import Agent
 from perphd.agent.notify import Notifier
-from perphd.control.server import ControlServer
 from perphd.domain.errors import PerphError
 from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
@@ -23,11 +24,25 @@ from perphd.isolation.restore import restore
 log = logging.getLogger("perphd")
 
 
-class Service:
-    """Runs one agent until it is told to stop."""
+class Server(Protocol):
+    """Whatever serves the agent to the outside while it runs."""
 
-    def __init__(self, config_path: Path, config: Config) -> None:
-        self._path, self._config = config_path, config
+    async def start(self) -> None:
+        """Begin to serve; raises PerphError if the address cannot be had."""
+
+    async def stop(self) -> None:
+        """End serving."""
+
+
+Reload = Callable[[], Awaitable[Config]]
+ServerFactory = Callable[[Agent, Reload], Server]
+
+
+class Service:
+    """Runs one agent, and the server made by ``serve``, until it is told to stop."""
+
+    def __init__(self, config_path: Path, config: Config, serve: ServerFactory) -> None:
+        self._path, self._config, self._serve = config_path, config, serve
         self._stop = asyncio.Event()
         self._notifier = Notifier()
 
@@ -45,7 +60,7 @@ class Service:
         if report.restored or report.failed:
             log.warning("a daemon before this one ended without giving back: %s", report)
         agent = build_agent(self._config, clock=time.monotonic)
-        server = ControlServer(agent, self._config, reload=lambda: self._reload(agent))
+        server = self._serve(agent, lambda: self._reload(agent))
         try:
             await server.start()
             self._watch_signals(agent)

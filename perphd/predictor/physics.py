@@ -20,7 +20,7 @@ from perphd.domain.policy import ModelContext
 
 SHARING_LOSS = 0.33
 """Share of capacity lost when all of an LRA's time is spent on cores that it shares with demoted batch."""
-WAKEUP_DELAY_IDLE = 0.35
+WAKEUP_DELAY_IDLE = 0.25
 """Growth of delay when every wake-up meets a core that runs idle-class batch ..."""
 WAKEUP_DELAY_EQUAL = 2.5
 """... and what is added to it towards equal weights."""

@@ -43,9 +43,13 @@ def run(config_path: str, log_level: str | None) -> None:
         config = load(config_path)
         _log_to_stderr(log_level or config.daemon.log_level)
         from perphd.agent.service import Service, protect_self
+        from perphd.control.server import ControlServer
 
         protect_self()
-        asyncio.run(Service(Path(config_path), config).run())
+        service = Service(
+            Path(config_path), config, lambda agent, reload: ControlServer(agent, config, reload=reload)
+        )
+        asyncio.run(service.run())
     except PerphError as exc:
         _refuse(exc)
 
