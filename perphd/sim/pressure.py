@@ -1,0 +1,54 @@
+"""Pressure stall information of one group and resource: totals and decaying averages, in the kernel's format."""
+
+from __future__ import annotations
+
+import math
+
+_WINDOWS_S = (10.0, 60.0, 300.0)
+
+
+class _Line:
+    __slots__ = ("averages", "total_s")
+
+    def __init__(self) -> None:
+        self.total_s = 0.0
+        self.averages = [0.0, 0.0, 0.0]
+
+    def advance(self, dt_s: float, share: float) -> None:
+        self.total_s += dt_s * share
+        for index, window in enumerate(_WINDOWS_S):
+            decay = math.exp(-dt_s / window)
+            self.averages[index] = self.averages[index] * decay + 100.0 * share * (1.0 - decay)
+
+    def text(self, name: str) -> str:
+        avg10, avg60, avg300 = self.averages
+        return f"{name} avg10={avg10:.2f} avg60={avg60:.2f} avg300={avg300:.2f} total={int(self.total_s * 1e6)}\n"
+
+
+class PressureState:
+    """``some`` and ``full`` of one resource."""
+
+    __slots__ = ("_full", "_some")
+
+    def __init__(self) -> None:
+        self._some, self._full = _Line(), _Line()
+
+    def advance(self, dt_s: float, some: float, full: float) -> None:
+        """Let ``dt_s`` seconds pass in which these shares (0..1) of the time were stalled."""
+        some = min(1.0, max(0.0, some))
+        self._some.advance(dt_s, some)
+        self._full.advance(dt_s, min(some, max(0.0, full)))
+
+    @property
+    def some_total_s(self) -> float:
+        """Seconds in which at least one task was stalled."""
+        return self._some.total_s
+
+    @property
+    def full_total_s(self) -> float:
+        """Seconds in which all non-idle tasks were stalled."""
+        return self._full.total_s
+
+    def text(self) -> str:
+        """The file's content."""
+        return self._some.text("some") + self._full.text("full")
