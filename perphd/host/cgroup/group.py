@@ -1,0 +1,228 @@
+"""One control group over all mounted hierarchies: is it there, is it still the same, who is in it, what can be set.
+
+Reading and naming only; the one writer is ``perphd.isolation``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from posixpath import dirname
+
+from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.errors import Gone, KernelError
+from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, check_cgroup_path
+from perphd.host.cgroup.knobs import (
+    CONTROLLERS,
+    FILES,
+    NOT_ON_V1,
+    OPTIONAL_FILES,
+    RESCTRL_SETTINGS,
+    Value,
+    cpu_max_text,
+    cpus_text,
+    faint_weight_text,
+    memory_text,
+    quota_us,
+    weight_text,
+)
+from perphd.host.fs import KernelFs, read_text
+
+RESCTRL_ABSENT = (
+    "cache ways and memory bandwidth are not set through cgroups: this needs resctrl "
+    "(a bare-metal host with Intel RDT or AMD PQoS)"
+)
+_V1_FILES = ("cgroup.", "cpuset.", "tasks", "notify_on_release", "release_agent")
+
+
+@dataclass(frozen=True, slots=True)
+class Knob:
+    """The files of one setting in one cgroup. ``paths``: absolute, the leading file first."""
+
+    setting: str
+    version: int
+    directory: str
+    paths: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RawWrite:
+    """One file and the text that states the wanted setting in it."""
+
+    setting: str
+    path: str
+    value: str
+
+
+class Cgroups:
+    """The control groups of a host."""
+
+    def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
+        self._fs, self._hierarchies = fs, hierarchies
+
+    def group(self, path: str) -> Cgroup:
+        """The cgroup of this path (``/system.slice/x.service``), whether it exists or not.
+
+        Raises:
+            ParseError: not a safe cgroup path.
+        """
+        return Cgroup(self._fs, self._hierarchies, check_cgroup_path(path))
+
+
+class Cgroup:
+    """One cgroup path. Holds no descriptors and no state: every call asks the kernel."""
+
+    def __init__(self, fs: KernelFs, hierarchies: Hierarchies, path: str) -> None:
+        self._fs, self._hierarchies, self.path = fs, hierarchies, path
+
+    def exists(self) -> bool:
+        """True if the group is there in at least one hierarchy."""
+        return any(self._fs.exists(h.path(self.path)) for h in self._hierarchies.all())
+
+    def directories(self) -> tuple[str, ...]:
+        """Its directories over all hierarchies; empty: it does not exist."""
+        return self._hierarchies.directories(self._fs, self.path)
+
+    def identity(self) -> tuple[tuple[str, int, int], ...]:
+        """(directory, device, inode) in every hierarchy; it changes when another cgroup takes the same name."""
+        found: list[tuple[str, int, int]] = []
+        for hierarchy in self._hierarchies.all():
+            directory = hierarchy.path(self.path)
+            try:
+                found.append((directory, *self._fs.identity(directory)))
+            except Gone:
+                continue
+        return tuple(found)
+
+    def procs(self) -> frozenset[int]:
+        """Process ids in the group and everything below it, over all hierarchies (kernel threads included)."""
+        return frozenset(self._ids({1: "cgroup.procs", 2: "cgroup.procs"}))
+
+    def threads(self) -> frozenset[int]:
+        """Thread ids in the group and everything below it, over all hierarchies."""
+        return frozenset(self._ids({1: "tasks", 2: "cgroup.threads"}))
+
+    def _ids(self, names: Mapping[int, str]) -> Iterator[int]:
+        for hierarchy in self._hierarchies.all():
+            top = hierarchy.path(self.path)
+            for directory in (top, *descendants(self._fs, top)):
+                try:
+                    text = read_text(self._fs, f"{directory}/{names[hierarchy.version]}")
+                except KernelError:
+                    continue  # gone meanwhile, or cgroup.procs of a threaded group (EOPNOTSUPP)
+                yield from (int(word) for word in text.split())
+
+    def knob(self, setting: str) -> Knob | str:
+        """The files of this setting here, or the reason why it cannot be set.
+
+        ``setting`` is the name of a field of ``Settings``; KeyError for any other.
+        """
+        if setting in RESCTRL_SETTINGS:
+            return RESCTRL_ABSENT
+        controller = CONTROLLERS[setting]
+        hierarchy = self._hierarchies.of(controller)
+        if hierarchy is None:
+            return f"the {controller} controller is in no mounted cgroup hierarchy"
+        if hierarchy.version == 1 and setting in NOT_ON_V1:
+            return NOT_ON_V1[setting]
+        directory = hierarchy.path(self.path)
+        names = FILES[setting, hierarchy.version]
+        present = [name for name in names if self._fs.exists(f"{directory}/{name}")]
+        missing = [name for name in names if name not in present and name not in OPTIONAL_FILES]
+        if missing:
+            return self._why_missing(hierarchy, controller, directory, missing[0])
+        return Knob(setting, hierarchy.version, directory, tuple(f"{directory}/{name}" for name in present))
+
+    def _why_missing(self, hierarchy: Hierarchy, controller: str, directory: str, file: str) -> str:
+        if not self._fs.exists(directory):
+            return f"{directory} does not exist"
+        if hierarchy.version == 2:
+            control = f"{dirname(directory)}/cgroup.subtree_control"
+            return (
+                f"{directory}/{file} does not exist: {control} does not enable the {controller} controller; "
+                "enable it there, or through systemd if systemd manages that group"
+            )
+        return f"{directory}/{file} does not exist: this kernel was built without it"
+
+    def enforceable(self) -> Mapping[str, str | None]:
+        """Every field of ``Settings`` -> None if it can be set here, else the reason why not."""
+        found = {field.name: self.knob(field.name) for field in fields(Settings)}
+        return {name: knob if isinstance(knob, str) else None for name, knob in found.items()}
+
+    def encode(self, settings: Settings) -> list[RawWrite]:
+        """The files and texts that state these settings here; KEEP and what cannot be set here say nothing.
+
+        Raises:
+            ParseError: a value that the kernel would refuse, or take in another sense.
+            KernelError: a file that is needed to encode (a CPU period) cannot be read.
+        """
+        writes: list[RawWrite] = []
+        for setting in CONTROLLERS:
+            target: Value = getattr(settings, setting)
+            knob = self.knob(setting)
+            if target is KEEP or isinstance(knob, str):
+                continue
+            now = {path: read_text(self._fs, path) for path in knob.paths}
+            writes += [RawWrite(setting, path, text) for path, text in encode(knob, target, now).items()]
+        return writes
+
+
+def encode(knob: Knob, target: Value, now: Mapping[str, str]) -> dict[str, str]:
+    """Texts by path for one setting; ``now`` are the present texts of the knob's files. Target is not KEEP.
+
+    Under IDLE only ``cpu.idle`` is named: the weight beside it then follows by itself.
+
+    Raises:
+        ParseError: a value that the kernel would refuse, or take in another sense.
+    """
+    lead = knob.paths[0]
+    if isinstance(target, CpuSet):
+        return {lead: cpus_text(target)}
+    if knob.setting == "cpu_weight":
+        return _encode_weight(knob, target)
+    if knob.setting == "cpu_max_cores":
+        cores = float(target)  # type: ignore[arg-type]
+        if knob.version == 2:
+            return {lead: cpu_max_text(cores, now[lead])}
+        return {lead: str(quota_us(cores, int(now[knob.paths[1]])))}
+    return {lead: memory_text(target)}  # type: ignore[arg-type]
+
+
+def _encode_weight(knob: Knob, target: Value) -> dict[str, str]:
+    weight, *idle = knob.paths
+    if not isinstance(target, int):
+        return {idle[0]: "1"} if idle else {weight: faint_weight_text(knob.version)}
+    texts = {weight: weight_text(target, knob.version)}
+    return {idle[0]: "0", **texts} if idle else texts
+
+
+def descendants(fs: KernelFs, directory: str) -> list[str]:
+    """Directories of all cgroups below this one, parents before children; what vanishes meanwhile is left out."""
+    found: list[str] = []
+    try:
+        names = fs.listdir(directory)
+    except KernelError:
+        return found
+    for name in names:
+        if name.startswith(_V1_FILES):
+            continue
+        child = f"{directory}/{name}"
+        if fs.exists(f"{child}/cgroup.procs"):
+            found.append(child)
+            found += descendants(fs, child)
+    return found
+
+
+def parent_cpus(fs: KernelFs, directory: str) -> str:
+    """The CPUs that the parent of this cpuset directory gives, as text; empty if it cannot be read.
+
+    v2: the parent's effective CPUs. v1: its own ``cpuset.cpus``, which is what the kernel checks children against.
+    """
+    parent = dirname(directory)
+    for name in ("cpuset.cpus.effective", "cpuset.cpus"):
+        try:
+            return read_text(fs, f"{parent}/{name}")
+        except KernelError:
+            continue
+    return ""

@@ -1,0 +1,17 @@
+"""The one writer to the kernel: plan, transaction, journal of originals, restore."""
+
+from perphd.isolation.executor import Applied, Executor
+from perphd.isolation.journal import Journal, JournalInUse
+from perphd.isolation.restore import FileReport, RestoreReport, restore
+from perphd.isolation.watch import Conflict
+
+__all__ = [
+    "Applied",
+    "Conflict",
+    "Executor",
+    "FileReport",
+    "Journal",
+    "JournalInUse",
+    "RestoreReport",
+    "restore",
+]

@@ -1,0 +1,408 @@
+"""The one writer: reads back, plans the difference, applies it as a transaction, and gives everything back.
+
+``plan`` reads and never writes (it serves ``observe`` as well); ``apply`` is the only way to a kernel write.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from posixpath import basename, dirname
+from typing import TypeVar
+
+from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
+from perphd.domain.errors import Busy, Gone, KernelError
+from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
+from perphd.domain.workload import WorkloadSpec
+from perphd.host.cgroup.group import RESCTRL_ABSENT, Cgroup, Cgroups, Knob, descendants, parent_cpus
+from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.cgroup.knobs import CONTROLLERS, RESCTRL_SETTINGS, Value, decode
+from perphd.host.fs import KernelFs, read_text
+from perphd.isolation.journal import Journal, Original
+from perphd.isolation.planner import FileState, KnobState, Wanted, plan
+from perphd.isolation.restore import RestoreReport, restore_journal
+from perphd.isolation.transaction import Identity, Result, Transaction
+from perphd.isolation.watch import Conflict, Key, Watch
+
+Refuse = Callable[[str], str | None]
+"""cgroup path -> why its files must not be written directly (a systemd unit), or None."""
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What became of a change set. ``undone``: writes taken back after ``failed``; ``problems``: what could not be.
+
+    ``skipped``: workloads whose cgroup vanished meanwhile.
+    """
+
+    ok: bool
+    written: tuple[Write, ...] = ()
+    undone: tuple[Write, ...] = ()
+    failed: KernelError | None = None
+    duration_s: float = 0.0
+    skipped: tuple[str, ...] = ()
+    problems: tuple[str, ...] = ()
+
+
+class Executor:
+    """Brings target settings into force on the named workloads, and gives everything back.
+
+    Args:
+        refuse: says why a cgroup must not be written directly; asked for every workload that is to be changed.
+        on_write: told of every kernel write and its outcome (``written``, ``undone``, ``restored``, ``failed: ...``),
+            after the transaction, in the event loop's thread.
+        clock: seconds, for ``duration_s`` and the deadline only.
+        deadline_s: how long the writes of one transaction may take together before the rest is given up and undone.
+        in_thread: write in a worker thread (a write can block in the kernel); False runs inline (simulated hosts).
+    """
+
+    def __init__(
+        self,
+        fs: KernelFs,
+        hierarchies: Hierarchies,
+        journal: Journal,
+        *,
+        refuse: Refuse | None = None,
+        on_write: Callable[[Write, str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        deadline_s: float = 2.0,
+        in_thread: bool = True,
+    ) -> None:
+        self._fs, self._hierarchies, self._journal = fs, hierarchies, journal
+        self._cgroups = Cgroups(fs, hierarchies)
+        self._refuse, self._on_write = refuse, on_write
+        self._clock, self._deadline_s = clock, deadline_s
+        self._thread = ThreadPoolExecutor(1, "perphd-isolation") if in_thread else None
+        self._lock = asyncio.Lock()
+        self._running: asyncio.Future[object] | None = None
+        self._identities: dict[str, Identity] = {}
+        self._targets: dict[Key, Value] = {}
+        self._watch = Watch(journal)
+        self._force: dict[Key, Value] = {}
+        self._skipped: dict[str, tuple[NotEnforceable, ...]] = {}
+
+    # -- questions -----------------------------------------------------------------------------------------------
+
+    def enforceable(self, spec: WorkloadSpec) -> tuple[frozenset[str], tuple[NotEnforceable, ...]]:
+        """Fields of ``Settings`` that can be set for this workload now, and the others with their reasons."""
+        group = self._cgroups.group(spec.cgroup)
+        names = (*CONTROLLERS, *RESCTRL_SETTINGS)
+        reason = None if group.exists() else f"the cgroup {spec.cgroup} does not exist (yet)"
+        if reason is None and self._refuse is not None:
+            reason = self._refuse(spec.cgroup)
+        if reason is not None:
+            return frozenset(), tuple(NotEnforceable(spec.name, name, reason) for name in names)
+        found = group.enforceable()
+        refused = tuple(
+            NotEnforceable(spec.name, name, why) for name, why in found.items() if why is not None
+        )
+        return frozenset(name for name, why in found.items() if why is None), refused
+
+    def in_force(self, name: str) -> Settings:
+        """What perphd has set on this workload, as last read back; KEEP where nothing."""
+        settings = UNTOUCHED
+        for (workload, setting), value in self._force.items():
+            if workload == name:
+                settings = replace(settings, **{setting: value})  # type: ignore[arg-type]
+        return settings
+
+    def not_enforceable(self, name: str) -> tuple[NotEnforceable, ...]:
+        """What the last plan wanted for this workload and could not have."""
+        return self._skipped.get(name, ())
+
+    def conflicts(self) -> tuple[Conflict, ...]:
+        """Knobs that somebody else has written to since perphd did."""
+        return self._watch.conflicts
+
+    def forget_conflicts(self, workload: str | None = None) -> None:
+        """Forget conflicts and refused values, of one workload or of all: after a mode change or a reload."""
+        self._watch.reset(workload)
+
+    @property
+    def journal_entries(self) -> int:
+        """How many files are changed and not given back."""
+        return len(self._journal.originals)
+
+    # -- plan ----------------------------------------------------------------------------------------------------
+
+    def plan(self, targets: Mapping[str, Settings], specs: Sequence[WorkloadSpec]) -> ChangeSet:
+        """The writes that lead from what the kernel reads back to these targets; empty: nothing to do.
+
+        Workloads without a target are given back what perphd had changed; those not in ``specs`` are not touched.
+        """
+        if self._running is not None:
+            return ChangeSet((), (), "an earlier change is still being written")
+        self._identities.clear()
+        self._targets.clear()
+        self._skipped = {}
+        changed = {(dirname(entry.path), entry.knob) for entry in self._journal.originals.values()}
+        claimed = {spec.cgroup for spec in specs}
+        wanted: list[Wanted] = []
+        skipped: list[NotEnforceable] = []
+        for spec in specs:
+            target = targets.get(spec.name, UNTOUCHED)
+            for item in self._wanted(spec, target, changed, claimed):
+                if isinstance(item, Wanted):
+                    wanted.append(item)
+                else:
+                    skipped.append(item)
+        changes = plan(wanted, skipped)
+        for left_out in changes.skipped:
+            self._skipped[left_out.workload] = (*self._skipped.get(left_out.workload, ()), left_out)
+        return changes
+
+    def _wanted(
+        self, spec: WorkloadSpec, target: Settings, changed: set[tuple[str, str]], claimed: set[str]
+    ) -> list[Wanted | NotEnforceable]:
+        items: list[Wanted | NotEnforceable] = [
+            NotEnforceable(spec.name, setting, RESCTRL_ABSENT)
+            for setting in RESCTRL_SETTINGS
+            if getattr(target, setting) is not KEEP
+        ]
+        active: list[str] = []
+        for setting, controller in CONTROLLERS.items():
+            hierarchy = self._hierarchies.of(controller)
+            directory = "" if hierarchy is None else hierarchy.path(spec.cgroup)
+            if getattr(target, setting) is not KEEP or (directory, setting) in changed:
+                active.append(setting)
+            else:
+                self._force.pop((spec.name, setting), None)
+        if not active:
+            return items
+        group = self._cgroups.group(spec.cgroup)
+        if not group.exists():
+            for setting in active:
+                self._force.pop((spec.name, setting), None)
+            return items
+        reason = None if self._refuse is None else self._refuse(spec.cgroup)
+        for setting in active:
+            value: Value = getattr(target, setting)
+            try:
+                item = reason or self._one_wanted(spec, group, setting, value, claimed)
+            except Gone:
+                continue
+            except KernelError as exc:
+                item = str(exc)
+            if isinstance(item, Wanted):
+                items.append(item)
+            elif item and value is not KEEP:
+                items.append(NotEnforceable(spec.name, setting, item))
+        return items
+
+    def _one_wanted(
+        self, spec: WorkloadSpec, group: Cgroup, setting: str, target: Value, claimed: set[str]
+    ) -> Wanted | str:
+        """The setting as read back with its target, or why it is left alone (empty: no reason needs telling)."""
+        knob = group.knob(setting)
+        if isinstance(knob, str):
+            return knob
+        key = (spec.name, setting)
+        identity = self._identities[knob.directory] = self._fs.identity(knob.directory)
+        files = tuple(self._file(path, identity) for path in knob.paths)
+        self._watch.look(key, identity, files)
+        self._note_in_force(key, knob, files)
+        conflict = self._watch.yielded(key)
+        if conflict is not None:
+            return str(conflict)
+        if target is KEEP and any(self._watch.is_foreign(file) for file in files):
+            return ""
+        if refused := self._watch.refused(key, target):
+            return refused
+        self._targets[key] = target
+        if setting != "cpus":
+            return Wanted(KnobState(spec.name, knob, files), target)
+        if knob.version == 1:
+            outer = next((path for path in _ancestors(spec.cgroup) if path in claimed), None)
+            if outer is not None:
+                return f"{spec.cgroup} lies within the workload {outer}, whose CPUs bind it on cgroup v1"
+            if target is KEEP or decode(setting, 1, {"cpuset.cpus": files[0].now}) != target:
+                files += self._below(knob.directory)
+        return Wanted(KnobState(spec.name, knob, files, parent_cpus(self._fs, knob.directory)), target)
+
+    def _file(self, path: str, identity: Identity) -> FileState:
+        original = self._journal.originals.get(path)
+        known = original is not None and original.identity == identity
+        return FileState(
+            path, read_text(self._fs, path), original.text if original is not None and known else None
+        )
+
+    def _below(self, directory: str) -> tuple[FileState, ...]:
+        """The CPU sets of the groups below, parents first; empty ones bind nobody."""
+        found: list[FileState] = []
+        for child in descendants(self._fs, directory):
+            with suppress(Gone):
+                identity = self._fs.identity(child)
+                file = self._file(f"{child}/cpuset.cpus", identity)
+                if file.now:
+                    self._identities[child] = identity
+                    found.append(file)
+        return tuple(found)
+
+    def _note_in_force(self, key: Key, knob: Knob, files: Iterable[FileState]) -> None:
+        files = list(files)
+        if all(file.original in (None, file.now) for file in files):
+            self._force.pop(key, None)
+            return
+        value = decode(knob.setting, knob.version, {basename(file.path): file.now for file in files})
+        if value is KEEP:
+            self._force.pop(key, None)
+        else:
+            self._force[key] = value
+
+    # -- apply ---------------------------------------------------------------------------------------------------
+
+    async def apply(self, changes: ChangeSet) -> Applied:
+        """Write a planned change set, all of it or nothing; a cancelled call finishes before it is cancelled.
+
+        Does not raise for what the kernel refuses: see ``Applied.failed``.
+        """
+        if not changes:
+            return Applied(True)
+        async with self._lock:
+            started = self._clock()
+            transaction = Transaction(
+                self._fs, self._journal, dict(self._identities), self._clock, self._deadline_s
+            )
+            done = await self._run(lambda: self._transact(transaction, changes.writes))
+            took = self._clock() - started
+        if isinstance(done, Busy):
+            return Applied(False, failed=done, duration_s=took)
+        self._tell(done)
+        return Applied(
+            done.failed is None,
+            tuple(done.written),
+            tuple(done.undone),
+            done.failed,
+            took,
+            tuple(sorted(done.gone)),
+            tuple(done.undo_problems),
+        )
+
+    def _transact(self, transaction: Transaction, writes: Sequence[Write]) -> Result:
+        result = transaction.run(writes)
+        touched = [*result.written, *([] if result.at_fault is None else [result.at_fault])]
+        self._settle({(write.workload, write.knob) for write in touched})
+        if result.at_fault is not None and result.failed is not None:
+            key = (result.at_fault.workload, result.at_fault.knob)
+            self._watch.failed(key, self._targets.get(key, KEEP), result.failed)
+        else:
+            for write in result.written:
+                self._watch.succeeded((write.workload, write.knob))
+        return result
+
+    def _settle(self, keys: set[Key]) -> None:
+        """Remember what the touched knobs read now, and close what holds its originals again."""
+        entries: dict[Key, list[Original]] = defaultdict(list)
+        for entry in self._journal.originals.values():
+            if (entry.workload, entry.knob) in keys:
+                entries[entry.workload, entry.knob].append(entry)
+        for key, group in entries.items():
+            now: dict[str, bytes] = {}
+            for entry in group:
+                with suppress(KernelError):
+                    now[entry.path] = self._fs.read(entry.path)
+                    text = now[entry.path].decode(errors="replace").rstrip("\n")
+                    self._watch.wrote(entry.path, entry.identity, text)
+            if all(now.get(entry.path, entry.raw) == entry.raw for entry in group):
+                with suppress(KernelError):  # the journal then still names values that the files hold already
+                    self._journal.close_out(entry.path for entry in group)
+                self._force.pop(key, None)
+                continue
+            lead = min(group, key=lambda entry: entry.path.count("/"))
+            knob = next(
+                (found for found in self._knobs(key[1], dirname(lead.path)) if lead.path in found.paths), None
+            )
+            if knob is not None:
+                with suppress(KernelError):
+                    self._note_in_force(key, knob, [self._file(path, lead.identity) for path in knob.paths])
+
+    def _knobs(self, setting: str, directory: str) -> list[Knob]:
+        hierarchy = self._hierarchies.of(CONTROLLERS[setting])
+        if hierarchy is None:
+            return []
+        cgroup = directory.removeprefix(hierarchy.mount)
+        knob = Cgroup(self._fs, self._hierarchies, cgroup).knob(setting)
+        return [] if isinstance(knob, str) else [knob]
+
+    def _tell(self, result: Result) -> None:
+        if self._on_write is None:
+            return
+        for write in result.written:
+            self._on_write(write, "written")
+        if result.at_fault is not None:
+            self._on_write(result.at_fault, f"failed: {result.failed}")
+        for write in result.undone:
+            self._on_write(write, "undone")
+
+    # -- restore -------------------------------------------------------------------------------------------------
+
+    async def restore(self, names: Iterable[str] | None = None, force: bool = False) -> RestoreReport:
+        """Give back everything, or what these workloads had; see ``perphd.isolation.restore``."""
+        chosen = None if names is None else frozenset(names)
+        async with self._lock:
+            done = await self._run(lambda: self._give_back(chosen, force))
+        if isinstance(done, Busy):
+            return RestoreReport(notes=(f"nothing restored: {done}",))
+        if self._on_write is not None:
+            for file in done.restored:
+                write = Write(file.workload, file.knob, file.path, file.now, file.found, Stage.GROW)
+                self._on_write(write, "restored")
+        return done
+
+    def _give_back(self, names: frozenset[str] | None, force: bool) -> RestoreReport:
+        originals = [e for e in self._journal.originals.values() if names is None or e.workload in names]
+        report = restore_journal(self._fs, self._journal, originals, force)
+        for entry in originals:
+            self._watch.forget(entry.path)
+            self._force.pop((entry.workload, entry.knob), None)
+        return report
+
+    # -- the worker ----------------------------------------------------------------------------------------------
+
+    async def _run(self, work: Callable[[], _T]) -> _T | Busy:
+        """Run in the worker thread; Busy if it, or an earlier one, does not come back in time.
+
+        Cancellation waits for the work: the kernel is not left halfway.
+        """
+        if self._thread is None:
+            return work()
+        if self._running is not None:
+            return self._stuck()
+        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        self._running = future  # type: ignore[assignment]
+        future.add_done_callback(self._finished)
+        cancelled = False
+        while True:
+            try:
+                await asyncio.wait({future}, timeout=2 * self._deadline_s)
+                break
+            except asyncio.CancelledError:
+                cancelled = True
+        if cancelled:
+            raise asyncio.CancelledError
+        return future.result() if future.done() else self._stuck()
+
+    def _finished(self, _future: object) -> None:
+        self._running = None
+
+    def _stuck(self) -> Busy:
+        advice = "the kernel has not answered an earlier write; nothing else is written until it does"
+        return Busy("", "write", errno.ETIMEDOUT, advice=advice)
+
+    def close(self) -> None:
+        """End the worker thread; the journal is the caller's to close."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False)
+
+
+def _ancestors(cgroup: str) -> Iterable[str]:
+    while (cgroup := dirname(cgroup)) != "/":
+        yield cgroup

@@ -1,0 +1,410 @@
+"""The journal of originals: what every kernel file held before perphd's first write to it, on disk before that write.
+
+One JSON object a line, each with a checksum: a header (version, boot), ``original`` (synced to disk before the file
+is written), ``intent`` (a value about to be written; survives a killed process, needs not survive a power cut, since
+cgroup values do not either) and ``closed`` (given back). Values of another boot are worthless: their journal is set
+aside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, Final
+
+from perphd.domain.errors import Busy, KernelError, PerphError, kernel_error
+
+FILE: Final = "originals.jsonl"
+LOCK: Final = "lock"
+ASIDE: Final = "originals.previous-boot.jsonl"
+DAMAGED: Final = "originals.damaged.jsonl"
+VERSION: Final = 1
+BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+_KEPT_INTENTS = 16
+_COMPACT_ABOVE_BYTES = 1 << 20
+_NOTHING_WRITTEN = "no kernel file is changed while its original cannot be recorded"
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """What a file held before the first write. ``identity``: (device, inode) of the cgroup directory it is in.
+
+    ``sequence`` is given by the journal: the order of first writes.
+    """
+
+    path: str
+    raw: bytes
+    identity: tuple[int, int]
+    knob: str
+    workload: str
+    sequence: int = 0
+
+    @property
+    def text(self) -> str:
+        """The value without its trailing newline."""
+        return self.raw.decode(errors="replace").rstrip("\n")
+
+
+class JournalInUse(PerphError):
+    """Another live process holds the journal. ``pid``: its process id, or 0 if it could not be read."""
+
+    def __init__(self, state_dir: str, pid: int) -> None:
+        self.pid = pid
+        who = f"process {pid}" if pid else "another process"
+        super().__init__(
+            f"{state_dir}: the journal is in use by {who}: only one perphd may write to this host; stop that one first"
+        )
+
+
+class Journal:
+    """The journal in a state directory (made with mode 0700 if absent), locked while this object is open.
+
+    A directory that cannot be written does not prevent opening: ``record`` and ``intend`` then raise, so that
+    observing goes on and no kernel file is ever changed unrecorded.
+
+    Args:
+        state_dir: the directory, one per host.
+        boot_id: identity of this boot; read from the kernel if None.
+
+    Raises:
+        JournalInUse: a live process has it open.
+        PerphError: it was written by a newer version.
+    """
+
+    def __init__(self, state_dir: str | Path, *, boot_id: str | None = None) -> None:
+        self.state_dir = str(state_dir)
+        self._boot = _boot_id() if boot_id is None else boot_id
+        self._originals: dict[str, Original] = {}
+        self._intents: dict[str, dict[str, None]] = {}
+        self._notes: list[str] = []
+        self._sequence = 0
+        self._fd = -1
+        self._size = 0
+        self._lock_fd = _lock(self.state_dir)
+        try:
+            self._load()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def path(self) -> str:
+        """The journal's file."""
+        return f"{self.state_dir}/{FILE}"
+
+    @property
+    def originals(self) -> Mapping[str, Original]:
+        """Originals of everything that is not given back yet, by path, in the order of first writes."""
+        return MappingProxyType(self._originals)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was odd about the journal when it was opened, as sentences."""
+        return tuple(self._notes)
+
+    def intents(self, path: str) -> tuple[str, ...]:
+        """Values that perphd wrote, or was about to write, to this file; the latest last."""
+        return tuple(self._intents.get(path, ()))
+
+    def record(self, originals: Iterable[Original], intents: Iterable[tuple[str, str]] = ()) -> None:
+        """Put originals (and intents) on disk; returns when they would survive a crash. Replaces a path's older one.
+
+        Raises:
+            KernelError: they could not be stored; then nothing is recorded, and no file may be written.
+        """
+        new = [replace(entry, sequence=self._sequence + n) for n, entry in enumerate(originals, 1)]
+        planned = self._fresh(intents, {entry.path for entry in new})
+        if not new and not planned:
+            return
+        lines = [_original_line(entry) for entry in new] + [
+            _intent_line(path, value) for path, value in planned
+        ]
+        self._append(lines, sync=bool(new))
+        for entry in new:
+            self._originals.pop(entry.path, None)
+            self._originals[entry.path] = entry
+            self._intents[entry.path] = {}
+        self._sequence += len(new)
+        for path, value in planned:
+            self._remember(path, value)
+
+    def intend(self, intents: Iterable[tuple[str, str]]) -> None:
+        """Append (path, value) pairs that are about to be written; not synced.
+
+        Raises:
+            KernelError: as ``record``.
+        """
+        self.record((), intents)
+
+    def close_out(self, paths: Iterable[str]) -> None:
+        """These files are given back (or gone): forget them. An empty journal shrinks to its header.
+
+        Raises:
+            KernelError: it could not be written down. The originals are forgotten here all the same: a later reader
+                finds that the files hold them already.
+        """
+        closed = [path for path in paths if self._originals.pop(path, None) is not None]
+        for path in closed:
+            self._intents.pop(path, None)
+        if not closed:
+            return
+        if self._originals:
+            self._append([_line({"kind": "closed", "path": path}) for path in closed], sync=False)
+        else:
+            self._rewrite()
+
+    def close(self) -> None:
+        """Give the file and the lock back; closing twice is fine."""
+        for fd in (self._fd, self._lock_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._fd = self._lock_fd = -1
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def _load(self) -> None:
+        try:
+            data = Path(self.path).read_bytes()
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise kernel_error(
+                exc, self.path, "read", advice="originals that it may hold cannot be restored"
+            ) from exc
+        lines = data.split(b"\n")
+        torn = lines.pop()
+        records = [(number, _parse(line)) for number, line in enumerate(lines, 1)]
+        if torn and (last := _parse(torn)) is not None:
+            records.append((len(records) + 1, last))
+        header = next((record for _, record in records if record and record["kind"] == "header"), None)
+        if header is not None and header.get("version") != VERSION:
+            raise PerphError(
+                f"{self.path}: journal version {header.get('version')!r} is not {VERSION}: "
+                "restore with the perphd that wrote it"
+            )
+        if header is not None and header.get("boot") != self._boot:
+            self._set_aside(records)
+            return
+        bad = [number for number, record in records if record is None]
+        for _, record in records:
+            if record is not None:
+                self._replay(record)
+        if bad or header is None:
+            self._report_damage(data, bad, header is None)
+        elif torn:
+            self._notes.append(
+                f"{self.path}: the last line was cut off while it was written; it stood for no write"
+            )
+        if bad or torn or header is None:
+            with contextlib.suppress(KernelError):  # readable all the same: said again at the next start
+                self._rewrite()
+
+    def _set_aside(self, records: list[tuple[int, dict[str, Any] | None]]) -> None:
+        count = sum(1 for _, record in records if record and record["kind"] == "original")
+        with contextlib.suppress(OSError):
+            os.rename(self.path, f"{self.state_dir}/{ASIDE}")
+        if count:
+            self._notes.append(
+                f"{self.path}: {count} originals are of an earlier boot, whose cgroup values ended with it: "
+                f"nothing to restore, kept as {ASIDE}"
+            )
+
+    def _report_damage(self, data: bytes, bad: list[int], headless: bool) -> None:
+        with contextlib.suppress(OSError):
+            Path(f"{self.state_dir}/{DAMAGED}").write_bytes(data)
+        what = f"lines {', '.join(map(str, bad))} are damaged" if bad else "the header is missing"
+        boot = "; it is taken to be of this boot" if headless else ""
+        self._notes.append(
+            f"{self.path}: {what}{boot}: the other {len(self._originals)} originals are used, "
+            f"files named only in damaged lines are not restored (a copy is kept as {DAMAGED})"
+        )
+
+    def _replay(self, record: dict[str, Any]) -> None:
+        kind, path = record["kind"], str(record.get("path", ""))
+        if kind == "original":
+            entry = Original(
+                path=path,
+                raw=str(record["raw"]).encode("latin-1"),
+                identity=(int(record["dev"]), int(record["ino"])),
+                knob=str(record["knob"]),
+                workload=str(record["workload"]),
+                sequence=int(record["seq"]),
+            )
+            self._originals.pop(path, None)
+            self._originals[path] = entry
+            self._intents[path] = {}
+            self._sequence = max(self._sequence, entry.sequence)
+        elif kind == "intent":
+            self._remember(path, str(record["value"]))
+        elif kind == "closed":
+            self._originals.pop(path, None)
+            self._intents.pop(path, None)
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def _fresh(self, intents: Iterable[tuple[str, str]], renewed: set[str]) -> list[tuple[str, str]]:
+        """Intents without those that are the latest of their file already."""
+        latest: dict[str, str] = {}
+        fresh: list[tuple[str, str]] = []
+        for path, value in intents:
+            if path not in latest and path not in renewed and self._intents.get(path):
+                latest[path] = next(reversed(self._intents[path]))
+            if latest.get(path) != value:
+                fresh.append((path, value))
+                latest[path] = value
+        return fresh
+
+    def _remember(self, path: str, value: str) -> None:
+        values = self._intents.setdefault(path, {})
+        values.pop(value, None)
+        values[value] = None
+
+    def _append(self, lines: list[str], sync: bool) -> None:
+        if self._fd < 0 or self._size > _COMPACT_ABOVE_BYTES:
+            self._rewrite()
+        data = "".join(lines).encode()
+        try:
+            _write_all(self._fd, data)
+            if sync:
+                os.fdatasync(self._fd)
+        except OSError as exc:
+            try:
+                os.ftruncate(self._fd, self._size)
+            except OSError:
+                os.close(self._fd)  # half a line may be left: the next append starts with a clean file
+                self._fd = -1
+            raise kernel_error(exc, self.path, "append", advice=_NOTHING_WRITTEN) from exc
+        self._size += len(data)
+
+    def _rewrite(self) -> None:
+        """Write what is known as a new file and put it in the old one's place, on disk before this returns."""
+        if self._lock_fd < 0:
+            try:
+                self._lock_fd = _lock(self.state_dir)
+            except JournalInUse as exc:
+                raise Busy(self.path, "lock", errno.EAGAIN, advice=str(exc)) from exc
+        lines = [_line({"kind": "header", "version": VERSION, "boot": self._boot})]
+        for entry in self._originals.values():
+            values = list(self._intents.get(entry.path, ()))[-_KEPT_INTENTS:]
+            self._intents[entry.path] = dict.fromkeys(values)
+            lines.append(_original_line(entry))
+            lines += [_intent_line(entry.path, value) for value in values]
+        data = "".join(lines).encode()
+        temporary = f"{self.path}.new"
+        try:
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600)
+            try:
+                _write_all(fd, data)
+                os.fsync(fd)
+                os.rename(temporary, self.path)
+                _sync_directory(self.state_dir)
+            except OSError:
+                os.close(fd)
+                raise
+        except OSError as exc:
+            raise kernel_error(exc, self.path, "write", advice=_NOTHING_WRITTEN) from exc
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._size = fd, len(data)
+
+
+def holder(state_dir: str | Path) -> int:
+    """Process id in the lock file of a state directory; 0 if there is none. Says nothing about its being alive."""
+    try:
+        return int(Path(state_dir, LOCK).read_text())
+    except (OSError, ValueError):
+        return 0
+
+
+def _lock(state_dir: str) -> int:
+    """Lock the directory; -1 if it cannot be written (then nothing can be recorded, hence nothing be changed)."""
+    try:
+        os.makedirs(state_dir, mode=0o700, exist_ok=True)
+        fd = os.open(f"{state_dir}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        try:
+            fd = os.open(f"{state_dir}/{LOCK}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return -1
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        os.close(fd)
+        raise JournalInUse(state_dir, holder(state_dir)) from exc
+    with contextlib.suppress(OSError):  # the pid is for the sentence only: the lock itself is held
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _boot_id() -> str:
+    try:
+        return Path(BOOT_ID).read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def _line(record: dict[str, Any]) -> str:
+    body = json.dumps(record, separators=(",", ":"))
+    return f'{body[:-1]},"crc":{zlib.crc32(body.encode())}}}\n'
+
+
+def _original_line(entry: Original) -> str:
+    return _line(
+        {
+            "kind": "original",
+            "seq": entry.sequence,
+            "workload": entry.workload,
+            "knob": entry.knob,
+            "path": entry.path,
+            "raw": entry.raw.decode("latin-1"),
+            "dev": entry.identity[0],
+            "ino": entry.identity[1],
+        }
+    )
+
+
+def _intent_line(path: str, value: str) -> str:
+    return _line({"kind": "intent", "path": path, "value": value})
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    """The record of a line whose checksum holds, else None."""
+    try:
+        record = json.loads(line)
+        crc = record.pop("crc")
+        body = json.dumps(record, separators=(",", ":"))
+        if zlib.crc32(body.encode()) != crc or not isinstance(record["kind"], str):
+            return None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+    return dict(record)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+def _sync_directory(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

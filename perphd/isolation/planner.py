@@ -1,0 +1,176 @@
+"""From a wanted state to ordered writes: pure, a function of what was read back and what the originals are.
+
+Order: demote, shrink donors, grow receivers, promote. Whether a write shrinks or grows is told from the old and the new
+value. A setting that is KEEP gives the original back where perphd had changed it. No difference: no write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from posixpath import dirname
+
+from perphd.domain.allocation import KEEP
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.errors import ParseError
+from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
+from perphd.host.cgroup.group import Knob, encode
+from perphd.host.cgroup.knobs import Value, magnitude, same
+
+
+@dataclass(frozen=True, slots=True)
+class FileState:
+    """One file: what it reads now, and its original if perphd has changed it (else None)."""
+
+    path: str
+    now: str
+    original: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KnobState:
+    """One setting of one workload as read back.
+
+    ``files``: those of ``knob`` in its order; for a v1 cpuset then the ``cpuset.cpus`` of all groups below it, parents
+    before children. ``around``: the CPUs that the parent gives, as text (cpuset only).
+    """
+
+    workload: str
+    knob: Knob
+    files: tuple[FileState, ...]
+    around: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A setting as read back and what it is to become."""
+
+    state: KnobState
+    target: Value
+
+
+class _Impossible(Exception):
+    """A wanted value that cannot be had here; the text is the reason."""
+
+
+def plan(wanted: Iterable[Wanted], skipped: Iterable[NotEnforceable] = (), reason: str = "") -> ChangeSet:
+    """The change set that leads to the wanted state; values that cannot be stated join ``skipped``."""
+    writes: list[Write] = []
+    left_out = list(skipped)
+    for item in wanted:
+        try:
+            writes += _PLANNERS.get(item.state.knob.setting, _plan_limit)(item.state, item.target)
+        except (ParseError, _Impossible) as exc:
+            left_out.append(NotEnforceable(item.state.workload, item.state.knob.setting, str(exc)))
+    writes.sort(key=lambda write: write.stage)
+    return ChangeSet(tuple(writes), tuple(left_out), reason)
+
+
+def _write(state: KnobState, path: str, value: str, before: str, stage: Stage) -> Write:
+    return Write(state.workload, state.knob.setting, path, value, before, stage)
+
+
+def _plan_limit(state: KnobState, target: Value) -> list[Write]:
+    """A limit or protection in one file."""
+    lead = state.files[0]
+    if target is KEEP:
+        text = lead.original
+    else:
+        text = encode(state.knob, target, {file.path: file.now for file in state.files})[lead.path]
+    if text is None or same(lead.path, text, lead.now):
+        return []
+    grows = magnitude(lead.path, text) > magnitude(lead.path, lead.now)
+    return [_write(state, lead.path, text, lead.now, Stage.GROW if grows else Stage.SHRINK)]
+
+
+def _plan_weight(state: KnobState, target: Value) -> list[Write]:
+    """Weight and idle: idle goes first, since it resets the weight."""
+    weight, *rest = state.files
+    idle = rest[0] if rest else None
+    if target is KEEP:
+        wanted_weight = weight.original
+        wanted_idle = None if idle is None else idle.original
+    else:
+        texts = encode(state.knob, target, {})
+        wanted_weight = texts.get(weight.path)
+        wanted_idle = None if idle is None else texts[idle.path]
+    is_idle = idle is not None and idle.now == "1"
+    becomes_idle = is_idle if wanted_idle is None else wanted_idle == "1"
+    if becomes_idle:
+        # While idle the weight cannot be written, and needs not: the kernel gives the group its own.
+        if is_idle or idle is None:
+            return []
+        return [_write(state, idle.path, "1", idle.now, Stage.DEMOTE)]
+    if is_idle and idle is not None:
+        writes = [_write(state, idle.path, "0", idle.now, Stage.PROMOTE)]
+        if wanted_weight is not None:
+            writes.append(_write(state, weight.path, wanted_weight, weight.now, Stage.PROMOTE))
+        return writes
+    if wanted_weight is None or same(weight.path, wanted_weight, weight.now):
+        return []
+    rises = magnitude(weight.path, wanted_weight) > magnitude(weight.path, weight.now)
+    return [_write(state, weight.path, wanted_weight, weight.now, Stage.PROMOTE if rises else Stage.DEMOTE)]
+
+
+def _plan_cpus(state: KnobState, target: Value) -> list[Write]:
+    """The CPUs of a group; on v1 also of every group below it, since a child's CPUs must lie within its parent's."""
+    root = state.files[0]
+    around = CpuSet.parse(state.around)
+    if target is KEEP and all(file.original is None for file in state.files):
+        return []
+    if target is KEEP and root.original == "":
+        # No own CPUs originally. A populated group cannot go back to that; all CPUs of the parent are equal in effect.
+        if root.now == "" or (around and around <= CpuSet.parse(root.now)):
+            return []
+        return [_write(state, root.path, "", root.now, Stage.GROW)]
+    wanted = _wanted_cpus(state, target, around)
+    now = {
+        file.path: CpuSet.parse(file.now) if file.now or state.knob.version == 1 else around
+        for file in state.files
+    }
+    order = [file.path for file in state.files]
+    if all(now[path] == wanted[path] for path in order):
+        return []
+    shown = {file.path: file.now for file in state.files}
+    writes: list[Write] = []
+
+    def move(paths: Iterable[str], to: dict[str, CpuSet], stage: Stage) -> None:
+        for path in paths:
+            if now[path] != to[path]:
+                writes.append(_write(state, path, str(to[path]), shown[path], stage))
+                now[path], shown[path] = to[path], str(to[path])
+
+    common = {path: now[path] & wanted[path] for path in order}
+    if all(common.values()):
+        move(reversed(order), common, Stage.SHRINK)
+        move(order, wanted, Stage.GROW)
+    else:
+        if len(order) > 1:
+            # Nothing in common: parents must hold the old and the new CPUs while their children move.
+            move(order, {path: now[path] | wanted[path] for path in order}, Stage.GROW)
+        move(reversed(order), wanted, Stage.GROW)
+    return writes
+
+
+def _wanted_cpus(state: KnobState, target: Value, around: CpuSet) -> dict[str, CpuSet]:
+    """CPUs by path: the target (or original) for the group, for those below as much of their original as fits."""
+    root, *below = state.files
+    if isinstance(target, CpuSet):
+        cpus = CpuSet.parse(encode(state.knob, target, {})[root.path])
+        if around and not cpus & around:
+            raise _Impossible(
+                f"none of the CPUs {cpus} is among {around}, all that {dirname(state.knob.directory)} has"
+            )
+        if state.knob.version == 1 and around:
+            cpus = cpus & around  # what v2 does by itself: v1 refuses CPUs that the parent lacks
+    else:
+        cpus = CpuSet.parse(root.now if root.original is None else root.original)
+    wanted = {root.path: cpus}
+    for file in below:
+        parent = wanted[f"{dirname(dirname(file.path))}/cpuset.cpus"]
+        own = CpuSet.parse(file.now if file.original is None else file.original)
+        wanted[file.path] = own & parent or parent
+    return wanted
+
+
+_PLANNERS = {"cpu_weight": _plan_weight, "cpus": _plan_cpus}

@@ -1,0 +1,245 @@
+"""Give every file its original back: what stop, crash, kill -9 and ``perphd restore`` all end with.
+
+Works from the journal alone, without the daemon. Each value is verified by reading it back. A value that is neither the
+original nor anything perphd wrote was set by somebody else and is left alone.
+
+One exception to "byte-identical": a cgroup v2 ``cpuset.cpus`` that was empty cannot be emptied while processes are
+inside (ENOSPC). It gets all CPUs that its parent gives, which is equal in effect, and the report says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from posixpath import basename, dirname
+
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.errors import Busy, Full, Gone, KernelError, ParseError
+from perphd.host.cgroup.group import parent_cpus
+from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
+from perphd.host.fs import KernelFs
+from perphd.isolation.journal import FILE, Journal, Original
+
+Intents = Callable[[str], Sequence[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """What came of one file. ``found``: its text before; ``now``: after; ``note``: a sentence, where one is due."""
+
+    path: str
+    workload: str
+    knob: str
+    original: str
+    found: str = ""
+    now: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What was given back. ``foreign``: set by somebody else since, left alone. ``notes``: sentences for people."""
+
+    restored: tuple[FileReport, ...] = ()
+    already: tuple[FileReport, ...] = ()
+    gone: tuple[FileReport, ...] = ()
+    foreign: tuple[FileReport, ...] = ()
+    failed: tuple[FileReport, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """True if nothing of perphd's is left in force."""
+        return not self.failed
+
+    def __bool__(self) -> bool:
+        return bool(self.restored or self.already or self.gone or self.foreign or self.failed)
+
+    def __str__(self) -> str:
+        counts = (
+            (len(self.restored), "restored"),
+            (len(self.already), "already as found"),
+            (len(self.gone), "gone"),
+            (len(self.foreign), "set by others and left alone"),
+            (len(self.failed), "NOT restored"),
+        )
+        said = [f"{count} {what}" for count, what in counts if count]
+        return (
+            "; ".join(["files: " + ", ".join(said)] * bool(said) + list(self.notes)) or "nothing to restore"
+        )
+
+
+def restore(
+    fs: KernelFs, state_dir: str | Path, force: bool = False, *, boot_id: str | None = None
+) -> RestoreReport:
+    """Give back everything in this state directory's journal, and close what was given back in it. Idempotent.
+
+    Args:
+        fs: the kernel's files.
+        state_dir: the directory of the journal.
+        force: also overwrite values that somebody else has set since.
+        boot_id: identity of this boot; read from the kernel if None.
+
+    Raises:
+        JournalInUse: a live perphd holds the journal (its pid is named).
+        PerphError: the journal cannot be read.
+    """
+    if not Path(state_dir, FILE).exists():
+        return RestoreReport(notes=(f"{state_dir}: no journal, nothing to restore",))
+    with Journal(state_dir, boot_id=boot_id) as journal:
+        return restore_journal(fs, journal, list(journal.originals.values()), force)
+
+
+def restore_journal(
+    fs: KernelFs, journal: Journal, originals: Sequence[Original], force: bool = False
+) -> RestoreReport:
+    """Give back these originals of an open journal and close them in it."""
+    run = _Run(fs, journal.intents, force)
+    run.give_back(originals)
+    notes = [*journal.notes, *run.notes]
+    try:
+        journal.close_out(report.path for report in (*run.restored, *run.already, *run.gone))
+    except KernelError as exc:
+        notes.append(f"the values are given back, but the journal could not be closed: {exc}")
+    return RestoreReport(
+        tuple(run.restored),
+        tuple(run.already),
+        tuple(run.gone),
+        tuple(run.foreign),
+        tuple(run.failed),
+        tuple(notes),
+    )
+
+
+def put(fs: KernelFs, path: str, data: bytes) -> str:
+    """Write one value and return the text that is then read back.
+
+    An empty value is written as an empty line where that means "no own value", and only there; if the kernel refuses it
+    because processes are inside, all CPUs of the parent are written instead.
+
+    Raises:
+        KernelError: the kernel refused, or reading back failed.
+        ParseError: an empty value for a file where it would be destructive.
+    """
+    if not data.strip():
+        if basename(path) not in EMPTY_ALLOWED:
+            raise ParseError(f"a value for {path}", "", "a value: an empty line is destructive there")
+        try:
+            fs.write(path, b"\n")
+        except (Full, Busy):
+            around = parent_cpus(fs, dirname(path))
+            if not around:
+                raise
+            fs.write(path, f"{around}\n".encode())
+    else:
+        fs.write(path, data)
+    return fs.read(path).decode(errors="replace").rstrip("\n")
+
+
+class _Run:
+    """One pass over the originals, sorting every file into its list."""
+
+    def __init__(self, fs: KernelFs, intents: Intents, force: bool) -> None:
+        self._fs, self._intents, self._force = fs, intents, force
+        self.restored: list[FileReport] = []
+        self.already: list[FileReport] = []
+        self.gone: list[FileReport] = []
+        self.foreign: list[FileReport] = []
+        self.failed: list[FileReport] = []
+        self.notes: list[str] = []
+
+    def give_back(self, originals: Sequence[Original]) -> None:
+        """Give back in the reverse order of first writes.
+
+        CPU sets come last and together: on v1 parents and children bind each other, in whatever order they were
+        first written.
+        """
+        newest_first = sorted(originals, key=lambda entry: entry.sequence, reverse=True)
+        for entry in newest_first:
+            if basename(entry.path) != "cpuset.cpus" and (found := self._due(entry)) is not None:
+                self._write(entry, found)
+        self._give_back_cpus([entry for entry in newest_first if basename(entry.path) == "cpuset.cpus"])
+
+    def _due(self, entry: Original) -> str | None:
+        """The file's present text if it is to be written, else None (and the file is in its list)."""
+        try:
+            if self._fs.identity(dirname(entry.path)) != entry.identity:
+                self._add(self.gone, entry, note="another cgroup has the same path now")
+                return None
+            raw = self._fs.read(entry.path)
+        except Gone:
+            self._add(self.gone, entry, note="the cgroup, or its controller, is gone")
+            return None
+        except KernelError as exc:
+            self._add(self.failed, entry, note=str(exc))
+            return None
+        found = raw.decode(errors="replace").rstrip("\n")
+        if raw == entry.raw:
+            self._add(self.already, entry, found, found)
+            return None
+        if not self._force and not any(same(entry.path, value, found) for value in self._intents(entry.path)):
+            note = f"set to {found!r} by somebody else, left alone (original: {entry.text!r})"
+            self._add(self.foreign, entry, found, found, note)
+            self.notes.append(f"{entry.path}: {note}")
+            return None
+        return found
+
+    def _write(self, entry: Original, found: str) -> None:
+        try:
+            if self._fs.read(entry.path) != entry.raw:  # widening may have done it
+                now = put(self._fs, entry.path, entry.raw)
+            else:
+                now = entry.text
+        except Gone:
+            self._add(self.gone, entry, found, note="the cgroup, or its controller, is gone")
+            return
+        except (KernelError, ParseError) as exc:
+            self._add(self.failed, entry, found, note=str(exc))
+            self.notes.append(f"{entry.path}: not given back: {exc}")
+            return
+        if now == entry.text:
+            self._add(self.restored, entry, found, now)
+        elif not entry.text and basename(entry.path) in EMPTY_ALLOWED:
+            note = (
+                f"equal in effect: a populated group cannot be emptied, it has all CPUs of its parent ({now})"
+            )
+            self._add(self.restored, entry, found, now, note)
+            self.notes.append(f"{entry.path}: {note}")
+        else:
+            note = f"not given back: {entry.text!r} was written and {now!r} is read"
+            self._add(self.failed, entry, found, now, note)
+            self.notes.append(f"{entry.path}: {note}")
+
+    def _give_back_cpus(self, entries: Iterable[Original]) -> None:
+        """CPU sets: first widen from the top to old and new together, then narrow from the bottom to the originals.
+
+        Those without an original value come last, from the top: what they get depends on their parents'.
+        """
+        due = [(entry, found) for entry in entries if (found := self._due(entry)) is not None]
+        due.sort(key=lambda item: item[0].path.count("/"))
+        valued = [(entry, found) for entry, found in due if entry.text]
+        for entry, found in valued:
+            if self._fs.exists(f"{dirname(entry.path)}/cpuset.cpus.effective"):
+                continue  # v2 lets a child name CPUs that its parent lacks: no need to widen
+            self._widen(entry, found)
+        for entry, found in reversed(valued):
+            self._write(entry, found)
+        for entry, found in due:
+            if not entry.text:
+                self._write(entry, found)
+
+    def _widen(self, entry: Original, found: str) -> None:
+        try:
+            have, want = CpuSet.parse(found), CpuSet.parse(entry.text)
+            if have | want not in (have, want):
+                self._fs.write(entry.path, f"{have | want}\n".encode())
+            elif want != have and have <= want:
+                self._fs.write(entry.path, entry.raw)
+        except (KernelError, ParseError):
+            return  # the write of the original itself will say what is wrong
+
+    def _add(
+        self, where: list[FileReport], entry: Original, found: str = "", now: str = "", note: str = ""
+    ) -> None:
+        where.append(FileReport(entry.path, entry.workload, entry.knob, entry.text, found, now, note))

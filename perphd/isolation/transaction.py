@@ -1,0 +1,177 @@
+"""One transaction: originals on disk, writes in order, each read back; at the first failure everything is undone.
+
+Runs in a worker thread: it knows nothing of asyncio. It does not decide what to write.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from posixpath import basename, dirname
+
+from perphd.domain.errors import Broken, Busy, Gone, KernelError, ParseError
+from perphd.domain.plan import Write
+from perphd.host.cgroup.knobs import FOLLOWERS, same
+from perphd.host.fs import KernelFs, read_text
+from perphd.isolation.journal import Journal, Original
+from perphd.isolation.restore import put
+
+Identity = tuple[int, int]
+
+
+@dataclass
+class Result:
+    """What a transaction did. ``gone``: workloads that vanished meanwhile; ``at_fault``: the write that failed."""
+
+    written: list[Write] = field(default_factory=list)
+    undone: list[Write] = field(default_factory=list)
+    failed: KernelError | None = None
+    at_fault: Write | None = None
+    gone: set[str] = field(default_factory=set)
+    undo_problems: list[str] = field(default_factory=list)
+
+
+class Transaction:
+    """Applies writes. ``identities``: directory -> the identity it had when the writes were planned.
+
+    ``deadline_s``: when the writes together take longer (``clock`` counts seconds), the rest is not begun and what was
+    done is undone; a single write that blocks in the kernel cannot be cut short.
+    """
+
+    def __init__(
+        self,
+        fs: KernelFs,
+        journal: Journal,
+        identities: Mapping[str, Identity],
+        clock: Callable[[], float],
+        deadline_s: float,
+    ) -> None:
+        self._fs, self._journal, self._identities = fs, journal, identities
+        self._clock, self._deadline_s = clock, deadline_s
+        self._before: list[tuple[Write, list[tuple[str, str]]]] = []
+        self._led: set[str] = set()
+        self.result = Result()
+
+    def run(self, writes: Sequence[Write]) -> Result:
+        """Do it; never raises a KernelError."""
+        started = self._clock()
+        result = self.result
+        try:
+            self._record(writes)
+        except KernelError as exc:
+            result.failed = exc
+            return result
+        for write in writes:
+            if write.workload in result.gone:
+                continue
+            try:
+                if self._clock() - started > self._deadline_s:
+                    raise _too_slow(write, self._deadline_s)
+                self._one(write)
+            except Gone:
+                result.gone.add(write.workload)
+            except KernelError as exc:
+                result.failed, result.at_fault = exc, write
+                self._undo()
+                break
+        return result
+
+    def _record(self, writes: Sequence[Write]) -> None:
+        """Put on disk what is about to be changed for the first time, and what is about to be written."""
+        originals: dict[str, Original] = {}
+        intents: list[tuple[str, str]] = []
+        for write in writes:
+            if write.workload in self.result.gone:
+                continue
+            try:
+                for path in (*self._followers(write.path), write.path):
+                    self._original(path, write, originals)
+            except Gone:
+                self.result.gone.add(write.workload)
+                continue
+            for path, values in self._followers(write.path).items():
+                intents += [(path, value) for value in values]
+            intents.append((write.path, write.value))
+        # A workload that turned out to be gone midway keeps what was read of it: harmless, closed as gone by restore.
+        self._journal.record(originals.values(), intents)
+
+    def _original(self, path: str, write: Write, into: dict[str, Original]) -> None:
+        identity = self._check_identity(write, dirname(path))
+        known = self._journal.originals.get(path)
+        if path not in into and (known is None or known.identity != identity):
+            into[path] = Original(path, self._fs.read(path), identity, write.knob, write.workload)
+
+    def _check_identity(self, write: Write, directory: str) -> Identity:
+        identity = self._fs.identity(directory)
+        if identity != self._identities.get(directory, identity):
+            raise Gone(
+                write.path, "write", errno.ESTALE, write.value, advice="another cgroup has this path now"
+            )
+        return identity
+
+    def _followers(self, path: str) -> dict[str, tuple[str, ...]]:
+        """Files that the kernel changes by itself when this one is written, with the values it may choose."""
+        candidates = FOLLOWERS.get(basename(path), {})
+        paths = {f"{dirname(path)}/{name}": values for name, values in candidates.items()}
+        return {path: values for path, values in paths.items() if self._fs.exists(path)}
+
+    def _one(self, write: Write) -> None:
+        directory = dirname(write.path)
+        self._check_identity(write, directory)
+        found = read_text(self._fs, write.path)
+        if write.path not in self._led and not same(write.path, write.before, found):
+            detail = f"it reads {found!r} and no longer {write.before!r}"
+            raise Busy(
+                write.path, "write", errno.EAGAIN, write.value, detail, "planned anew at the next tick"
+            )
+        followers = [(path, read_text(self._fs, path)) for path in self._followers(write.path)]
+        self._before.append((write, [(write.path, found), *followers]))
+        self._led.update(path for path, _ in followers)
+        now = self._put(write.path, write.value)
+        # An empty value may end as all CPUs of the parent (see put).
+        if write.value and not same(write.path, write.value, now):
+            detail, advice = (
+                f"it reads {now!r} after the write",
+                "something else sets this file, or limits it",
+            )
+            raise Broken(write.path, "write", errno.EIO, write.value, detail, advice)
+        self.result.written.append(write)
+
+    def _put(self, path: str, text: str) -> str:
+        try:
+            return put(self._fs, path, f"{text}\n".encode())
+        except ParseError as exc:
+            raise Broken(path, "write", errno.EINVAL, text, str(exc)) from exc
+
+    def _undo(self) -> None:
+        """Put back what every touched file held, newest first; a failing one is left to the journal.
+
+        Needs no intents: what a file held is its original, or was written by perphd, or is somebody else's.
+        """
+        written = set(self.result.written)
+        for write, before in reversed(self._before):
+            try:
+                for path, text in before:
+                    found = read_text(self._fs, path)
+                    if found != text and not (path != write.path and self._is_led_now(write.path)):
+                        self._put(path, text)
+                if write in written:
+                    self.result.undone.append(write)
+            except KernelError as exc:
+                self.result.undo_problems.append(f"not undone, perphd restore will give it back: {exc}")
+
+    def _is_led_now(self, leader: str) -> bool:
+        """True while the leader (cpu.idle = 1) forbids writing its followers."""
+        return read_text(self._fs, leader) == "1"
+
+
+def _too_slow(write: Write, deadline_s: float) -> Busy:
+    return Busy(
+        write.path,
+        "write",
+        errno.ETIMEDOUT,
+        write.value,
+        f"the transaction took longer than {deadline_s:g} s",
+        "the kernel was slow to answer earlier writes; what they did is undone",
+    )
