@@ -1,9 +1,9 @@
 """What every test folder shares: skips that name what is missing on this machine.
 
-    @pytest.mark.requires_root
-    @pytest.mark.requires_cgroup_v1("cpu", "cpuset")
-    @pytest.mark.requires_cgroup_v2("memory")
-    @pytest.mark.requires_vm
+@pytest.mark.requires_root
+@pytest.mark.requires_cgroup_v1("cpu", "cpuset")
+@pytest.mark.requires_cgroup_v2("memory")
+@pytest.mark.requires_vm
 """
 
 from __future__ import annotations
@@ -49,10 +49,11 @@ def _missing_v1(marker: pytest.Mark | None) -> str:
         return ""
     hierarchies = discover(RealFs())
     wanted = marker.args or _DEFAULT_V1
-    absent = [
-        name for name in wanted if (found := hierarchies.of(_modern(name))) is None or found.version != 1
-    ]
-    return f"needs cgroup v1 with {', '.join(absent)}; {_layout(hierarchies)}" if absent else ""
+    found = {name: hierarchies.of("io" if name == "blkio" else name) for name in wanted}
+    absent = [name for name, tree in found.items() if tree is None or tree.version != 1]
+    if absent:
+        return f"needs cgroup v1 with {', '.join(absent)}; {_layout(hierarchies)}"
+    return _read_only({tree.mount for tree in found.values() if tree is not None})
 
 
 def _missing_v2(marker: pytest.Mark | None) -> str:
@@ -62,7 +63,9 @@ def _missing_v2(marker: pytest.Mark | None) -> str:
     if hierarchies.unified is None:
         return f"needs a cgroup2 mount; {_layout(hierarchies)}"
     absent = [name for name in marker.args if name not in hierarchies.unified.controllers]
-    return f"needs the cgroup v2 controllers {', '.join(absent)}; {_layout(hierarchies)}" if absent else ""
+    if absent:
+        return f"needs the cgroup v2 controllers {', '.join(absent)}; {_layout(hierarchies)}"
+    return _read_only({hierarchies.unified.mount})
 
 
 def _missing_vm(marker: pytest.Mark | None) -> str:
@@ -75,8 +78,9 @@ def _missing_vm(marker: pytest.Mark | None) -> str:
     return ""
 
 
-def _modern(controller: str) -> str:
-    return "io" if controller == "blkio" else controller
+def _read_only(mounts: set[str]) -> str:
+    closed = sorted(mount for mount in mounts if not os.access(mount, os.W_OK))
+    return f"needs to make cgroups, and cannot write in {', '.join(closed)}" if closed else ""
 
 
 def _layout(hierarchies: Hierarchies) -> str:
