@@ -30,6 +30,7 @@ class CpuClass:
     """CPUs that exactly the claims ``members`` (their indices) may use."""
 
     cpus: CpuSet
+    size: int
     members: tuple[int, ...]
 
 
@@ -43,7 +44,7 @@ def classes(cpusets: tuple[CpuSet, ...]) -> tuple[CpuClass, ...]:
     for cpu in everything:
         members = tuple(index for index, cpus in enumerate(cpusets) if cpu in cpus)
         found[members] = found.get(members, 0) | 1 << cpu
-    return tuple(CpuClass(CpuSet(mask), members) for members, mask in found.items())
+    return tuple(CpuClass(CpuSet(mask), mask.bit_count(), members) for members, mask in found.items())
 
 
 def divide(claims: Sequence[Claim]) -> list[list[float]]:
@@ -54,9 +55,10 @@ def divide(claims: Sequence[Claim]) -> list[list[float]]:
     as the kernel does with a group's shares. Ends when nobody lacks anything or nothing usable is free.
     """
     groups = classes(tuple(claim.cpus for claim in claims))
-    free = [float(len(group.cpus)) for group in groups]
+    free = [float(group.size) for group in groups]
     got = [[0.0] * len(groups) for _ in claims]
     lack = [min(claim.demand_cores, float(len(claim.cpus))) for claim in claims]
+    most = list(lack)
     for _ in range(2 * len(groups) + len(claims) + 1):
         wants = _wants(groups, free, lack)
         if not any(wants):
@@ -68,8 +70,7 @@ def divide(claims: Sequence[Claim]) -> list[list[float]]:
             for who, share in fair_shares(free[index], group_wants, weights).items():
                 got[who][index] += share
                 free[index] -= share
-        for who, claim in enumerate(claims):
-            lack[who] = min(claim.demand_cores, float(len(claim.cpus))) - sum(got[who])
+        lack = [limit - sum(row) for limit, row in zip(most, got, strict=True)]
     return got
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Final
 
-from perphd.domain.cpuset import CpuSet
 from perphd.sim import memory, physics
 from perphd.sim.cgroup import CgroupTree, Process, SimCgroup
 from perphd.sim.kernel import Directory, SimFs
@@ -125,7 +124,9 @@ class SimHost:
         while self.now_s < to_s - 1e-9:
             while self._events and self._events[0].at_s <= self.now_s + 1e-9:
                 self._happen(self._events.pop(0))
-            until = min(to_s, self.now_s + self._step_s)
+            # Steps end at multiples of their length: looking on at such moments does not change the run.
+            until = (math.floor(self.now_s / self._step_s + 1e-6) + 1) * self._step_s
+            until = min(to_s, until)
             if self._events:
                 until = min(until, max(self._events[0].at_s, self.now_s + 1e-3))
             self._step(until - self.now_s)

@@ -69,7 +69,7 @@ def release(group: SimCgroup) -> None:
 
 
 def enforce_max(group: SimCgroup) -> bool:
-    """What a write of memory.max does at once: reclaim; True if what remains is still too much (then the OOM killer acts)."""
+    """What a write of memory.max does at once: reclaim. True if what remains is too much: the OOM killer's case."""
     over = _over(group, "max")
     if over <= 0:
         return False

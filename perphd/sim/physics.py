@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from statistics import NormalDist
 from typing import Final
 
@@ -34,6 +35,7 @@ _SMT_SPEED: Final = 0.62  # of a core, for each of two busy siblings
 _SPREAD_OPEN: Final = 0.50  # log-normal spread of undisturbed latencies
 _SPREAD_CLOSED: Final = 0.34
 _SPREAD_CONTENDED: Final = 0.30
+_ITERATIONS: Final = 30
 _BUSY_MAX: Final = 0.97  # an open loop beyond this share of its CPUs builds a backlog
 _Z95: Final = NormalDist().inv_cdf(0.95)
 _Z99: Final = NormalDist().inv_cdf(0.99)
@@ -53,8 +55,8 @@ class Tenant:
     """One running workload at one moment, as its cgroup files say.
 
     ``way``: its scheduling entities from the top down. ``limit_cores``: cpu.max. ``cost``: CPU per request over
-    that of an undisturbed one, as it has settled. ``stall_ms``: waiting for memory, per request. ``speed``:
-    share of its CPU time in which batch gets work done (memory stalls, SMT). ``load``: noise on what is asked.
+    that of an undisturbed one, as it has settled. ``stall_ms``: waiting for memory, per request
+    (LRA) or per ms of CPU work (batch). ``load``: factor on what is asked. ``backlog``: requests still waiting.
     ``flat``: it has no scheduling entity of its own: each of its ``runnable`` threads competes for itself.
     """
 
@@ -77,9 +79,10 @@ class Tenant:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """What became of a tenant. Latencies are 0 for batch; ``cost`` is what its CPU per request tends to.
+    """What became of a tenant. Latencies are 0 for batch; ``cost`` is what an LRA's CPU per request tends to.
 
-    ``runnable``: threads that run or want to; ``work_per_s``: requests, or batch's units of work.
+    ``runnable``: threads that run or want to; ``work_per_s``: requests, or batch's units of work, which it does
+    at ``speed`` (1 = undisturbed) while it runs.
     """
 
     usage_cores: float = 0.0
@@ -113,6 +116,7 @@ def step(tenants: Sequence[Tenant], caches: Sequence[CpuSet], siblings: int = 1)
     # First what each LRA could have if it asked for everything, then its performance with that, then the
     # division with what it really uses: what an LRA leaves goes to batch.
     fates: dict[int, _Fate] = {}
+    costs: dict[int, float] = {}
     first = divide(claims)
     for index, tenant in enumerate(tenants):
         if isinstance(tenant.work, Lra):
@@ -121,6 +125,7 @@ def step(tenants: Sequence[Tenant], caches: Sequence[CpuSet], siblings: int = 1)
             greedy[index] = replace(claims[index], demand_cores=most)
             entitled = sum(divide(greedy)[index])
             contention = _contention(tenants, claims, first, index, caches)
+            costs[index] = _cost(contention)
             fates[index] = _serve(tenant, tenant.work, max(entitled, 1e-3), most, contention)
             claims[index] = replace(claims[index], demand_cores=fates[index].usage_cores)
     final = divide(claims)
@@ -132,9 +137,7 @@ def step(tenants: Sequence[Tenant], caches: Sequence[CpuSet], siblings: int = 1)
         if isinstance(tenant.work, Batch):
             activities.append(_batch(tenant, tenant.work, usage, smt))
         else:
-            fate = fates[index]
-            contention = _contention(tenants, claims, final, index, caches)
-            activities.append(fate.activity(usage, _cost(contention) / smt, smt))
+            activities.append(fates[index].activity(usage, costs[index] / smt))
     return activities
 
 
@@ -198,9 +201,7 @@ def _contention(
     total = sum(mine)
     groups = classes(tuple(claim.cpus for claim in claims))
     ratio = hit = mix = near = 0.0
-    near_cpus = CpuSet()
-    for cache in caches:
-        near_cpus = near_cpus | (cache if cache & me.cpus else CpuSet())
+    near_cpus = _near(me.cpus, tuple(caches))
     awake = max(1.0, min(me.runnable, float(len(me.cpus))))  # CPUs that its threads want at once
     for other_index, other in enumerate(tenants):
         if not isinstance(other.work, Batch) or total <= 0:
@@ -211,19 +212,28 @@ def _contention(
         per_cpu = their_weight / len(other.cpus)
         share = 0.0
         for group, own, theirs in zip(groups, mine, usage[other_index], strict=True):
-            cpus = len(group.cpus)
             if group.cpus <= near_cpus and own <= 0:
-                near += other.work.pollution * theirs / len(near_cpus)
+                near += other.work.pollution * theirs / near_cpus.mask.bit_count()
             if own <= 0 or theirs <= 0 or index not in group.members:
                 continue
             part = own / total  # of my running time, spent on CPUs of this class
-            present = min(1.0, theirs / max(cpus - own, 0.05 * cpus))
+            present = min(1.0, theirs / max(group.size - own, 0.05 * group.size))
             share += part * present * present  # a waking thread finds another CPU while some are free
             between = other.work.pollution * theirs / (own + theirs)
             mix += part * between / (between + _MIX_HALF) * (1 + _MIX_HALF)
         ratio += share * per_cpu / one_thread
         hit += share
     return _Contention(ratio, min(1.0, hit), mix, near)
+
+
+@lru_cache(maxsize=64)
+def _near(cpus: CpuSet, caches: tuple[CpuSet, ...]) -> CpuSet:
+    """All CPUs behind the last-level caches that these CPUs use."""
+    near = CpuSet()
+    for cache in caches:
+        if cache & cpus:
+            near = near | cache
+    return near
 
 
 def _cost(contention: _Contention) -> float:
@@ -250,7 +260,7 @@ class _Fate:
     offered_per_s: float
     quantiles_ms: tuple[float, float, float]
 
-    def activity(self, usage_cores: float, cost: float, speed: float) -> Activity:
+    def activity(self, usage_cores: float, cost: float) -> Activity:
         """The same as an ``Activity``, with the CPU time that the final division gave."""
         p50, p95, p99 = self.quantiles_ms
         return Activity(
@@ -263,7 +273,6 @@ class _Fate:
             p95_ms=p95,
             p99_ms=p99,
             cost=cost,
-            speed=speed,
         )
 
 
@@ -305,13 +314,16 @@ def _closed_loop(work: Lra, tenant: Tenant, entitled: float, servers: float, wak
     crowding = math.sqrt(2 * (servers + 1)) - 2
     slot_ms = service / entitled
     at_cpu = at_lock = rate = wait = 0.0
-    for _ in range(30):
+    for _ in range(_ITERATIONS):
         busy = min(1.0, rate * slot_ms)
         wait = service / _pace(busy, entitled, servers) - service + slot_ms * others * at_cpu * busy**crowding
         lock_ms = work.serial_ms * (1.0 + others * at_lock)
         response = service + wait + lock_ms + work.wait_ms + tenant.stall_ms + wake_ms
-        rate += 0.5 * (min(clients / response, 1.0 / slot_ms) - rate)
+        step_by = 0.5 * (min(clients / response, 1.0 / slot_ms) - rate)
+        rate += step_by
         at_cpu, at_lock = rate * (slot_ms + wait), rate * lock_ms
+        if abs(step_by) < 1e-4 * rate:
+            break
     return _Loop(rate * 1000.0, clients / rate, wait)
 
 
@@ -366,9 +378,7 @@ def _batch(tenant: Tenant, work: Batch, usage: float, smt: float) -> Activity:
 
 def _busy_share(claims: Sequence[Claim], usage: Sequence[Sequence[float]]) -> dict[CpuSet, float]:
     groups = classes(tuple(claim.cpus for claim in claims))
-    return {
-        group.cpus: sum(row[index] for row in usage) / len(group.cpus) for index, group in enumerate(groups)
-    }
+    return {group.cpus: sum(row[index] for row in usage) / group.size for index, group in enumerate(groups)}
 
 
 def _sibling_share(cpus: CpuSet, busy: dict[CpuSet, float], siblings: int) -> float:

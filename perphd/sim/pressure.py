@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 _WINDOWS_S = (10.0, 60.0, 300.0)
+
+
+@lru_cache(maxsize=64)
+def _decays(dt_s: float) -> tuple[float, ...]:
+    return tuple(math.exp(-dt_s / window) for window in _WINDOWS_S)
 
 
 class _Line:
@@ -16,9 +22,11 @@ class _Line:
 
     def advance(self, dt_s: float, share: float) -> None:
         self.total_s += dt_s * share
-        for index, window in enumerate(_WINDOWS_S):
-            decay = math.exp(-dt_s / window)
-            self.averages[index] = self.averages[index] * decay + 100.0 * share * (1.0 - decay)
+        percent = 100.0 * share
+        self.averages = [
+            percent + (average - percent) * decay
+            for average, decay in zip(self.averages, _decays(dt_s), strict=True)
+        ]
 
     def text(self, name: str) -> str:
         avg10, avg60, avg300 = self.averages
