@@ -1,8 +1,20 @@
 """Service-level indicators: what an application says about its own work rate, load and latency.
 
-One module a source; whatever a source needs is imported when one is opened, so unused ones cost nothing.
+One module a source; what a source needs is imported when one is opened, so unused ones cost nothing.
 """
 
+from perphd.monitor.sli.open import open_source
+from perphd.monitor.sli.options import OPTIONS, Option, validate_options
+from perphd.monitor.sli.push import PushSource
 from perphd.monitor.sli.reading import SLI_FIELDS, SliReading, SliSource
 
-__all__ = ["SLI_FIELDS", "SliReading", "SliSource"]
+__all__ = [
+    "OPTIONS",
+    "SLI_FIELDS",
+    "Option",
+    "PushSource",
+    "SliReading",
+    "SliSource",
+    "open_source",
+    "validate_options",
+]

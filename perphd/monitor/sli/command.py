@@ -1,0 +1,80 @@
+"""Indicators that a command prints. It runs without a shell, as the daemon's user, in a session of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import signal
+
+from perphd.domain.reading import Unavailable
+from perphd.domain.workload import SliSpec
+from perphd.monitor.sli.keyed import MAX_BYTES, KeyedReader
+from perphd.monitor.sli.options import seconds, setting
+from perphd.monitor.sli.polled import AnsweredAt, PolledSource, SliError
+from perphd.monitor.sli.reading import SliReading
+
+_SHOWN_CHARACTERS = 200
+
+
+class CommandSource(PolledSource):
+    """Runs the command at most every ``every_s``; one that exceeds ``timeout_s`` is killed with its children."""
+
+    def __init__(self, spec: SliSpec) -> None:
+        argv = shlex.split(setting(spec, "command"))
+        super().__init__(argv[0], seconds(spec, "timeout_s"))
+        self._argv = argv
+        self._every_s = seconds(spec, "every_s")
+        self._reader = KeyedReader()
+        self._asked_at_s: float | None = None
+        self._reading = SliReading.missing(Unavailable(f"{argv[0]} has not been run yet"))
+
+    async def read(self, now_s: float) -> SliReading:
+        """Run the command if it is due."""
+        # A tick that comes a little early must not make it miss every other one.
+        if self._asked_at_s is None or now_s - self._asked_at_s >= 0.9 * self._every_s:
+            self._asked_at_s = now_s
+            self._reading = await super().read(now_s)
+        return self._reading
+
+    async def _ask(self, answered_at: AnsweredAt) -> SliReading:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *self._argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except OSError as exc:
+            raise SliError(f"cannot be run: {exc.strerror or exc}") from exc
+        try:
+            output, errors = await asyncio.gather(_bounded(process.stdout), _bounded(process.stderr))
+            status = await process.wait()
+        finally:
+            await _end(process)
+        if status != 0:
+            said = errors.decode(errors="replace").strip()[:_SHOWN_CHARACTERS]
+            raise SliError(f"exit status {status}" + (f": {said}" if said else ""))
+        return self._reader.reading(output.decode(errors="replace"), answered_at())
+
+    async def close(self) -> None:
+        """Nothing is held between runs."""
+
+
+async def _bounded(stream: asyncio.StreamReader | None) -> bytes:
+    data = b""
+    while stream is not None and (chunk := await stream.read(MAX_BYTES)):
+        data += chunk
+        if len(data) > MAX_BYTES:
+            raise SliError(f"prints more than {MAX_BYTES} bytes")
+    return data
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    # The group, not only its leader: children would keep the pipes and run on. It is gone if all ended by themselves.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    if process.returncode is None:
+        await asyncio.shield(process.wait())

@@ -1,0 +1,78 @@
+"""Indicators from a file that the application, or somebody for it, keeps writing."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from typing import TypeAlias
+
+from perphd.domain.errors import ParseError
+from perphd.domain.reading import Unavailable
+from perphd.domain.workload import SliSpec
+from perphd.monitor.sli.keyed import MAX_BYTES, KeyedReader
+from perphd.monitor.sli.options import seconds, setting
+from perphd.monitor.sli.reading import SliReading
+
+_Version: TypeAlias = tuple[int, int, int]
+"""Inode, modification time in ns, size."""
+_NO_FILE: _Version = (0, 0, 0)
+
+
+class FileSource:
+    """Reads a file when it has changed; stale when it has not changed for ``max_age_s``.
+
+    What lay there before the first change may be of any age, so it is not used. Write a new file and rename
+    it over the old one: a half-written one is refused or, worse, taken.
+    """
+
+    def __init__(self, spec: SliSpec) -> None:
+        self._path = setting(spec, "path")
+        self._max_age_s = seconds(spec, "max_age_s")
+        self._reader = KeyedReader()
+        self._version: _Version | None = None
+        self._changed_at_s: float | None = None
+        self._reading = SliReading.missing(Unavailable(f"{self._path}: waiting for its first change"))
+
+    async def read(self, now_s: float) -> SliReading:
+        """The indicators of the file's newest version."""
+        try:
+            version, data = _load(self._path, self._version)
+        except OSError as exc:
+            if exc.errno == errno.ENOENT:
+                self._version = _NO_FILE  # whatever appears is new
+            return SliReading.missing(Unavailable(f"{self._path}: {exc.strerror or exc}"))
+        if data is not None:
+            known, self._version = self._version, version
+            if known is not None:
+                self._changed_at_s = now_s
+                self._reading = self._parse(data, now_s)
+        if self._changed_at_s is not None and now_s - self._changed_at_s > self._max_age_s:
+            age_s = now_s - self._changed_at_s
+            return SliReading.missing(Unavailable(f"{self._path}: stale, unchanged for {age_s:.0f} s"))
+        return self._reading
+
+    def _parse(self, data: bytes, now_s: float) -> SliReading:
+        if len(data) > MAX_BYTES:
+            return SliReading.missing(Unavailable(f"{self._path}: larger than {MAX_BYTES} bytes"))
+        try:
+            return self._reader.reading(data.decode(errors="replace"), now_s)
+        except ParseError as exc:
+            return SliReading.missing(Unavailable(f"{self._path}: {exc}"))
+
+    async def close(self) -> None:
+        """Nothing is held."""
+
+
+def _load(path: str, known: _Version | None) -> tuple[_Version, bytes | None]:
+    """The file's version, and its content if that version is not the known one. Raises OSError."""
+    # Opening a FIFO that nobody writes to would block the daemon.
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", path)
+        version = (status.st_ino, status.st_mtime_ns, status.st_size)
+        return version, None if version == known else os.read(fd, MAX_BYTES + 1)
+    finally:
+        os.close(fd)

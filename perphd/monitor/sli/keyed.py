@@ -1,0 +1,71 @@
+"""The text format that files and commands give indicators in.
+
+Either one number, the work rate per second, or lines ``name = value``: the names of ``SliReading`` and
+``work_total``, an ever-growing count of completed work whose rate perphd takes itself. ``#`` begins a comment.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+from perphd.domain.errors import ParseError
+from perphd.domain.reading import Reading, Unavailable
+from perphd.monitor.rates import Rate
+from perphd.monitor.sli.reading import SLI_FIELDS, SliReading
+
+WORK_TOTAL: Final = "work_total"
+MAX_BYTES: Final = 65536
+_NAMES: Final = (*SLI_FIELDS, WORK_TOTAL)
+_ALLOWED: Final = f"one number, or lines name = value with the names {', '.join(_NAMES)}, values not negative"
+
+
+def parse_indicators(text: str) -> dict[str, float]:
+    """Read the format above; a single number is ``work_rate_per_s``.
+
+    Raises:
+        ParseError: anything else, nothing at all, names given twice, negative or infinite values.
+    """
+    lines = [line for line in (raw.partition("#")[0].strip() for raw in text.splitlines()) if line]
+    if len(lines) == 1 and "=" not in lines[0]:
+        return {"work_rate_per_s": _number(lines[0], text)}
+    found: dict[str, float] = {}
+    for line in lines:
+        name, equals, value = line.partition("=")
+        name = name.strip()
+        if not equals or name not in _NAMES or name in found:
+            raise ParseError("a set of indicators", line, _ALLOWED)
+        found[name] = _number(value.strip(), line)
+    if not found:
+        raise ParseError("a set of indicators", text, _ALLOWED)
+    if WORK_TOTAL in found and "work_rate_per_s" in found:
+        raise ParseError("a set of indicators", text, "work_rate_per_s or work_total, not both")
+    return found
+
+
+def _number(text: str, shown: str) -> float:
+    # float() would take "1_000", "nan", "infinity" and digits of other scripts too.
+    plain = text.isascii() and "_" not in text and not text[-1:].isspace()
+    try:
+        value = float(text) if plain else math.nan
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value) or value < 0.0:
+        raise ParseError("a set of indicators", shown, _ALLOWED)
+    return value
+
+
+class KeyedReader:
+    """Keeps the count of ``work_total`` between readings."""
+
+    def __init__(self) -> None:
+        self._work = Rate()
+
+    def reading(self, text: str, at_s: float) -> SliReading:
+        """The indicators in ``text``, which was written at ``at_s``. Raises ParseError."""
+        values = parse_indicators(text)
+        absent = Unavailable("not given by this source")
+        out: dict[str, Reading] = {name: values.get(name, absent) for name in SLI_FIELDS}
+        if WORK_TOTAL in values:
+            out["work_rate_per_s"] = self._work.update(values[WORK_TOTAL], at_s)
+        return SliReading(**out)

@@ -1,0 +1,88 @@
+"""MariaDB and MySQL: status counters over the unix socket, by an account without any privileges.
+
+The server does not know how much it is *asked* (clients wait for it), so there is no load; latency would need
+plug-ins that are off by default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.workload import SliSpec
+from perphd.monitor.rates import WENT_BACKWARDS, Rate
+from perphd.monitor.sli.options import seconds, setting
+from perphd.monitor.sli.polled import SliError, read_password
+from perphd.monitor.sli.reading import SliReading
+from perphd.monitor.sli.threaded import ThreadedSource
+
+NO_LOAD = Unavailable("a database server knows what it answered, not what is asked of it")
+NO_LATENCY = Unavailable("not offered by this source")
+
+_COUNTERS = {"queries": ("Queries",), "transactions": ("Com_commit", "Com_rollback")}
+
+
+class MySqlSource(ThreadedSource):
+    """Queries or transactions per second from SHOW GLOBAL STATUS; its own statement is not counted."""
+
+    def __init__(self, spec: SliSpec) -> None:
+        super().__init__("mysql", seconds(spec, "timeout_s"))
+        self._spec = spec
+        self._metric = setting(spec, "metric")
+        self._connection: Any = None
+        self._rate = Rate()
+        self._uptime_s = 0
+        self._own_statements = 0
+        names = ", ".join(f"'{name}'" for name in ("Uptime", *_COUNTERS[self._metric]))
+        self._statement = f"SHOW GLOBAL STATUS WHERE Variable_name IN ({names})"
+
+    def _query(self) -> Mapping[str, int]:
+        if self._connection is None:
+            self._connection = self._connect()
+        with self._connection.cursor() as cursor:
+            cursor.execute(self._statement)
+            return {str(name): int(value) for name, value in cursor.fetchall()}
+
+    def _connect(self) -> Any:
+        import pymysql
+
+        where: dict[str, object] = {"unix_socket": setting(self._spec, "socket")}
+        if self._spec.get("host"):
+            where = {"host": self._spec.get("host"), "port": int(setting(self._spec, "port"))}
+        return pymysql.connect(
+            **where,
+            user=setting(self._spec, "user"),
+            password=read_password(setting(self._spec, "password_file")),
+            connect_timeout=self._timeout_s,
+            read_timeout=self._timeout_s,
+            write_timeout=self._timeout_s,
+            autocommit=True,
+            program_name="perphd",
+        )
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _reading(self, counters: Mapping[str, int], at_s: float) -> SliReading:
+        missing = [name for name in ("Uptime", *_COUNTERS[self._metric]) if name not in counters]
+        if missing:
+            raise SliError(f"the server has no status variable {', '.join(missing)}")
+        work = sum(counters[name] for name in _COUNTERS[self._metric])
+        if self._metric == "queries":
+            # SHOW counts itself before it answers.
+            self._own_statements += 1
+            work -= self._own_statements
+        rate = self._rate.update(work, at_s)
+        restarted = counters["Uptime"] < self._uptime_s
+        self._uptime_s = counters["Uptime"]
+        if restarted or rate is WENT_BACKWARDS:
+            rate = Unavailable("the server was restarted or its status was reset")
+        return database_reading(rate)
+
+
+def database_reading(rate: Reading) -> SliReading:
+    """What a database server can tell: completed work."""
+    return SliReading(rate, NO_LOAD, NO_LATENCY, NO_LATENCY, NO_LATENCY)

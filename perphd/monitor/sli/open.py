@@ -1,0 +1,46 @@
+"""From a configured source to one that can be read."""
+
+from __future__ import annotations
+
+from perphd.domain.workload import SliSpec
+from perphd.monitor.sli.options import validate_options
+from perphd.monitor.sli.reading import SliSource
+
+
+def open_source(spec: SliSpec) -> SliSource:
+    """Make the source. Nobody is asked yet: connections are made at the first reading, and again after failures.
+
+    Raises:
+        ConfigError: the spec did not come from ``validate_options`` and would not pass it.
+    """
+    validate_options(spec.source, dict(spec.options))
+    # Each module is imported only here, so that a source that is not used costs no memory.
+    match spec.source:
+        case "mysql":
+            from perphd.monitor.sli.mysql import MySqlSource
+
+            return MySqlSource(spec)
+        case "postgresql":
+            from perphd.monitor.sli.postgresql import PostgreSqlSource
+
+            return PostgreSqlSource(spec)
+        case "redis":
+            from perphd.monitor.sli.redis import RedisSource
+
+            return RedisSource(spec)
+        case "prometheus":
+            from perphd.monitor.sli.prometheus import PrometheusSource
+
+            return PrometheusSource(spec)
+        case "file":
+            from perphd.monitor.sli.file import FileSource
+
+            return FileSource(spec)
+        case "command":
+            from perphd.monitor.sli.command import CommandSource
+
+            return CommandSource(spec)
+        case _:
+            from perphd.monitor.sli.push import PushSource
+
+            return PushSource(spec)

@@ -1,0 +1,213 @@
+"""What each SLI source can be told: the keys, what they mean and which values they take.
+
+The one place that configuration, documentation and the sources themselves look at.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from perphd.domain.errors import ConfigError
+from perphd.domain.workload import SliSpec
+
+METRIC_SELECTOR: Final = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[^{}"]|"(?:[^"\\]|\\.)*")*)\})?')
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One key of a source. ``default``: used when it is not given ("" = nothing); ``allowed``: in words."""
+
+    key: str
+    meaning: str
+    allowed: str
+    accepts: Callable[[str], bool]
+    default: str = ""
+    required: bool = False
+
+
+def _is_text(text: str) -> bool:
+    return text != "" and text.isprintable()
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith("/") and text.isprintable()
+
+
+def _is_port(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535
+
+
+def _is_seconds(text: str) -> bool:
+    try:
+        value = float(text)
+    except ValueError:
+        return False
+    return math.isfinite(value) and 0.0 < value <= 86400.0
+
+
+def _is_url(text: str) -> bool:
+    return re.fullmatch(r"https?://[^\s/?#]+(?:[/?][^\s#]*)?", text) is not None
+
+
+def _is_selector(text: str) -> bool:
+    return METRIC_SELECTOR.fullmatch(text) is not None
+
+
+def _is_command(text: str) -> bool:
+    try:
+        words = shlex.split(text)
+    except ValueError:
+        return False
+    return bool(words) and words[0].startswith("/")
+
+
+def _one_of(*words: str) -> tuple[str, Callable[[str], bool]]:
+    return " or ".join(words), lambda text: text in words
+
+
+def _path(key: str, meaning: str, default: str = "", required: bool = False) -> Option:
+    return Option(key, meaning, "an absolute path", _is_path, default, required)
+
+
+def _seconds(key: str, meaning: str, default: str) -> Option:
+    return Option(key, meaning, "seconds, more than 0 and at most 86400", _is_seconds, default)
+
+
+def _text(key: str, meaning: str, default: str = "") -> Option:
+    return Option(key, meaning, "printable text, not empty", _is_text, default)
+
+
+def _selector(key: str, meaning: str) -> Option:
+    allowed = 'a metric name, optionally with labels: http_requests_total{code="200"}'
+    return Option(key, meaning, allowed, _is_selector)
+
+
+def _server(default_socket: str, default_port: str) -> tuple[Option, ...]:
+    return (
+        _path("socket", "unix socket of the server; not together with host", default_socket),
+        _text("host", "host name or address, where there is no unix socket"),
+        Option("port", "TCP port, with host", "1 to 65535", _is_port, default_port),
+        _path("password_file", "file whose first line is the password; read at every connect"),
+        _seconds("timeout_s", "how long an answer may take", "1"),
+    )
+
+
+OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
+    {
+        "mysql": (
+            *_server("/run/mysqld/mysqld.sock", "3306"),
+            _text("user", "account; needs no privileges", "perphd"),
+            Option(
+                "metric",
+                "unit of work: commits and rollbacks, or all statements (an application in autocommit has no commits)",
+                *_one_of("queries", "transactions"),
+                default="queries",
+            ),
+        ),
+        "postgresql": (
+            *_server("/run/postgresql/.s.PGSQL.5432", "5432"),
+            _text("user", "role; needs no privileges", "perphd"),
+            _text("connect_database", "database to connect to", "postgres"),
+            _text("database", "count the transactions of this database only; default: of all"),
+        ),
+        "redis": (
+            *_server("/run/redis/redis-server.sock", "6379"),
+            _text("user", "ACL user; needs the command info"),
+        ),
+        "prometheus": (
+            Option(
+                "url",
+                "where the application exposes its metrics",
+                "an http:// or https:// URL",
+                _is_url,
+                required=True,
+            ),
+            _selector(
+                "work",
+                "completed requests: a counter gives its rate, a gauge its value; matching series are added",
+            ),
+            _selector("load", "offered requests per second, likewise"),
+            _selector("latency_p50", "median latency; of several matching series the largest"),
+            _selector("latency_p95", "95th percentile of latency, likewise"),
+            _selector("latency_p99", "99th percentile of latency, likewise"),
+            _selector(
+                "latency_histogram",
+                "a histogram of latency: its growth in the interval gives all three percentiles",
+            ),
+            Option("latency_unit", "unit of the latency metrics", *_one_of("s", "ms"), default="s"),
+            _seconds("timeout_s", "how long an answer may take", "1"),
+        ),
+        "file": (
+            _path("path", "file with the indicators", required=True),
+            _seconds("max_age_s", "without a newer version for so long the indicators are stale", "10"),
+        ),
+        "command": (
+            Option(
+                "command",
+                "command line that prints the indicators; run directly (no shell) as the daemon's user",
+                "an absolute path with arguments, quoted as in a shell",
+                _is_command,
+                required=True,
+            ),
+            _seconds("timeout_s", "the command is killed after so long", "2"),
+            _seconds(
+                "every_s", "it is run no more often than this; its last indicators hold in between", "1"
+            ),
+        ),
+        "push": (_seconds("max_age_s", "without a newer push for so long the indicators are stale", "10"),),
+    }
+)
+"""Options by source name."""
+
+
+def validate_options(source: str, options: Mapping[str, str]) -> SliSpec:
+    """Check a source's name and options.
+
+    Returns:
+        The spec, with exactly the options that were given.
+
+    Raises:
+        ConfigError: unknown source or key, missing required key, refused value; ``key`` is the option's key.
+    """
+    known = OPTIONS.get(source)
+    if known is None:
+        raise ConfigError("sli", "source", f"{source!r} is not an SLI source", ", ".join(OPTIONS))
+    by_key = {option.key: option for option in known}
+    for key, value in options.items():
+        option = by_key.get(key)
+        if option is None:
+            raise ConfigError("sli", key, f"the source {source} has no such option", ", ".join(by_key))
+        if not option.accepts(value):
+            raise ConfigError("sli", key, f"{value!r} is refused", option.allowed)
+    for option in known:
+        if option.required and option.key not in options:
+            raise ConfigError(
+                "sli", option.key, f"the source {source} needs it: {option.meaning}", option.allowed
+            )
+    if "socket" in options and "host" in options:
+        raise ConfigError("sli", "host", "socket and host are both given", "one of the two")
+    if "port" in options and "host" not in options:
+        raise ConfigError("sli", "port", "a port is given without a host", "host and port, or socket")
+    if source == "prometheus" and not options.keys() - {"url", "latency_unit", "timeout_s"}:
+        metrics = ", ".join(
+            key for key in by_key if key.startswith(("work", "load", "latency_p", "latency_h"))
+        )
+        raise ConfigError("sli", "work", "no metric is named", f"at least one of {metrics}")
+    return SliSpec(source, tuple(sorted(options.items())))
+
+
+def setting(spec: SliSpec, key: str) -> str:
+    """The option's value, or its default."""
+    default = next(option.default for option in OPTIONS[spec.source] if option.key == key)
+    return spec.get(key, default)
+
+
+def seconds(spec: SliSpec, key: str) -> float:
+    """The option's value or default as seconds."""
+    return float(setting(spec, key))

@@ -1,0 +1,87 @@
+"""What all sources that ask somebody have in common: bounded time, back-off after failures, errors as reasons."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+from perphd.domain.errors import PerphError
+from perphd.domain.reading import Unavailable
+from perphd.monitor.sli.reading import SliReading
+
+FIRST_RETRY_S: Final = 1.0
+LAST_RETRY_S: Final = 30.0
+
+AnsweredAt: TypeAlias = Callable[[], float]
+"""The moment of the call on the same scale as ``now_s``: what a rate is to be based on."""
+
+
+class SliError(PerphError):
+    """A source cannot give indicators now; its text is the reason that people see."""
+
+
+class PolledSource(ABC):
+    """Turns ``_ask``, which may raise or hang, into a ``read`` that does neither.
+
+    After a failure the next attempt is made after 1 s, then 2, 4 ... up to 30 s; in between the last reason holds.
+    """
+
+    def __init__(self, label: str, timeout_s: float) -> None:
+        self._label, self._timeout_s = label, timeout_s
+        self._retry_s = FIRST_RETRY_S
+        self._not_before_s: float | None = None
+        self._reason = ""
+
+    @abstractmethod
+    async def _ask(self, answered_at: AnsweredAt) -> SliReading:
+        """One question. Any exception means that there is no reading; call ``answered_at`` when the answer is in."""
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Give everything back; closing twice is fine."""
+
+    async def _failed(self) -> None:
+        """Called after each failed question: a connection in an unknown state is dropped."""
+        await self.close()
+
+    async def read(self, now_s: float) -> SliReading:
+        """The indicators now, or the reason why there are none."""
+        if self._not_before_s is not None and now_s < self._not_before_s:
+            wait_s = self._not_before_s - now_s
+            return SliReading.missing(Unavailable(f"{self._reason} (next attempt in {wait_s:.0f} s)"))
+        loop = asyncio.get_running_loop()
+        asked_at_s = loop.time()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                reading = await self._ask(lambda: now_s + (loop.time() - asked_at_s))
+        except TimeoutError:
+            return await self._refuse(now_s, f"{self._label}: no answer within {self._timeout_s:g} s")
+        except Exception as exc:  # a client library may raise anything; none of it may stop the daemon
+            words = str(exc) if isinstance(exc, PerphError) else f"{type(exc).__name__}: {exc}"
+            return await self._refuse(now_s, f"{self._label}: {words}")
+        self._not_before_s, self._retry_s = None, FIRST_RETRY_S
+        return reading
+
+    async def _refuse(self, now_s: float, reason: str) -> SliReading:
+        self._reason = reason
+        self._not_before_s = now_s + self._retry_s
+        self._retry_s = min(2.0 * self._retry_s, LAST_RETRY_S)
+        await self._failed()
+        return SliReading.missing(Unavailable(reason))
+
+
+def read_password(path: str) -> str:
+    """The first line of a password file; "" for no file.
+
+    Raises:
+        SliError: it cannot be read.
+    """
+    if not path:
+        return ""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.readline().rstrip("\n")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise SliError(f"password_file {path}: {exc}") from exc

@@ -1,0 +1,69 @@
+"""PostgreSQL: transactions per second from pg_stat_database, by a role without any privileges.
+
+Backends report their counts about once a second, so rates over shorter intervals are uneven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from perphd.domain.reading import Unavailable
+from perphd.domain.workload import SliSpec
+from perphd.monitor.rates import WENT_BACKWARDS, Rate
+from perphd.monitor.sli.mysql import database_reading
+from perphd.monitor.sli.options import seconds, setting
+from perphd.monitor.sli.polled import SliError, read_password
+from perphd.monitor.sli.reading import SliReading
+from perphd.monitor.sli.threaded import ThreadedSource
+
+_ALL = "SELECT sum(xact_commit + xact_rollback) FROM pg_stat_database"
+_ONE = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = :name"
+
+
+class PostgreSqlSource(ThreadedSource):
+    """Commits and rollbacks per second, of one database or of all."""
+
+    def __init__(self, spec: SliSpec) -> None:
+        super().__init__("postgresql", seconds(spec, "timeout_s"))
+        self._spec = spec
+        self._database = setting(spec, "database")
+        self._connection: Any = None
+        self._rate = Rate()
+
+    def _query(self) -> Mapping[str, int]:
+        if self._connection is None:
+            self._connection = self._connect()
+        if self._database:
+            rows = self._connection.run(_ONE, name=self._database)
+        else:
+            rows = self._connection.run(_ALL)
+        return {"transactions": int(rows[0][0])} if rows and rows[0][0] is not None else {}
+
+    def _connect(self) -> Any:
+        import pg8000.native
+
+        where: dict[str, object] = {"unix_sock": setting(self._spec, "socket")}
+        if self._spec.get("host"):
+            where = {"host": self._spec.get("host"), "port": int(setting(self._spec, "port"))}
+        return pg8000.native.Connection(
+            setting(self._spec, "user"),
+            **where,
+            password=read_password(setting(self._spec, "password_file")) or None,
+            database=setting(self._spec, "connect_database"),
+            timeout=self._timeout_s,
+            application_name="perphd",
+        )
+
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+    def _reading(self, counters: Mapping[str, int], at_s: float) -> SliReading:
+        if "transactions" not in counters:
+            raise SliError(f"there is no database {self._database!r}")
+        rate = self._rate.update(counters["transactions"], at_s)
+        if rate is WENT_BACKWARDS:
+            rate = Unavailable("the server was restarted or its statistics were reset")
+        return database_reading(rate)

@@ -1,0 +1,62 @@
+"""Redis and its descendants: commands per second from INFO."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from perphd.domain.reading import Unavailable
+from perphd.domain.workload import SliSpec
+from perphd.monitor.rates import WENT_BACKWARDS, Rate
+from perphd.monitor.sli.mysql import database_reading
+from perphd.monitor.sli.options import seconds, setting
+from perphd.monitor.sli.polled import AnsweredAt, PolledSource, SliError, read_password
+from perphd.monitor.sli.reading import SliReading
+
+
+class RedisSource(PolledSource):
+    """Commands processed per second; its own question is not counted."""
+
+    def __init__(self, spec: SliSpec) -> None:
+        super().__init__("redis", seconds(spec, "timeout_s"))
+        self._spec = spec
+        self._client: Any = None
+        self._rate = Rate()
+        self._own_commands = 0
+
+    async def _ask(self, answered_at: AnsweredAt) -> SliReading:
+        if self._client is None:
+            self._client = self._connect()
+        stats = await self._client.info("stats")
+        at_s = answered_at()
+        commands = stats.get("total_commands_processed")
+        if not isinstance(commands, int):
+            raise SliError("INFO stats has no total_commands_processed")
+        rate = self._rate.update(commands - self._own_commands, at_s)
+        self._own_commands += 1  # counted by the server once it has answered
+        if rate is WENT_BACKWARDS:
+            rate = Unavailable("the server was restarted or its statistics were reset")
+        return database_reading(rate)
+
+    def _connect(self) -> Any:
+        import redis.asyncio
+        from redis.asyncio.retry import Retry
+        from redis.backoff import NoBackoff
+
+        where: dict[str, Any] = {"unix_socket_path": setting(self._spec, "socket")}
+        if self._spec.get("host"):
+            where = {"host": self._spec.get("host"), "port": int(setting(self._spec, "port"))}
+        return redis.asyncio.Redis(
+            **where,
+            username=setting(self._spec, "user") or None,
+            password=read_password(setting(self._spec, "password_file")) or None,
+            socket_timeout=self._timeout_s,
+            socket_connect_timeout=self._timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            client_name="perphd",
+        )
+
+    async def close(self) -> None:
+        """Close the connection."""
+        client, self._client = self._client, None
+        if client is not None:
+            await client.aclose()
