@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from perphd.domain.policy import ModelContext, ResPerfModel, Snapshot, WorkloadView
-from perphd.domain.reading import available, value_or
+from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.sample import Quality
 from perphd.domain.workload import Kind
 
@@ -47,6 +47,30 @@ def batch_demand_cores(views: Iterable[WorkloadView], total: float) -> float:
     return min(demand, total)
 
 
+def batch_use_cores(views: Iterable[WorkloadView]) -> Reading:
+    """CPU that batch used, in cores; Unavailable if any present batch workload's use is."""
+    used = 0.0
+    for view in views:
+        if view.sample is None or view.sample.has(Quality.GONE):
+            continue
+        usage = view.sample.cpu_usage_cores
+        if isinstance(usage, Unavailable):
+            return usage
+        used += usage
+    return used
+
+
+def other_cores(snapshot: Snapshot) -> float:
+    """CPU used by everything that is no workload of perphd's, in cores; 0 where it cannot be told."""
+    busy = snapshot.host.busy_cores
+    if isinstance(busy, Unavailable):
+        return 0.0
+    for view in snapshot.workloads:
+        if view.sample is not None:
+            busy -= value_or(view.sample.cpu_usage_cores, 0.0)
+    return min(max(busy, 0.0), 0.9 * total_cores(snapshot))
+
+
 def model_context(snapshot: Snapshot, lra: WorkloadView, model: ResPerfModel | None) -> ModelContext:
     """The covariates for predictions about one LRA."""
     total = float(total_cores(snapshot))
@@ -60,4 +84,5 @@ def model_context(snapshot: Snapshot, lra: WorkloadView, model: ResPerfModel | N
         lra_demand_cores=min(usage, total),
         batch_demand_cores=batch_demand_cores(batches(snapshot), total),
         total_cores=total,
+        other_cores=other_cores(snapshot),
     )

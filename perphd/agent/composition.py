@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +18,14 @@ from perphd.domain.policy import Policy
 from perphd.host.capabilities import probe
 from perphd.host.cgroup import Hierarchies, discover
 from perphd.host.fs import KernelFs, RealFs
-from perphd.host.perf_events import EventOpener, PerfEvents
+from perphd.host.perf_events import EventOpener, open_group
 from perphd.host.schedstat import RunDelayReader
-from perphd.host.systemd import refusal
+from perphd.host.systemd import owner_unit
+from perphd.host.taskstats import TaskStats, open_taskstats
 from perphd.host.topology import read_topology
 from perphd.isolation.executor import Executor
 from perphd.isolation.journal import Journal
+from perphd.monitor.hostload import HostLoad
 from perphd.monitor.sampler import Monitor
 from perphd.monitor.sli import open_source
 from perphd.monitor.store import Store
@@ -66,14 +69,18 @@ def build_agent(
     hierarchies = discover(fs)
     topology = read_topology(fs)
     capabilities = capabilities if capabilities is not None else probe(fs, hierarchies)
-    if opener is None and real:
-        opener = PerfEvents()
+    taskstats: TaskStats | None = None
+    if real:
+        opener = opener if opener is not None else open_group
+        found = open_taskstats(os.getpid())
+        taskstats = found if isinstance(found, TaskStats) else None
     kept = _store(config) if store and config.store.enabled else None
     records = Records(kept, wall_clock)
+    journal = Journal(Path(config.daemon.state_dir))
     executor = Executor(
         fs,
         hierarchies,
-        Journal(Path(config.daemon.state_dir)),
+        journal,
         refuse=_refusal(fs, hierarchies),
         on_write=None
         if kept is None
@@ -84,17 +91,19 @@ def build_agent(
         hierarchies,
         cpus=topology.online,
         opener=opener,
-        run_delay=lambda: RunDelayReader(fs),
+        run_delay=lambda: RunDelayReader(fs, taskstats),
         expected_period_s=config.daemon.period_s,
     )
     parts = Parts(
         topology=topology,
         capabilities=capabilities,
         monitor=monitor,
+        host_load=HostLoad(fs),
         executor=executor,
         policy=POLICIES[config.daemon.policy](config),
         sli=SliBoard(sli_opener, SLI_TIMEOUT_SHARE * config.daemon.period_s),
         records=records,
+        owned=(journal, *(() if taskstats is None else (taskstats,)), *(() if kept is None else (kept,))),
     )
     if kept is not None:
         kept.start()
@@ -106,4 +115,10 @@ def _store(config: Config) -> Store:
 
 
 def _refusal(fs: KernelFs, hierarchies: Hierarchies) -> Callable[[str], str | None]:
-    return lambda cgroup: refusal(hierarchies, fs, cgroup)
+    """Why a cgroup must not be written directly: systemd owns it and did not delegate it."""
+
+    def refuse(cgroup: str) -> str | None:
+        owner = owner_unit(hierarchies, fs, cgroup)
+        return (owner.refusal() or None) if owner is not None else None
+
+    return refuse

@@ -10,9 +10,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from perphd import __version__
-from perphd.admission.context import batch_demand_cores, batches, lras, model_context, total_cores
+from perphd.admission.context import (
+    batch_demand_cores,
+    batch_use_cores,
+    batches,
+    lras,
+    model_context,
+    total_cores,
+)
 from perphd.admission.inferer import untouched
 from perphd.agent.config import Config
 from perphd.agent.records import Records
@@ -25,12 +33,14 @@ from perphd.domain.errors import ConfigError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import NotEnforceable
 from perphd.domain.policy import HostView, Policy, Snapshot, TargetState, WorkloadView
+from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.status import AgentStatus, WorkloadStatus
 from perphd.domain.topology import Topology
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.isolation.executor import Executor
 from perphd.isolation.restore import RestoreReport
+from perphd.monitor.hostload import HostLoad
 from perphd.monitor.sampler import Monitor
 from perphd.monitor.sli import SliReading
 from perphd.predictor import Observation, Registry
@@ -41,17 +51,26 @@ ENFORCEABLE_S = 30.0
 """What can be enforced on a workload is looked at anew so often, and when its cgroup (re)appears."""
 
 
+class Closable(Protocol):
+    """Something that holds descriptors, threads or locks."""
+
+    def close(self) -> None:
+        """Give them back."""
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the composition root puts together."""
+    """What the composition root puts together; ``owned`` is closed, in order, when the agent stops."""
 
     topology: Topology
     capabilities: Capabilities
     monitor: Monitor
+    host_load: HostLoad
     executor: Executor
     policy: Policy
     sli: SliBoard
     records: Records
+    owned: tuple[Closable, ...] = ()
 
 
 @dataclass(slots=True)
@@ -90,6 +109,8 @@ class Agent:
         self._now_s = 0.0
         self._lock = asyncio.Lock()
         self._sli_followed = False
+        self._conflicts: set[str] = set()
+        self._busy_cores: Reading = NOT_MEASURED
 
     # -- one round ----------------------------------------------------------------------------------
 
@@ -107,6 +128,7 @@ class Agent:
             self._began_s = now_s if self._began_s is None else self._began_s
             specs = self._all_specs()
             samples = self._parts.monitor.sample(now_s, specs, readings)
+            self._busy_cores = self._parts.host_load.read(now_s)
             self._take_samples(samples)
             snapshot = self._snapshot(now_s)
             self._learn(snapshot)
@@ -135,7 +157,7 @@ class Agent:
             tick=self._tick,
             at_s=now_s,
             period_s=self._config.daemon.period_s,
-            host=HostView(self._parts.topology),
+            host=HostView(self._parts.topology, busy_cores=self._busy_cores),
             workloads=views,
             memory=self._memory,
         )
@@ -178,6 +200,7 @@ class Agent:
                     allocation,
                     model_context(snapshot, view, model),
                     undisturbed=quiet and not allocation.cpu.exclusive,
+                    batch_cores=batch_use_cores(batches(snapshot)),
                     latency_percentile=view.spec.objective.latency_percentile,
                 )
             )
@@ -243,8 +266,12 @@ class Agent:
             missing = name not in self._samples or self._samples[name].has(Quality.GONE)
             text = f"{spec.kind} {name!r}: cgroup {spec.cgroup} does not exist; waiting for it"
             records.problem(f"missing:{name}", text if missing else None, now_s)
-        for conflict in self._parts.executor.conflicts():
-            records.problem(f"conflict:{conflict.path}", str(conflict), now_s)
+        conflicts = {f"conflict:{c.path}": str(c) for c in self._parts.executor.conflicts() if c.yielded}
+        for key in self._conflicts - conflicts.keys():
+            records.problem(key, None, now_s)
+        for key, text in conflicts.items():
+            records.problem(key, text, now_s)
+        self._conflicts = set(conflicts)
         records.event(Event(now_s, EventKind.TICK, f"tick {self._tick}"))
 
     # -- asked from outside -------------------------------------------------------------------------
@@ -334,7 +361,7 @@ class Agent:
             await self._parts.executor.restore((name,))
             del self._specs[name]
             for kept in (self._protections, self._enforceable, self._modes, self._samples):
-                kept.pop(name, None)  # type: ignore[attr-defined]
+                kept.pop(name, None)
             self._registry.forget(name)
             self._parts.records.forget(name)
             self._parts.records.problem(f"missing:{name}", None, self._now_s)
@@ -387,6 +414,8 @@ class Agent:
             await self._parts.sli.close()
             self._parts.monitor.close()
             self._parts.executor.close()
+            for part in self._parts.owned:
+                part.close()
         return report
 
     # -- helpers ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from perphd.domain.decision import Action, Decision, Outcome
 from perphd.domain.event import Event, EventKind
-from perphd.domain.plan import ChangeSet
+from perphd.domain.plan import ChangeSet, Write
 from perphd.domain.sample import Sample
 from perphd.monitor.store import Store
 
@@ -78,6 +78,11 @@ class Records:
         text = f"{result}: {writes}"
         log.info("%s", text)
         self.event(Event(at_s, EventKind.CHANGE, text, "", changes))
+
+    def audit(self, write: Write, outcome: str) -> None:
+        """Store one kernel write as it happened."""
+        if self._store is not None:
+            self._store.add_writes(self._wall_clock(), (write,), outcome)
 
     def event(self, event: Event) -> None:
         """Announce to every subscriber; one that lags loses its oldest events."""

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, check_against_host, load
+from perphd.agent.config import Config, load
+from perphd.agent.config_host import check_against_host
 from perphd.agent.loop import Agent
 from perphd.agent.notify import Notifier
 from perphd.domain.errors import PerphError

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -95,7 +96,7 @@ def config() -> None:
 @click.argument("path", default=DEFAULT_PATH)
 def check(path: str) -> None:
     """Read a configuration as the daemon would, and say what is wrong with it."""
-    from perphd.agent.config import check_against_host
+    from perphd.agent.config_host import check_against_host
     from perphd.host.cgroup import discover
     from perphd.host.fs import RealFs
 
@@ -109,7 +110,7 @@ def check(path: str) -> None:
     click.echo(f"{path}: fine, {len(loaded.workloads)} workloads, mode {loaded.daemon.mode}")
 
 
-def _refuse(error: PerphError) -> None:
+def _refuse(error: PerphError) -> NoReturn:
     click.echo(f"perphd: {error}", err=True)
     raise SystemExit(EXIT_FAILED)
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from perphd.domain.allocation import Allocation, Settings
 from perphd.domain.decision import Decision, Outcome
-from perphd.domain.reading import Reading
+from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import Sample
 from perphd.domain.topology import Topology
 from perphd.domain.workload import WorkloadSpec
@@ -63,12 +63,14 @@ class ModelContext:
     """What surrounds an allocation and is not chosen: the covariates of a prediction.
 
     ``lra_demand_cores``: CPU that the LRA would use if it were alone; ``batch_demand_cores``: CPU that batch
-    would use if it could (its runnable demand, capped at the host's CPUs); ``total_cores``: usable CPUs.
+    would use if it could (its runnable demand, capped at the host's CPUs); ``total_cores``: usable CPUs;
+    ``other_cores``: CPU that everything else on the host uses.
     """
 
     lra_demand_cores: float
     batch_demand_cores: float
     total_cores: float
+    other_cores: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +93,13 @@ class WorkloadView:
 
 @dataclass(frozen=True, slots=True)
 class HostView:
-    """The host: its topology, and the bounds of its actuators (0 or empty: that actuator is absent)."""
+    """The host: its topology, how much CPU everybody together used, and the bounds of its actuators.
+
+    ``llc_ways`` 0 or ``mba_levels_pct`` empty: that actuator is absent.
+    """
 
     topology: Topology
+    busy_cores: Reading = NOT_MEASURED
     llc_ways: int = 0
     min_cbm_bits: int = 1
     mba_levels_pct: tuple[int, ...] = ()

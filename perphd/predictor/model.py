@@ -11,7 +11,7 @@ import numpy as np
 
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import Band, ModelContext
-from perphd.domain.reading import Reading, available
+from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.signals import performance
 from perphd.predictor.physics import CpuGrants, Floats, expect
@@ -23,6 +23,7 @@ WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
 
 _SCALES = np.array([0.35, 1.2, 0.5, 0.35, 0.6])
 _UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING)
+_LEAST_CORES = 0.02
 _LEAST_RATIO, _MOST_RATIO = 0.02, 50.0
 PROTECTED_RATIO = 0.9
 """Predicted work ratio from which a protected sample may stand in for an undisturbed one (with little weight)."""
@@ -30,12 +31,13 @@ PROTECTED_RATIO = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One sample with its circumstances. ``undisturbed``: batch did not compete during it."""
+    """One sample with its circumstances. ``undisturbed``: batch did not compete; ``batch_cores``: what batch got."""
 
     sample: Sample
     allocation: Allocation
     context: ModelContext
     undisturbed: bool
+    batch_cores: Reading = NOT_MEASURED
     latency_percentile: str = "p95"
 
 
@@ -49,6 +51,7 @@ class LraModel:
         self._reference = Reference()
         self._work = Residual(_SCALES, prior_sd=0.12, noise_sd=0.06)
         self._delay = Residual(_SCALES, prior_sd=0.35, noise_sd=0.15)
+        self._batch = Residual(_SCALES, prior_sd=0.3, noise_sd=0.15)
         self._now_s = 0.0
         self.skipped: Counter[str] = Counter()
 
@@ -107,6 +110,12 @@ class LraModel:
         self._work.update(key, x[0], residual, at_s)
         if delay_ratio is not None:
             self._delay.update(key, x[0], math.log(delay_ratio) - math.log(prior.delay[0]), at_s)
+        if available(seen.batch_cores):
+            got, expected = (
+                max(seen.batch_cores, _LEAST_CORES),
+                max(float(prior.batch_cores[0]), _LEAST_CORES),
+            )
+            self._batch.update(key, x[0], math.log(got / expected), at_s)
 
     def _bootstrap(self, seen: Observation, work: float, delay: Reading, load: Reading) -> None:
         """No undisturbed sample yet: a strongly protected one tells the reference through the prior."""
@@ -135,9 +144,12 @@ class LraModel:
         return self._bands(self._delay, prior.delay, allocations, context)
 
     def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[float, ...]:
-        """CPU that batch is predicted to get, in cores: what the learned work ratio leaves over."""
+        """CPU that batch is predicted to get, in cores: what sharing leaves it, corrected by what it was seen to get."""
         prior = expect(CpuGrants.of(allocations), context)
-        return tuple(float(v) for v in prior.batch_cores)
+        mean, _, _ = self._batch.predict(_features(allocations, context), self._now_s)
+        got = np.maximum(prior.batch_cores, _LEAST_CORES) * np.exp(mean)
+        limits = np.minimum([a.cpu.batch_cores for a in allocations], max(context.batch_demand_cores, 0.0))
+        return tuple(float(v) for v in np.minimum(got, limits))
 
     def _bands(
         self, residual: Residual, prior: Floats, allocations: Sequence[Allocation], context: ModelContext

@@ -1,6 +1,6 @@
 """What sharing processors does to an LRA, before anything was learned: the prior mean of the Res-Perf model.
 
-A fluid model of weighted fair scheduling. Batch occupies up to ``k`` of ``N`` cores at weight ratio ``w``
+A fluid model of weighted fair scheduling. What the rest of the host uses is taken off every core alike. Batch occupies up to ``k`` of ``N`` cores at weight ratio ``w``
 (batch : LRA); the LRA wants ``D`` cores and gets the cores without batch whole and its weighted part of the others.
 Two effects that a fluid does not have are added: what is lost on a shared core even to a demoted neighbour
 (preemption, migration, cold private caches), and waiting when a thread wakes on an occupied core. Their size
@@ -63,11 +63,14 @@ class Expected:
 def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     """The prior for every grant under one context. Pure and vectorised; never raises for finite input."""
     demand = max(context.lra_demand_cores, _MIN_DEMAND_CORES)
-    batch_demand = np.minimum(max(context.batch_demand_cores, 0.0), grants.batch)
-    free = grants.total - grants.batch
-    per_core = batch_demand / np.maximum(grants.batch, 1e-9)
+    left_by_others = max(1.0 - context.other_cores / max(context.total_cores, 1e-9), 0.1)
+    total = grants.total * left_by_others
+    shared = grants.batch * left_by_others
+    batch_demand = np.minimum(max(context.batch_demand_cores, 0.0), shared)
+    free = total - shared
+    per_core = batch_demand / np.maximum(shared, 1e-9)
     guaranteed = np.maximum(1.0 / (1.0 + grants.weight), 1.0 - per_core)
-    available = np.where(grants.exclusive, free, free + grants.batch * guaranteed)
+    available = np.where(grants.exclusive, free, free + shared * guaranteed)
     available = np.maximum(available, _MIN_DEMAND_CORES)
     got = np.minimum(demand, available)
     on_shared = np.where(grants.exclusive, 0.0, np.maximum(0.0, got - free)) / got
@@ -75,10 +78,10 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     effective = available * (1.0 - SHARING_LOSS * occupied * occupied)
     work = np.minimum(demand, effective) / demand
 
-    occupancy = np.where(grants.exclusive, 0.0, batch_demand / grants.total)
+    occupancy = np.where(grants.exclusive, 0.0, batch_demand / total)
     impolite = grants.weight / (0.3 + grants.weight)
     waking = 1.0 + occupancy * (WAKEUP_DELAY_IDLE + WAKEUP_DELAY_EQUAL * impolite)
-    load_alone = np.minimum(demand / grants.total, _MAX_LOAD)
+    load_alone = np.minimum(demand / total, _MAX_LOAD)
     load_now = np.minimum(demand / available, _MAX_LOAD)
     queueing = (1.0 - load_alone) / (1.0 - load_now)
     # Where the demand exceeds what there is, a closed system's delay grows as its work rate falls (Little's law);
@@ -87,5 +90,5 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     delay = np.where(saturated, waking / work, waking * np.minimum(queueing, 50.0))
 
     used_free = np.minimum(demand * work, free)
-    left = grants.batch - np.where(grants.exclusive, 0.0, demand * work - used_free)
+    left = shared - np.where(grants.exclusive, 0.0, demand * work - used_free)
     return Expected(work, np.maximum(delay, 1.0), np.clip(left, 0.0, batch_demand))
