@@ -91,7 +91,7 @@ def _is_running_kernel(fs: KernelFs, mount: str) -> bool:
 def _by_cgroupspy(mount: str) -> Iterator[str]:
     parent, _, controller = mount.rpartition("/")
     top = f"/{controller}/".encode()
-    for node in Tree(root_path=parent, groups=[controller]).walk():
+    for node in Tree(root_path=parent or "/", groups=[controller]).walk():
         if node.path.startswith(top):
             yield "/" + os.fsdecode(node.path[len(top) :])
 

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+
+import pytest
+
+from perphd.domain.capability import Area, Capabilities
+from perphd.domain.errors import Denied, KernelError, Unsupported
+from perphd.host.capabilities import probe
+from perphd.host.cgroup import discover
+from perphd.host.fs import KernelFile, RealFs
+from perphd.host.perf_events import HARDWARE_EVENTS, SOFTWARE_EVENTS, EventKind, EventSupport
+from tests.unit.host_tree import write_tree
+
+PRESSURE = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0"
+ALL_CAPS, NO_CAPS, WITHOUT_RESOURCE = "000001ffffffffff", "0000000000000000", "000001fffeffffff"
+ALL_EVENTS = EventSupport(tuple(EventKind), {})
+
+
+def _status(caps: str) -> str:
+    return f"Name:\tperphd\nCapInh:\t0000000000000000\nCapEff:\t{caps}\nCapBnd:\t{ALL_CAPS}"
+
+
+VM = {
+    "/proc/self/mounts": "cgroup /cg/cpu cgroup rw,cpu 0 0\ncgroup /cg/memory cgroup rw,memory 0 0\n"
+    "cgroup2 /cg/unified cgroup2 rw 0 0",
+    "/cg/cpu/cpu.idle": "0",
+    "/cg/unified/cgroup.controllers": "hugetlb",
+    "/cg/unified/cpu.pressure": PRESSURE,
+    "/proc/pressure/cpu": PRESSURE,
+    "/proc/self/status": _status(WITHOUT_RESOURCE),
+    "/proc/self/limits": "Limit  Soft Limit  Hard Limit  Units\nMax open files     1024     20000    files",
+    "/proc/self/schedstat": "588581 69945 2",
+    "/proc/sys/kernel/osrelease": "6.18.44-vm",
+    "/proc/sys/kernel/perf_event_paranoid": "2",
+    "/proc/filesystems": "nodev\tsysfs\nnodev\tcgroup2\n\text4",
+    "/proc/cpuinfo": "processor\t: 0\nflags\t\t: fpu sse2 hypervisor",
+}
+METAL = {
+    "/proc/self/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\nresctrl /sys/fs/resctrl resctrl rw 0 0",
+    "/sys/fs/cgroup/cgroup.controllers": "cpuset cpu io memory pids",
+    "/sys/fs/cgroup/cgroup.subtree_control": "cpu memory pids",
+    "/sys/fs/cgroup/cpu.pressure": PRESSURE,
+    "/sys/fs/cgroup/system.slice/cgroup.procs": "",
+    "/sys/fs/cgroup/system.slice/cpu.idle": "0",
+    "/sys/fs/resctrl/info/L3/cbm_mask": "7ff",
+    "/sys/fs/resctrl/info/MB/min_bandwidth": "10",
+    "/sys/fs/resctrl/info/L3_MON/mon_features": "llc_occupancy\nmbm_total_bytes",
+    "/proc/pressure/cpu": PRESSURE,
+    "/proc/self/status": _status(ALL_CAPS),
+    "/proc/self/limits": "Max open files            unlimited            unlimited            files",
+    "/proc/self/schedstat": "1 2 3",
+    "/proc/sys/kernel/osrelease": "6.1.0-50-amd64",
+    "/proc/sys/kernel/perf_event_paranoid": "3",
+    "/proc/filesystems": "nodev\tresctrl\nnodev\tcgroup2",
+    "/proc/cpuinfo": "flags\t\t: rdt_a cat_l3 mba cqm_llc cqm_occup_llc cqm_mbm_total",
+    "/run/systemd/system/": "",
+    "/run/systemd/journal/socket": "",
+}
+
+
+def _support(error: KernelError, *missing: EventKind) -> EventSupport:
+    return EventSupport(
+        tuple(kind for kind in EventKind if kind not in missing), dict.fromkeys(missing, error)
+    )
+
+
+def _probe(
+    root: Path,
+    files: dict[str, str],
+    events: EventSupport = ALL_EVENTS,
+    taskstats: str = "",
+    environment: dict[str, str] | None = None,
+    fs: RealFs | None = None,
+) -> Capabilities:
+    tree = fs or write_tree(root, files)
+    return probe(
+        tree,
+        discover(tree),
+        events=lambda _: events,
+        taskstats=lambda: taskstats,
+        environment=environment or {},
+    )
+
+
+def _names(found: Capabilities, present: bool) -> set[str]:
+    return {item.name for item in found if item.present is present}
+
+
+def test_bare_metal_with_everything_but_what_systemd_has_not_enabled(tmp_path: Path) -> None:
+    found = _probe(tmp_path, METAL, environment={"NOTIFY_SOCKET": "/run/systemd/notify"})
+    assert _names(found, False) == {"cgroup.cpuset", "cgroup.io"}
+    assert "AllowedCPUs=" in found["cgroup.cpuset"].remedy
+    assert "cgroup.subtree_control" in found["cgroup.cpuset"].detail
+    assert found["resctrl.l3_cat"].detail == "info/L3/cbm_mask: 7ff"
+
+
+def test_a_virtual_machine_with_hybrid_cgroups(tmp_path: Path) -> None:
+    no_pmu = Unsupported("/cg/unified", "perf_event_open(instructions, CPU 0)", errno.ENOENT)
+    found = _probe(tmp_path, VM, _support(no_pmu, *HARDWARE_EVENTS))
+
+    assert _names(found, False) == {
+        "cgroup.cpuset",
+        "cgroup.io",
+        "memory.protection",
+        "perf.hardware",
+        "resctrl",
+        "resctrl.l3_cat",
+        "resctrl.mba",
+        "resctrl.monitoring",
+        "systemd",
+        "notify",
+        "journald",
+    }
+    assert found["cgroup"].detail == "hybrid: v2 at /cg/unified; v1 for cpu, memory"
+    assert "ENOENT" in found["perf.hardware"].detail
+    assert "not in /proc/filesystems" in found["resctrl"].detail
+    assert "multiples of 2 s" in found["psi.triggers"].detail
+
+
+@pytest.mark.parametrize("files", [VM, METAL, {}])
+def test_what_is_absent_says_why_what_it_costs_and_how_to_get_it(
+    tmp_path: Path, files: dict[str, str]
+) -> None:
+    for item in _probe(tmp_path, files, taskstats="EPERM"):
+        assert item.detail, item.name
+        assert bool(item.cost) == bool(item.remedy) == (not item.present), item.name
+
+
+def test_an_empty_host_can_do_nothing_and_says_so_under_the_same_names(tmp_path: Path) -> None:
+    error = Unsupported("/", "perf_event_open", errno.ENOSYS)
+    found = _probe(tmp_path, {}, _support(error, *EventKind), taskstats="no netlink")
+    assert _names(found, True) == set()
+    names = [item.name for item in found]
+    assert len(names) == len(set(names))
+    assert set(names) == {item.name for item in _probe(tmp_path, VM)}
+
+
+def test_psi_switched_off_at_boot(tmp_path: Path) -> None:
+    class PsiOff(RealFs):
+        def open(self, path: str) -> KernelFile:
+            if path.startswith("/proc/pressure"):
+                raise Unsupported(path, "open", errno.EOPNOTSUPP)
+            return super().open(path)
+
+    write_tree(tmp_path, VM)
+    (tmp_path / "cg/unified/cpu.pressure").unlink()
+    found = _probe(tmp_path, VM, fs=PsiOff(tmp_path))
+    assert {"psi.system", "psi.cgroup", "psi.triggers"} <= _names(found, False)
+    assert "EOPNOTSUPP" in found["psi.system"].detail
+    assert "psi=1" in found["psi.system"].remedy
+
+
+def test_pressure_that_the_root_lacks_is_found_in_a_child(tmp_path: Path) -> None:
+    files = dict(METAL)
+    del files["/sys/fs/cgroup/cpu.pressure"]
+    files["/sys/fs/cgroup/system.slice/cpu.pressure"] = PRESSURE
+    assert _probe(tmp_path, files).has("psi.cgroup")
+
+
+def test_an_unprivileged_daemon(tmp_path: Path) -> None:
+    files = METAL | {"/proc/self/status": _status(NO_CAPS)}
+    denied = Denied("/sys/fs/cgroup", "perf_event_open(instructions, CPU 0)", errno.EACCES)
+    found = _probe(tmp_path, files, _support(denied, *EventKind), taskstats="EPERM (needs CAP_NET_ADMIN)")
+
+    assert {"privilege", "perf.permission", "perf.hardware", "taskstats", "psi.triggers"} <= _names(
+        found, False
+    )
+    assert "perf_event_paranoid is 3" in found["perf.permission"].detail
+    assert "CAP_PERFMON" in found["perf.hardware"].remedy
+    assert "6.1.0-50" in found["psi.triggers"].detail
+
+
+def test_paranoid_zero_needs_no_capability(tmp_path: Path) -> None:
+    files = METAL | {"/proc/self/status": _status(NO_CAPS), "/proc/sys/kernel/perf_event_paranoid": "0"}
+    assert _probe(tmp_path, files).has("perf.permission")
+
+
+def test_a_pmu_that_lacks_cache_events_still_gives_mips(tmp_path: Path) -> None:
+    error = Unsupported("/", "perf_event_open", errno.ENOENT)
+    found = _probe(tmp_path, METAL, _support(error, EventKind.LLC_MISSES))
+    assert found["perf.hardware"].present
+    assert "not llc-misses" in found["perf.hardware"].detail
+
+
+def test_resctrl_there_but_not_mounted(tmp_path: Path) -> None:
+    files = METAL | {"/proc/self/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0"}
+    found = _probe(tmp_path, files)
+    assert "mount -t resctrl" in found["resctrl"].remedy
+    assert "the CPU has cat_l3, but resctrl is not mounted" in found["resctrl.l3_cat"].detail
+
+
+def test_a_kernel_before_cpu_idle(tmp_path: Path) -> None:
+    files = METAL | {"/proc/sys/kernel/osrelease": "5.10.0-30"}
+    del files["/sys/fs/cgroup/system.slice/cpu.idle"]
+    found = _probe(tmp_path, files)
+    assert not found.has("cpu.idle")
+    assert "5.15" in found["cpu.idle"].remedy
+
+
+def test_schedstat_of_a_kernel_that_does_not_account(tmp_path: Path) -> None:
+    found = _probe(tmp_path, METAL | {"/proc/self/schedstat": "0 0 0"})
+    assert "'0 0 0'" in found["schedstat"].detail
+    assert found["schedstat"].area is Area.MEASURE
+
+
+def test_few_open_files(tmp_path: Path) -> None:
+    found = _probe(tmp_path, METAL | {"/proc/self/limits": "Max open files    256   1024   files"})
+    assert not found.has("open-files")
+    assert "LimitNOFILE=" in found["open-files"].remedy
+
+
+def test_software_events_are_judged_on_their_own(tmp_path: Path) -> None:
+    error = Unsupported("/", "perf_event_open", errno.ENOENT, advice="perf does not see cgroups")
+    found = _probe(tmp_path, METAL, _support(error, *SOFTWARE_EVENTS))
+    assert found.has("perf.hardware")
+    assert "does not see cgroups" in found["perf.software"].detail
