@@ -48,8 +48,8 @@ class FileSource:
                 self._changed_at_s = now_s
                 self._reading = self._parse(data, now_s)
         if self._changed_at_s is not None and now_s - self._changed_at_s > self._max_age_s:
-            age_s = now_s - self._changed_at_s
-            return SliReading.missing(Unavailable(f"{self._path}: stale, unchanged for {age_s:.0f} s"))
+            stale = f"{self._path}: stale, unchanged for more than {self._max_age_s:g} s"
+            return SliReading.missing(Unavailable(stale))
         return self._reading
 
     def _parse(self, data: bytes, now_s: float) -> SliReading:

@@ -49,8 +49,8 @@ class PolledSource(ABC):
     async def read(self, now_s: float) -> SliReading:
         """The indicators now, or the reason why there are none."""
         if self._not_before_s is not None and now_s < self._not_before_s:
-            wait_s = self._not_before_s - now_s
-            return SliReading.missing(Unavailable(f"{self._reason} (next attempt in {wait_s:.0f} s)"))
+            # Without a countdown: the same reason twice is one reason to the store and to a reader.
+            return SliReading.missing(Unavailable(self._reason))
         loop = asyncio.get_running_loop()
         asked_at_s = loop.time()
         try:

@@ -23,8 +23,8 @@ class PushSource:
     async def read(self, now_s: float) -> SliReading:
         """The indicators pushed last."""
         if self._pushed_at_s is not None and now_s - self._pushed_at_s > self._max_age_s:
-            age_s = now_s - self._pushed_at_s
-            return SliReading.missing(Unavailable(f"stale: the last push is {age_s:.0f} s old"))
+            stale = f"stale: nothing was pushed for more than {self._max_age_s:g} s"
+            return SliReading.missing(Unavailable(stale))
         return self._reading
 
     async def close(self) -> None:

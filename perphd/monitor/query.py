@@ -1,0 +1,125 @@
+"""Ad-hoc SQL on the store, for people: read-only, bounded in time and in the size of the answer."""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeAlias
+from urllib.parse import quote
+
+from perphd.domain.errors import PerphError
+
+Cell: TypeAlias = str | float | int | bytes | None
+
+MAX_CELL_BYTES: Final = 1 << 20
+MAX_ANSWER_BYTES: Final = 32 << 20
+_STEPS_BETWEEN_CHECKS: Final = 10_000
+
+_READING: Final = frozenset(
+    {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+)
+_READ_PRAGMAS: Final = frozenset({"table_info", "table_xinfo", "table_list", "index_list", "index_info"})
+
+
+class QueryError(PerphError):
+    """The query cannot be answered; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueryResult:
+    """The answer. ``truncated``: there is more than ``limit`` rows or than fits an answer."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    truncated: bool
+
+
+def open_read_only(path: str | Path) -> sqlite3.Connection:
+    """The store's database, for reading only, also while the daemon writes to it.
+
+    Raises:
+        QueryError: there is no such database, or it may not be read.
+    """
+    if not Path(path).is_file():
+        raise QueryError(f"{path}: there is no store; has the daemon run, and does it keep one?")
+    connection = sqlite3.connect(
+        f"file:{quote(str(path))}?mode=ro",
+        uri=True,
+        timeout=2.0,
+        isolation_level=None,
+        check_same_thread=False,
+    )
+    try:
+        connection.execute("PRAGMA query_only = ON")
+        connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    except sqlite3.Error as exc:
+        connection.close()
+        raise QueryError(f"{path}: {exc}") from exc
+    return connection
+
+
+def run_query(db_path: str | Path, sql: str, limit: int = 1000, timeout_s: float = 10.0) -> QueryResult:
+    """Answer one SELECT (or table_info pragma). Blocks: call it in a thread.
+
+    Args:
+        db_path: the store's file.
+        sql: one statement.
+        limit: most rows in the answer.
+        timeout_s: the query is given up after so long.
+
+    Raises:
+        QueryError: no store, wrong SQL, anything but reading, out of time.
+    """
+    if limit < 1 or timeout_s <= 0:
+        raise QueryError("limit and timeout are to be more than 0")
+    connection = open_read_only(db_path)
+    late = threading.Event()
+    timer = threading.Timer(timeout_s, late.set)
+    timer.daemon = True
+    refused: list[str] = []
+
+    def authorize(
+        action: int, first: str | None, second: str | None, database: str | None, inner: str | None
+    ) -> int:
+        if action in _READING and second != "load_extension":
+            return sqlite3.SQLITE_OK
+        if action == sqlite3.SQLITE_PRAGMA and first in _READ_PRAGMAS:
+            return sqlite3.SQLITE_OK
+        refused.append(first or "")
+        return sqlite3.SQLITE_DENY
+
+    try:
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_CELL_BYTES)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        connection.set_authorizer(authorize)
+        connection.set_progress_handler(late.is_set, _STEPS_BETWEEN_CHECKS)
+        timer.start()
+        return _fetch(connection, sql, limit)
+    except (sqlite3.Error, sqlite3.Warning, ValueError) as exc:
+        if late.is_set():
+            text = f"the query took longer than {timeout_s:g} s and was given up; narrow it by workload and wall_s"
+            raise QueryError(text) from exc
+        if refused:
+            text = "the store can only be read: SELECT and PRAGMA table_info(...) are allowed"
+            raise QueryError(text) from exc
+        raise QueryError(f"the query is refused: {exc}") from exc
+    finally:
+        timer.cancel()
+        connection.close()
+
+
+def _fetch(connection: sqlite3.Connection, sql: str, limit: int) -> QueryResult:
+    cursor = connection.execute(sql)
+    if cursor.description is None:
+        raise QueryError("the query has no result: write one SELECT")
+    columns = tuple(str(column[0]) for column in cursor.description)
+    rows: list[tuple[Cell, ...]] = []
+    size = 0
+    for row in cursor:
+        size += sum(len(cell) if isinstance(cell, str | bytes) else 8 for cell in row)
+        if len(rows) == limit or size > MAX_ANSWER_BYTES:
+            return QueryResult(columns, tuple(rows), truncated=True)
+        rows.append(row)
+    return QueryResult(columns, tuple(rows), truncated=False)

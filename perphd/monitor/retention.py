@@ -1,0 +1,63 @@
+"""Keeping the store within its age and its size: the oldest rows go, a few thousand at a time."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Final
+
+from perphd.monitor.schema import TABLES
+
+CHUNK_ROWS: Final = 2000
+"""Rows deleted in one transaction: readers and the writer never wait long."""
+MAX_CHUNKS: Final = 25
+"""Chunks in one call: a store that is far too big shrinks over several."""
+
+
+def trim(connection: sqlite3.Connection, oldest_s: float, max_bytes: int) -> int:
+    """Delete rows from before ``oldest_s`` (wall clock), then the oldest of all until the data fit ``max_bytes``.
+
+    Returns:
+        Rows deleted. Raises sqlite3.Error.
+    """
+    deleted = 0
+    for _ in range(MAX_CHUNKS):
+        table, first_s = _oldest_table(connection)
+        if table is None:
+            break
+        if first_s < oldest_s:
+            deleted += _delete_oldest(connection, table, oldest_s)
+        elif _used_bytes(connection) > max_bytes:
+            deleted += _delete_oldest(connection, table, float("inf"))
+        else:
+            break
+    if _pragma(connection, "page_count") * _pragma(connection, "page_size") > max_bytes:
+        # The file itself is too long: give free pages back. Otherwise they are kept for the rows to come.
+        connection.execute(f"PRAGMA incremental_vacuum({CHUNK_ROWS})").fetchall()
+    return deleted
+
+
+def _oldest_table(connection: sqlite3.Connection) -> tuple[str | None, float]:
+    oldest: tuple[str | None, float] = (None, float("inf"))
+    for table in TABLES:
+        row = connection.execute(f"SELECT wall_s FROM {table} ORDER BY rowid LIMIT 1").fetchone()
+        if row is not None and float(row[0]) < oldest[1]:
+            oldest = (table, float(row[0]))
+    return oldest
+
+
+def _delete_oldest(connection: sqlite3.Connection, table: str, before_s: float) -> int:
+    last = connection.execute(
+        f"SELECT max(rowid) FROM (SELECT rowid FROM {table} ORDER BY rowid LIMIT {CHUNK_ROWS})"
+    ).fetchone()[0]
+    return connection.execute(
+        f"DELETE FROM {table} WHERE rowid <= ? AND wall_s < ?", (last, before_s)
+    ).rowcount
+
+
+def _used_bytes(connection: sqlite3.Connection) -> int:
+    pages = _pragma(connection, "page_count") - _pragma(connection, "freelist_count")
+    return pages * _pragma(connection, "page_size")
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])

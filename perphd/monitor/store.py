@@ -1,0 +1,287 @@
+"""The local time-series store: everything measured, decided and written, in one SQLite file.
+
+Callers hand rows over and go on; one thread writes them, about once a second. A kill -9 loses at most what was
+not yet written; a full disk or a damaged file costs rows, never the daemon.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from perphd.domain.decision import Decision, Outcome
+from perphd.domain.plan import Write
+from perphd.domain.reading import Reading, Unavailable, available
+from perphd.domain.sample import READINGS, Sample
+from perphd.monitor.codec import to_json
+from perphd.monitor.retention import trim
+from perphd.monitor.schema import StoreRefused, open_database
+
+FLUSH_EVERY_S: Final = 1.0
+FLUSH_AT_ROWS: Final = 500
+MAX_PENDING_ROWS: Final = 20_000
+"""More rows than this are not held for a disk that does not keep up: the oldest samples are dropped."""
+TRIM_EVERY_BATCHES: Final = 20
+RETRY_AFTER_BATCHES: Final = 30
+MAX_MOVED_ASIDE: Final = 3
+"""Damaged files moved aside before the store gives up: the disk itself is then broken."""
+
+Row: TypeAlias = tuple[object, ...]
+_values_of = attrgetter(*READINGS)
+_SAMPLE_COLUMNS = ("wall_s", "at_s", "interval_s", "workload", "quality", "reasons", *READINGS)
+_INSERT_SAMPLE = (
+    f"INSERT INTO samples ({', '.join(_SAMPLE_COLUMNS)}) VALUES ({', '.join('?' * len(_SAMPLE_COLUMNS))})"
+)
+
+
+class Store:
+    """Takes rows from any thread and never blocks, fails or raises for the sake of the disk.
+
+    Args:
+        path: the database file; its directory is made if need be.
+        retention_s: rows older than this are deleted.
+        max_bytes: the oldest rows are deleted when the data grow beyond this (the log beside it adds a few MiB).
+    """
+
+    def __init__(self, path: str | Path, retention_s: float, max_bytes: int) -> None:
+        self._path = Path(path)
+        self._retention_s, self._max_bytes = retention_s, max_bytes
+        self._lock = threading.Condition()
+        self._samples: deque[tuple[float, Sequence[Sample]]] = deque()
+        self._records: deque[tuple[str, Row]] = deque()
+        self._pending = 0
+        self._closing = False
+        self._overflowed = 0
+        self._unwritten = 0
+        self._problem: str | None = None
+        self._thread: threading.Thread | None = None
+        self._writer = _Writer(self._path, self._retention_s, self._max_bytes)
+
+    def start(self) -> None:
+        """Begin to write. What goes wrong with the file shows in ``problem``."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="perphd-store", daemon=True)
+            self._thread.start()
+
+    def add_samples(self, wall_s: float, samples: Sequence[Sample]) -> None:
+        """The samples of one tick. ``wall_s``: wall clock, seconds since the epoch."""
+        with self._lock:
+            self._samples.append((wall_s, samples))
+            self._grown(len(samples))
+
+    def add_decision(self, wall_s: float, decision: Decision) -> None:
+        """One decision, whole. Which decisions are worth a row is the caller's choice."""
+        verdict = decision.verdict
+        row = (
+            *(wall_s, decision.at_s, decision.workload, decision.action.value, verdict.health.value),
+            *(verdict.cause.value, _number(decision.target_work), _number(decision.target_delay)),
+            *(decision.reason, decision.policy, to_json(decision)),
+        )
+        self._add_record("decisions", row)
+
+    def add_outcome(self, wall_s: float, outcome: Outcome) -> None:
+        """What came of a decision."""
+        row = (
+            *(wall_s, outcome.at_s, outcome.workload, outcome.decided_at_s, _number(outcome.score_before)),
+            *(_number(outcome.score_after), int(outcome.kept), outcome.text, to_json(outcome)),
+        )
+        self._add_record("outcomes", row)
+
+    def add_writes(self, wall_s: float, writes: Sequence[Write], result: str) -> None:
+        """Kernel writes that were tried, and how they ended: the audit trail."""
+        for write in writes:
+            row = (
+                *(wall_s, write.workload, write.knob, write.path, write.stage.name.lower()),
+                *(write.before, write.value, result),
+            )
+            self._add_record("writes", row)
+
+    def add_event(self, wall_s: float, kind: str, data: str | Mapping[str, object]) -> None:
+        """Something that happened; a mapping is stored as JSON."""
+        text = data if isinstance(data, str) else json.dumps(data, default=str)
+        self._add_record("events", (wall_s, kind, text))
+
+    @property
+    def problem(self) -> str | None:
+        """A sentence for an operator while something is wrong with the store, else None."""
+        if self._problem is None and self._overflowed:
+            return f"{self._path}: {self._overflowed} rows were dropped: the disk does not keep up"
+        return self._problem
+
+    @property
+    def dropped_rows(self) -> int:
+        """Rows that were not stored since the start."""
+        return self._overflowed + self._unwritten
+
+    def close(self) -> None:
+        """Write what is pending and end; waits a few seconds for a slow disk, not for ever."""
+        with self._lock:
+            self._closing = True
+            self._lock.notify()
+        if self._thread is not None:
+            self._thread.join(timeout=10.0)
+            self._thread = None
+
+    def _add_record(self, table: str, row: Row) -> None:
+        with self._lock:
+            self._records.append((table, row))
+            self._grown(1)
+
+    def _grown(self, rows: int) -> None:
+        """Bound what is pending and wake the writer for a full batch; called with the lock held."""
+        self._pending += rows
+        while self._pending > MAX_PENDING_ROWS and (self._samples or self._records):
+            # Samples first: there are many of them, and a decision or a write is there once.
+            if self._samples:
+                lost = len(self._samples.popleft()[1])
+            else:
+                self._records.popleft()
+                lost = 1
+            self._pending -= lost
+            self._overflowed += lost
+        if self._pending >= FLUSH_AT_ROWS:
+            self._lock.notify()
+
+    def _run(self) -> None:
+        writer = self._writer
+        closing = False
+        while not closing:
+            with self._lock:
+                self._lock.wait_for(lambda: self._closing or self._pending >= FLUSH_AT_ROWS, FLUSH_EVERY_S)
+                closing = self._closing
+                samples, self._samples = self._samples, deque()
+                records, self._records = self._records, deque()
+                rows, self._pending = self._pending, 0
+            if rows and not writer.write(samples, records):
+                with self._lock:
+                    self._unwritten += rows
+            self._problem = writer.problem
+        writer.close()
+
+
+class _Writer:
+    """The database as its one writing thread sees it: writes batches, or says why it cannot."""
+
+    def __init__(self, path: Path, retention_s: float, max_bytes: int) -> None:
+        self._path, self._retention_s, self._max_bytes = path, retention_s, max_bytes
+        self._connection: sqlite3.Connection | None = None
+        self._reasons: dict[str, dict[str, str]] = {}
+        self._batches = 0
+        self._wait_batches = 0
+        self._disabled: str | None = None
+        self._trouble: str | None = None
+        self._moved: list[str] = []
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong now, or what was lost on the way."""
+        if self._disabled or self._trouble:
+            return self._disabled or self._trouble
+        return self._moved[-1] if self._moved else None
+
+    def write(
+        self, samples: Sequence[tuple[float, Sequence[Sample]]], records: Sequence[tuple[str, Row]]
+    ) -> bool:
+        """Write one batch as one transaction; False if it was not stored."""
+        if self._disabled is not None:
+            return False
+        if self._wait_batches > 0:
+            self._wait_batches -= 1
+            return False
+        for _ in range(2):  # once more after a damaged file was replaced
+            try:
+                self._write(samples, records)
+            except StoreRefused as exc:
+                self._disabled = str(exc)
+                return False
+            except (sqlite3.Error, OSError) as exc:
+                self.close()
+                if not (_is_damage(exc) and self._move_aside(exc)):
+                    self._postpone(exc)
+                    return False
+            else:
+                self._trouble = None
+                return True
+        return False
+
+    def _write(
+        self, samples: Sequence[tuple[float, Sequence[Sample]]], records: Sequence[tuple[str, Row]]
+    ) -> None:
+        if self._connection is None:
+            self._connection = open_database(self._path)
+            self._reasons.clear()
+        connection = self._connection
+        connection.execute("BEGIN IMMEDIATE")
+        connection.executemany(
+            _INSERT_SAMPLE, [self._row(wall_s, sample) for wall_s, tick in samples for sample in tick]
+        )
+        for table, row in records:
+            connection.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", row)
+        connection.execute("COMMIT")
+        self._batches += 1
+        if self._batches % TRIM_EVERY_BATCHES == 1:
+            newest_s = max([wall_s for wall_s, _ in samples] + [float(str(row[0])) for _, row in records])
+            trim(connection, newest_s - self._retention_s, self._max_bytes)
+
+    def _row(self, wall_s: float, sample: Sample) -> Row:
+        values: tuple[Reading, ...] = _values_of(sample)
+        missing = {
+            name: value.reason
+            for name, value in zip(READINGS, values, strict=True)
+            if isinstance(value, Unavailable)
+        }
+        reasons = None
+        if self._reasons.get(sample.workload) != missing:
+            self._reasons[sample.workload] = missing
+            reasons = json.dumps(missing, separators=(",", ":"), ensure_ascii=False)
+        quality = ",".join(flag.value for flag in sample.quality)
+        numbers = [value if available(value) else None for value in values]
+        return (wall_s, sample.at_s, sample.interval_s, sample.workload, quality, reasons, *numbers)
+
+    def _postpone(self, exc: Exception) -> None:
+        self._wait_batches = RETRY_AFTER_BATCHES
+        self._trouble = (
+            f"{self._path}: {exc}: nothing is stored until this is better; perphd tries again by itself"
+        )
+
+    def _move_aside(self, exc: Exception) -> bool:
+        """Put the damaged file away (over an earlier one: it must not fill the disk); True if that worked."""
+        aside = f"{self._path}.damaged"
+        if len(self._moved) >= MAX_MOVED_ASIDE:
+            self._disabled = (
+                f"{self._path}: damaged again and again ({exc}): nothing is stored; check the disk"
+            )
+            return False
+        try:
+            for suffix in ("", "-wal", "-shm"):
+                if os.path.exists(f"{self._path}{suffix}"):
+                    os.replace(f"{self._path}{suffix}", f"{aside}{suffix}")
+        except OSError:
+            return False
+        self._moved.append(f"{self._path} was damaged ({exc}); it is now {aside}, and a new one was begun")
+        return True
+
+    def close(self) -> None:
+        """Drop the connection; never raises."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                connection.close()
+            except sqlite3.Error:
+                return
+
+
+def _number(reading: Reading) -> float | None:
+    return reading if available(reading) else None
+
+
+def _is_damage(exc: Exception) -> bool:
+    code = getattr(exc, "sqlite_errorcode", 0) & 0xFF
+    return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
