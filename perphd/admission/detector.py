@@ -1,7 +1,7 @@
 """Anomaly Detector: is this LRA below its target *because something is contended*?
 
-Two channels, work and delay, each against the target at the present load. A drop of work without any witness
-of contention (nobody waits longer than at the reference) is a drop of load, not degradation. Significance comes
+Two channels, work and delay, each against the target at the present load. A drop of work counts
+only as far as waiting explains it (Little's law): the rest is a drop of load, not degradation. Significance comes
 from a one-sided CUSUM on standardised residuals, or from several samples in a row below target; effect size from
 the target itself, which already contains the tolerance. The detector runs on every sample; only actions are gated.
 """
@@ -16,8 +16,12 @@ from perphd.domain.decision import Cause, Evidence, Health, Verdict
 from perphd.domain.policy import Band, ResPerfModel
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import Quality, Sample
-from perphd.domain.signals import Performance
+from perphd.domain.signals import Performance, contended_ratio
 from perphd.domain.workload import Objective
+
+
+UNEXPLAINED_RATIO = 1.3
+"""If work would be higher by more than this were waiting its only trouble, the load has fallen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +96,11 @@ def judge(
 
     evidence: list[Evidence] = []
     witnesses, cause = _witnesses(sample, perf, target, model, settings, evidence)
-    work_score = _work_score(perf, target, bool(witnesses), evidence)
+    stalled = "memory_some_pct" in witnesses or "io_some_pct" in witnesses
+    work_score = _work_score(perf, target, stalled, evidence)
     delay_score = _delay_score(perf, target, evidence)
     score = min(work_score, delay_score)
-    below = score < 1.0
+    below = score < 1.0 and bool(witnesses)
     cusum = max(0.0, state.cusum + _surprise(perf, target, bool(witnesses)) - settings.cusum_k)
     if not below:
         cusum = min(cusum, settings.cusum_h / 2)
@@ -129,17 +134,30 @@ def _health(before: Health, state: DetectorState, below: bool, settings: PolicyS
     return Health.SUSPECT if below else Health.HEALTHY
 
 
-def _work_score(perf: Performance, target: Target, witnessed: bool, evidence: list[Evidence]) -> float:
+def _work_score(perf: Performance, target: Target, stalled: bool, evidence: list[Evidence]) -> float:
+    """Work / target, where a fall of work counts only as far as waiting explains it (or something else stalls)."""
     if not available(perf.work) or not available(target.work) or target.work <= 0:
         return math.inf
     score = perf.work / target.work
-    if score < 1.0 and not witnessed:
-        text = "less work than the target, but nothing waits longer than usual: the load fell"
-        evidence.append(Evidence(f"work ({perf.work_source})", perf.work, target.work, "/s", text))
-        return 1.0
     text = f"{abs(score - 1):.0%} {'above' if score >= 1 else 'below'} the target"
+    if score < 1.0 and not stalled and target.work_band is not None:
+        raw = perf.work / target.work_band.value
+        counted = contended_ratio(raw, _delay_ratio(perf, target))
+        score *= counted / raw
+        if score >= 1.0 or counted > UNEXPLAINED_RATIO * raw:
+            # Work in flight is not what it was: only delay can be judged at this load.
+            score = max(score, 1.0)
+            text = "less work than the target, but waiting does not explain it: the load fell"
+        elif counted > raw:
+            text += f", of which waiting explains down to {counted:.0%} of the undisturbed rate"
     evidence.append(Evidence(f"work ({perf.work_source})", perf.work, target.work, "/s", text))
     return score
+
+
+def _delay_ratio(perf: Performance, target: Target) -> float | None:
+    if target.delay_band is None or not available(perf.delay):
+        return None
+    return perf.delay / max(target.delay_band.value, 1e-9)
 
 
 def _delay_score(perf: Performance, target: Target, evidence: list[Evidence]) -> float:
@@ -173,12 +191,11 @@ def _witnesses(
     """Signals that say "something waits", and the resource that is waited for most."""
     found: list[str] = []
     weight: dict[Cause, float] = {}
-    if target.delay_band is not None and available(perf.delay):
-        growth = perf.delay / max(target.delay_band.value, 1e-9)
-        if growth >= settings.delay_witness_ratio:
-            found.append("delay")
-            if not perf.delay_source.startswith("latency"):
-                weight[Cause.CPU] = growth - 1.0
+    growth = _delay_ratio(perf, target)
+    if growth is not None and growth >= settings.delay_witness_ratio:
+        found.append("delay")
+        if not perf.delay_source.startswith("latency"):
+            weight[Cause.CPU] = growth - 1.0
     pressures = (("cpu_some_pct", Cause.CPU), ("memory_some_pct", Cause.MEMORY), ("io_some_pct", Cause.IO))
     for name, cause in pressures:
         seen = sample.reading(name)

@@ -18,7 +18,7 @@ from perphd.domain.policy import Policy
 from perphd.host.capabilities import probe
 from perphd.host.cgroup import Hierarchies, discover
 from perphd.host.fs import KernelFs, RealFs
-from perphd.host.perf_events import EventOpener, open_group
+from perphd.host.perf_events import EventKind, EventOpener, EventSupport, open_group
 from perphd.host.schedstat import RunDelayReader
 from perphd.host.systemd import owner_unit
 from perphd.host.taskstats import TaskStats, open_taskstats
@@ -55,9 +55,12 @@ def build_agent(
     """An agent ready for its first tick; nothing was written to the kernel yet.
 
     Args:
+        config: read and checked.
         fs: the kernel's files; None: this machine's. A simulated host brings its own.
         opener: opens perf event groups; None: this kernel's, as far as the capabilities allow.
+        sli_opener: opens the applications' indicators; a simulated host brings its own.
         clock: monotonic clock for readings that take a while; None: ticks bring the time (virtual time).
+        wall_clock: time of day for the store, in seconds since 1970.
         capabilities: the report, if it was made already.
         store: False keeps no time series whatever the configuration says.
 
@@ -68,7 +71,8 @@ def build_agent(
     fs = fs if fs is not None else RealFs()
     hierarchies = discover(fs)
     topology = read_topology(fs)
-    capabilities = capabilities if capabilities is not None else probe(fs, hierarchies)
+    if capabilities is None:
+        capabilities = probe(fs, hierarchies) if real else probe_simulated(fs, hierarchies)
     taskstats: TaskStats | None = None
     if real:
         opener = opener if opener is not None else open_group
@@ -108,6 +112,17 @@ def build_agent(
     if kept is not None:
         kept.start()
     return Agent(config, parts, clock)
+
+
+def probe_simulated(fs: KernelFs, hierarchies: Hierarchies) -> Capabilities:
+    """The report about a simulated host: nothing of this machine's own kernel or environment is asked."""
+    return probe(
+        fs,
+        hierarchies,
+        events=lambda _: EventSupport(tuple(EventKind), {}),
+        taskstats=lambda: "a simulated host has no netlink",
+        environment={},
+    )
 
 
 def _store(config: Config) -> Store:

@@ -142,14 +142,16 @@ class Agent:
             self._cost.tick(now_s, time.perf_counter() - waited)
 
     def _take_samples(self, samples: Sequence[Sample]) -> None:
-        self._samples = {}
-        for sample in samples:
-            protection = self._protections.get(sample.workload)
-            if protection is not None:
-                begin_s = sample.at_s - sample.interval_s + 0.2 * self._config.daemon.period_s
-                if begin_s < protection.since_s + self._config.policy.settle_s:
-                    sample = replace(sample, quality=(*sample.quality, Quality.SETTLING))
-            self._samples[sample.workload] = sample
+        self._samples = {sample.workload: self._flag_settling(sample) for sample in samples}
+
+    def _flag_settling(self, sample: Sample) -> Sample:
+        protection = self._protections.get(sample.workload)
+        if protection is None:
+            return sample
+        begin_s = sample.at_s - sample.interval_s + 0.2 * self._config.daemon.period_s
+        if begin_s >= protection.since_s + self._config.policy.settle_s:
+            return sample
+        return replace(sample, quality=(*sample.quality, Quality.SETTLING))
 
     def _snapshot(self, now_s: float) -> Snapshot:
         views = tuple(self._view(spec, now_s) for spec in self._all_specs())

@@ -64,3 +64,18 @@ def _delay(sample: Sample, percentile: str) -> tuple[Reading, str]:
     if available(sample.cpu_some_pct):
         return 1.0 + sample.cpu_some_pct / 100.0, "cpu_pressure"
     return Unavailable("no latency, schedstat or PSI"), "none"
+
+
+def contended_ratio(work_ratio: float, delay_ratio: float | None) -> float:
+    """The part of a fall of work that waiting explains: max(work ratio, 1 / delay ratio), at most 1.
+
+    Little's law: work rate x delay = work in flight. If work fell and delay grew by less, less was in flight:
+    less was asked for, and that part of the fall is nobody's fault.
+
+    Args:
+        work_ratio: work rate / work rate at the reference.
+        delay_ratio: delay / delay at the reference; None if there is no delay signal: all of the fall counts.
+    """
+    if delay_ratio is None:
+        return min(work_ratio, 1.0)
+    return min(max(work_ratio, 1.0 / max(delay_ratio, 1.0)), 1.0)

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from perphd.domain.allocation import Allocation
+from perphd.domain.allocation import Allocation, CpuInstrument
 from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
-from perphd.domain.signals import performance
+from perphd.domain.signals import contended_ratio, performance
 from perphd.predictor.physics import CpuGrants, Floats, expect
 from perphd.predictor.reference import Reference
 from perphd.predictor.residual import Residual
@@ -25,8 +25,10 @@ _SCALES = np.array([0.35, 1.2, 0.5, 0.35, 0.6])
 _UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING)
 _LEAST_CORES = 0.02
 _LEAST_RATIO, _MOST_RATIO = 0.02, 50.0
+BOOTSTRAP_SUPPORT = 10.0
+"""Until a reference has this much support, strongly protected samples may stand in for undisturbed ones."""
 PROTECTED_RATIO = 0.9
-"""Predicted work ratio from which a protected sample may stand in for an undisturbed one (with little weight)."""
+"""Prior work ratio from which a sample counts as strongly protected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,23 +92,20 @@ class LraModel:
 
     def _learn_ratio(self, seen: Observation, work: float, delay: Reading, load: Reading) -> None:
         reference = self._reference.get("work", load)
-        if reference is None:
+        if reference is None or reference.support < BOOTSTRAP_SUPPORT:
             self._bootstrap(seen, work, delay, load)
-            return
+            if reference is None:
+                return
         delay_reference = self._reference.get("delay", load)
         delay_ratio: float | None = None
         if available(delay) and delay > 0 and delay_reference is not None:
             delay_ratio = min(max(delay / delay_reference.value, 1 / _MOST_RATIO), _MOST_RATIO)
-        work_ratio = min(max(work / reference.value, _LEAST_RATIO), _MOST_RATIO)
-        if work_ratio < 0.9 and delay_ratio is not None and delay_ratio < 1.05:
-            # Less work and nobody waits: less was asked for. Learning it would book low load to the allocation.
-            self.skipped["load fell"] += 1
-            return
+        work_ratio = contended_ratio(max(work / reference.value, _LEAST_RATIO), delay_ratio)
         x = _features([seen.allocation], seen.context)
         key = _cell_key(seen.allocation, seen.context)
         prior = expect(CpuGrants.of([seen.allocation]), seen.context)
         at_s = seen.sample.at_s
-        residual = math.log(min(work_ratio, 1.1)) - math.log(prior.work[0])
+        residual = math.log(work_ratio) - math.log(prior.work[0])
         self._work.update(key, x[0], residual, at_s)
         if delay_ratio is not None:
             self._delay.update(key, x[0], math.log(delay_ratio) - math.log(prior.delay[0]), at_s)
@@ -120,7 +119,7 @@ class LraModel:
     def _bootstrap(self, seen: Observation, work: float, delay: Reading, load: Reading) -> None:
         """No undisturbed sample yet: a strongly protected one tells the reference through the prior."""
         prior = expect(CpuGrants.of([seen.allocation]), seen.context)
-        if prior.work[0] < PROTECTED_RATIO:
+        if prior.work[0] < PROTECTED_RATIO or seen.allocation.cpu.instrument is CpuInstrument.NONE:
             self.skipped["no reference yet"] += 1
             return
         scaled_delay = delay / float(prior.delay[0]) if available(delay) else delay
@@ -144,7 +143,7 @@ class LraModel:
         return self._bands(self._delay, prior.delay, allocations, context)
 
     def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[float, ...]:
-        """CPU that batch is predicted to get, in cores: what sharing leaves it, corrected by what it was seen to get."""
+        """CPU that batch is predicted to get, in cores: what sharing leaves it, corrected by experience."""
         prior = expect(CpuGrants.of(allocations), context)
         mean, _, _ = self._batch.predict(_features(allocations, context), self._now_s)
         got = np.maximum(prior.batch_cores, _LEAST_CORES) * np.exp(mean)

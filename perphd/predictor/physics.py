@@ -1,7 +1,9 @@
 """What sharing processors does to an LRA, before anything was learned: the prior mean of the Res-Perf model.
 
-A fluid model of weighted fair scheduling. What the rest of the host uses is taken off every core alike. Batch occupies up to ``k`` of ``N`` cores at weight ratio ``w``
-(batch : LRA); the LRA wants ``D`` cores and gets the cores without batch whole and its weighted part of the others.
+A fluid model of weighted fair scheduling. What the rest of the host uses is taken off every core alike. Batch
+occupies up to ``k`` of ``N`` cores at weight ratio ``w`` (batch : LRA); the LRA wants ``D`` cores and gets the
+cores without batch whole and its weighted part of the others.
+
 Two effects that a fluid does not have are added: what is lost on a shared core even to a demoted neighbour
 (preemption, migration, cold private caches), and waiting when a thread wakes on an occupied core. Their size
 is a prior from a 2-core host with a database and is corrected by what is measured.
@@ -24,6 +26,8 @@ WAKEUP_DELAY_IDLE = 0.25
 """Growth of delay when every wake-up meets a core that runs idle-class batch ..."""
 WAKEUP_DELAY_EQUAL = 2.5
 """... and what is added to it towards equal weights."""
+MAX_QUEUEING = 2.0
+"""Most by which queueing alone is expected to multiply delay."""
 _MIN_DEMAND_CORES = 0.05
 _MAX_LOAD = 0.97
 
@@ -84,10 +88,9 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     load_alone = np.minimum(demand / total, _MAX_LOAD)
     load_now = np.minimum(demand / available, _MAX_LOAD)
     queueing = (1.0 - load_alone) / (1.0 - load_now)
-    # Where the demand exceeds what there is, a closed system's delay grows as its work rate falls (Little's law);
-    # queueing beyond that would assume an open loop, which is not known here.
-    saturated = demand >= available * _MAX_LOAD
-    delay = np.where(saturated, waking / work, waking * np.minimum(queueing, 50.0))
+    # Whether load is open (waiting grows without bound) or closed (it grows as work falls, Little's law) is not
+    # known here: growth by queueing is bounded, and what demand exceeds supply by is added as a closed loop would.
+    delay = waking * np.minimum(queueing, MAX_QUEUEING) / work
 
     used_free = np.minimum(demand * work, free)
     left = shared - np.where(grants.exclusive, 0.0, demand * work - used_free)

@@ -20,6 +20,8 @@ HALF_LIFE_S = 600.0
 """After so long without a visit a cell counts half."""
 MAX_COUNT = 30.0
 """Effective samples in a cell at most: beyond it the average forgets with a time constant of so many samples."""
+DRIFT_SAMPLES = 3
+"""So many samples in a row, more than 3 sigma off on the same side, are drift and no outliers."""
 _NUGGET = 1e-4
 
 
@@ -29,6 +31,7 @@ class _Cell:
     mean: float
     count: float
     at_s: float
+    surprises: int = 0
 
 
 class Residual:
@@ -53,10 +56,9 @@ class Residual:
         return float(np.sqrt(self._noise_var))
 
     def update(self, key: tuple[object, ...], x: Floats, residual: float, at_s: float) -> None:
-        """Fold one sample (log units) into its cell. Outliers beyond 4 sigma are clipped, not refused.
+        """Fold one sample (log units) into its cell. A single outlier is clipped at 3 sigma, not refused.
 
-        A cell that keeps being wrong in one direction follows quickly: its count shrinks when a sample
-        disagrees by more than 3 sigma, so drift is not averaged away.
+        Several in a row on one side are drift: the cell then starts anew from what it sees.
         """
         cell = self._cells.get(key)
         if cell is None:
@@ -70,10 +72,16 @@ class Residual:
         error = residual - cell.mean
         cell.count = self._weight(cell, at_s)
         if abs(error) > 3.0 * noise:
-            cell.count *= 0.7
-        clipped = float(np.clip(error, -4.0 * noise, 4.0 * noise)) if cell.count > 3.0 else error
+            side = 1 if error > 0 else -1
+            cell.surprises = cell.surprises + side if cell.surprises * side >= 0 else side
+            if abs(cell.surprises) >= DRIFT_SAMPLES:
+                cell.count, cell.surprises = 1.0, 0
+            else:
+                error = 3.0 * noise * side
+        else:
+            cell.surprises = 0
         cell.count = min(cell.count + 1.0, MAX_COUNT)
-        cell.mean += clipped / cell.count
+        cell.mean += error / cell.count
         cell.x = x
         cell.at_s = at_s
         spread = min(error * error, 9.0 * self._noise_var)

@@ -92,7 +92,9 @@ class World:
         noise = lambda: 1.0 + self.random.gauss(0.0, self.noise)  # noqa: E731
         usage = self.lra_demand * work / self.work_alone
         waiting = max(0.0, delay * work / 1000.0 - usage) * noise()
-        quality = (Quality.SETTLING,) if self.now_s - 1.0 + 0.2 < self.since_s + self.settings.settle_s else ()
+        quality = (
+            (Quality.SETTLING,) if self.now_s - 1.0 + 0.2 < self.since_s + self.settings.settle_s else ()
+        )
         db = Sample(
             "db",
             self.now_s,
