@@ -1,0 +1,142 @@
+"""perphd itself, as an operator would start it: a config file, a process, and nothing known in advance."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import signal
+import sqlite3
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from tools.lab import groups as g
+from tools.lab.mariadb import READER, READER_PASSWORD, Server
+from tools.lab.processes import Ledger
+
+_ROOT = Path(__file__).resolve().parents[2]
+_CONFIG = """\
+[daemon]
+mode = "enforce"
+period_s = 1.0
+state_dir = "{folder}/state"
+socket = "{folder}/perphd.sock"
+
+[[lra]]
+name = "mariadb"
+cgroup = "{lra}"
+
+[lra.sli]
+source = "mysql"
+socket = "{socket}"
+user = "{user}"
+password_file = "{password_file}"
+
+[[batch]]
+name = "batch"
+cgroup = "{batch}"
+"""
+_START_S, _STOP_S = 15.0, 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that the daemon decided, judged or complained of; ``at_s`` is after the antagonist's start."""
+
+    at_s: float
+    kind: str
+    text: str
+
+
+class Daemon:
+    """One ``perphd run`` in enforce mode with an empty state folder.
+
+    ``keep``: a folder that gets its log, its configuration and its store when it has stopped.
+    """
+
+    def __init__(self, ledger: Ledger, folder: Path, server: Server, groups: list[str], keep: Path) -> None:
+        self._ledger, self._keep = ledger, keep
+        self._folder = folder / "perphd"
+        shutil.rmtree(self._folder, ignore_errors=True)
+        (self._folder / "state").mkdir(parents=True)
+        password_file = self._folder / "password"
+        password_file.touch(mode=0o600)
+        password_file.write_text(READER_PASSWORD + "\n")
+        config = self._folder / "perphd.toml"
+        config.write_text(
+            _CONFIG.format(
+                folder=self._folder, lra=g.LRA, batch=g.BATCH, socket=server.socket, user=READER,
+                password_file=password_file,
+            )
+        )  # fmt: skip
+        program = "from perphd.control.daemon import main; main()"
+        with (self._folder / "log").open("wb") as log:
+            self._process = ledger.start(
+                [sys.executable, "-c", program, "run", "--config", str(config)],
+                groups=groups,
+                stdout=log,
+                stderr=log,
+                env={"PYTHONPATH": str(_ROOT)},
+                end_signal="TERM",
+            )
+        self._started_s = time.monotonic()
+        self._status: int | None = None
+
+    def problem(self) -> str:
+        """Why it does not run, in words; empty: it runs, or ended well."""
+        status = self._process.poll() if self._status is None else self._status
+        if status is None or (self._status is not None and status == 0):
+            return ""
+        log = (self._folder / "log").read_text(errors="replace").strip()
+        return f"perphd ended with status {status}; its log ends: {log[-500:]}"
+
+    def stop(self) -> None:
+        """SIGTERM, so that it gives back what it changed; then keep what it wrote."""
+        if self._status is None:
+            early = self._process.poll()
+            self._status = self._ledger.end(self._process, signal.SIGTERM, _STOP_S)
+            if early is not None and early == 0:
+                self._status = -1  # it was not asked to end
+            self._keep.mkdir(parents=True, exist_ok=True)
+            for name in ("log", "perphd.toml", "state/perphd.db"):
+                with contextlib.suppress(FileNotFoundError):
+                    shutil.copy(self._folder / name, self._keep)
+
+    def notes(self, begin_s: float) -> tuple[Note, ...]:
+        """What it decided, judged and complained of, after it was stopped; ``begin_s``: the antagonist's start."""
+        path = self._folder / "state" / "perphd.db"
+        if not path.exists():
+            return ()
+        with contextlib.closing(sqlite3.connect(path)) as store:
+            found = [
+                Note(at_s - begin_s, "decision", _decision(action, reason, record))
+                for at_s, action, reason, record in store.execute(
+                    "SELECT at_s, action, reason, record FROM decisions WHERE action != 'hold' ORDER BY at_s"
+                )
+            ]
+            found += [
+                Note(at_s - begin_s, "outcome", text)
+                for at_s, text in store.execute("SELECT at_s, text FROM outcomes ORDER BY at_s")
+            ]
+            to_monotonic = time.monotonic() - time.time()
+            found += [
+                Note(wall_s + to_monotonic - begin_s, "problem", text.lstrip(": "))
+                for wall_s, text in store.execute(
+                    "SELECT wall_s, data FROM events WHERE kind = 'problem' ORDER BY wall_s"
+                )
+            ]
+        return tuple(sorted(found, key=lambda note: note.at_s))
+
+
+def _decision(action: str, reason: str, record: str) -> str:
+    try:
+        chosen = json.loads(record)["chosen"]["cpu"]
+        what = (
+            f"batch on {chosen['batch_cores']}/{chosen['total_cores']} cores, weight {chosen['batch_weight']}"
+        )
+        what += ", exclusive" if chosen["exclusive"] else ""
+    except (ValueError, KeyError, TypeError):
+        return f"{action}: {reason}"
+    return f"{action} to {what}: {reason}"

@@ -1,0 +1,189 @@
+"""The lab's own control groups, ``/perphd-lab/{lra,batch,native,client}``, on v1, hybrid and v2 hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, discover
+from perphd.host.fs import RealFs
+from tools.lab.processes import LabError
+
+PARENT = "/perphd-lab"
+LRA, BATCH, NATIVE, CLIENT = (f"{PARENT}/{name}" for name in ("lra", "batch", "native", "client"))
+CHILDREN = (LRA, BATCH, NATIVE, CLIENT)
+
+DEFAULT_SHARES = 1024
+PARENT_SHARES = 16 * DEFAULT_SHARES
+"""The lab as a whole, so that stray processes of the machine disturb the measurement less."""
+CLIENT_SHARES = 64 * DEFAULT_SHARES
+"""The load generator and the daemon: they stand for a remote client, so neither LRA nor batch may hold them up."""
+
+_NEEDED = ("cpu", "cpuset")
+_WANTED = ("cpu", "cpuset", "cpuacct", "memory", "io")
+
+
+def weight_of(shares: int) -> int:
+    """cgroup v2's weight for v1's shares (100 for 1024), within 1..10000."""
+    return min(10000, max(1, round(shares * 100 / DEFAULT_SHARES)))
+
+
+class Groups:
+    """Makes, sets and removes the lab's groups. Use as a context manager."""
+
+    def __init__(self) -> None:
+        self._hierarchies: Hierarchies = discover(RealFs())
+        for controller in _NEEDED:
+            if self._hierarchies.of(controller) is None:
+                raise LabError(
+                    f"no cgroup hierarchy has the {controller} controller: the lab cannot run here"
+                )
+        trees = {h.mount: h for name in _WANTED if (h := self._hierarchies.of(name)) is not None}
+        if self._hierarchies.unified is not None:
+            trees[self._hierarchies.unified.mount] = self._hierarchies.unified
+        self._trees: tuple[Hierarchy, ...] = tuple(trees.values())
+        self._enabled: list[tuple[Path, str]] = []
+
+    @property
+    def layout(self) -> str:
+        """``v1``, ``v2`` or ``hybrid``."""
+        return str(self._hierarchies.layout)
+
+    def __enter__(self) -> Groups:
+        try:
+            for tree in self._trees:
+                self._make(tree)
+            self.reset()
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def _make(self, tree: Hierarchy) -> None:
+        if tree.version == 2:
+            self._enable(Path(tree.mount))
+        for group in (PARENT, *CHILDREN):
+            directory = Path(tree.path(group))
+            directory.mkdir(exist_ok=True)
+            if tree.version == 1 and "cpuset" in tree.controllers:
+                for knob in (
+                    "cpuset.mems",
+                    "cpuset.cpus",
+                ):  # v1: empty until written, and no process may enter then
+                    (directory / knob).write_text((directory.parent / knob).read_text())
+            if tree.version == 2 and group == PARENT:
+                self._enable(directory)
+
+    def _enable(self, directory: Path) -> None:
+        control = directory / "cgroup.subtree_control"
+        on = control.read_text().split()
+        for controller in (directory / "cgroup.controllers").read_text().split():
+            if controller in _WANTED and controller not in on:
+                control.write_text(f"+{controller}")
+                self._enabled.append((control, controller))
+
+    def directories(self, group: str) -> list[str]:
+        """The group's directory in every hierarchy that is used."""
+        return [tree.path(group) for tree in self._trees]
+
+    def enter(self, group: str, pid: int) -> None:
+        """Move a whole process."""
+        for directory in self.directories(group):
+            Path(directory, "cgroup.procs").write_text(str(pid))
+
+    def _file(self, group: str, controller: str, v1: str, v2: str) -> tuple[Path, bool]:
+        tree = self._hierarchies.of(controller)
+        assert tree is not None
+        return Path(tree.path(group, v1 if tree.version == 1 else v2)), tree.version == 1
+
+    def set_shares(self, group: str, shares: int) -> None:
+        """The group's CPU weight, on v1's scale (1024 = default)."""
+        path, v1 = self._file(group, "cpu", "cpu.shares", "cpu.weight")
+        path.write_text(str(shares if v1 else weight_of(shares)))
+
+    def set_idle(self, group: str, idle: bool) -> None:
+        """SCHED_IDLE for the group, or not."""
+        path, _ = self._file(group, "cpu", "cpu.idle", "cpu.idle")
+        path.write_text("1" if idle else "0")
+
+    def set_cpus(self, group: str, cpus: str) -> None:
+        """The CPUs that the group may use, in the kernel's list format."""
+        path, _ = self._file(group, "cpuset", "cpuset.cpus", "cpuset.cpus")
+        path.write_text(cpus)
+
+    def all_cpus(self) -> str:
+        """The CPUs that the lab may use."""
+        path, _ = self._file(PARENT, "cpuset", "cpuset.cpus", "cpuset.cpus.effective")
+        return path.read_text().strip()
+
+    def reset(self) -> None:
+        """Every group as a fresh one is: equal shares, not idle, all CPUs; the client protected."""
+        for group in CHILDREN:
+            self.set_idle(group, False)
+            self.set_shares(group, CLIENT_SHARES if group == CLIENT else DEFAULT_SHARES)
+            self.set_cpus(group, self.all_cpus())
+        self.set_shares(PARENT, PARENT_SHARES)
+
+    def knobs(self, group: str) -> dict[str, str]:
+        """What is in force on a group: shares (or weight), idle, cpus."""
+        found: dict[str, str] = {}
+        for name, controller, v1, v2 in (
+            ("shares", "cpu", "cpu.shares", "cpu.weight"),
+            ("idle", "cpu", "cpu.idle", "cpu.idle"),
+            ("cpus", "cpuset", "cpuset.cpus", "cpuset.cpus"),
+        ):
+            path, _ = self._file(group, controller, v1, v2)
+            with contextlib.suppress(OSError):
+                found[name] = path.read_text().strip()
+        return found
+
+    def cpu_seconds(self, group: str) -> float:
+        """CPU time used by a group since it was made."""
+        tree = self._hierarchies.of("cpuacct")
+        if tree is not None:
+            return int(Path(tree.path(group, "cpuacct.usage")).read_text()) / 1e9
+        tree = self._hierarchies.of("cpu")
+        assert tree is not None
+        fields = dict(line.split() for line in Path(tree.path(group, "cpu.stat")).read_text().splitlines())
+        return int(fields["usage_usec"]) / 1e6
+
+    def stalled_seconds(self, group: str) -> float | None:
+        """How long some task of the group waited for a CPU so far (PSI); None where the kernel does not tell."""
+        tree = self._hierarchies.unified
+        if tree is None:
+            return None
+        try:
+            some = Path(tree.path(group, "cpu.pressure")).read_text().splitlines()[0]
+        except (OSError, IndexError):
+            return None
+        return int(some.rpartition("total=")[2]) / 1e6
+
+    def remove(self) -> None:
+        """Remove the groups, ending whatever is left inside: only the lab's own processes can be there."""
+        for group in (*CHILDREN, PARENT):
+            for directory in self.directories(group):
+                _remove(Path(directory))
+        for control, controller in reversed(self._enabled):
+            with contextlib.suppress(OSError):  # somebody else may have begun to use it
+                control.write_text(f"-{controller}")
+        self._enabled.clear()
+
+
+def _remove(directory: Path) -> None:
+    deadline = time.monotonic() + 10.0
+    while directory.exists():
+        try:
+            for pid in (directory / "cgroup.procs").read_text().split():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(pid), signal.SIGKILL)
+            directory.rmdir()
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)

@@ -1,0 +1,63 @@
+"""The schemes that are compared: how the host is divided between the database and the batch job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from perphd.domain.cpuset import CpuSet
+from tools.lab import groups as g
+from tools.lab.groups import Groups
+
+ALONE, NATIVE, PERPHD = "alone", "native", "perphd"
+
+
+@dataclass(frozen=True, slots=True)
+class Scheme:
+    """One way to run both. ``prepare`` sets the groups, which are at their defaults, before the load starts."""
+
+    name: str
+    text: str
+    prepare: Callable[[Groups], None] = lambda groups: None
+    with_batch: bool = True
+    one_group: bool = False
+    daemon: bool = False
+
+    @property
+    def lra_group(self) -> str:
+        """Where the database runs."""
+        return g.NATIVE if self.one_group else g.LRA
+
+    @property
+    def batch_group(self) -> str:
+        """Where the batch job runs."""
+        return g.NATIVE if self.one_group else g.BATCH
+
+
+def halves(cpus: str) -> tuple[str, str]:
+    """The CPUs, given in the kernel's list format, in two halves; the first gets the odd one."""
+    numbers = list(CpuSet.parse(cpus))
+    cut = (len(numbers) + 1) // 2
+    return str(CpuSet.of(numbers[:cut])), str(CpuSet.of(numbers[cut:]))
+
+
+def _split(groups: Groups) -> None:
+    first, second = halves(groups.all_cpus())
+    groups.set_cpus(g.LRA, first)
+    groups.set_cpus(g.BATCH, second)
+
+
+def _shares(batch: int) -> Callable[[Groups], None]:
+    return lambda groups: groups.set_shares(g.BATCH, batch)
+
+
+SCHEMES = (
+    Scheme(ALONE, "the database without batch", with_batch=False),
+    Scheme(NATIVE, "no control: both in one group, like processes without isolation", one_group=True),
+    Scheme("sbs-1024", "CPU-SBS, equal shares: two groups, 1024:1024", _shares(1024)),
+    Scheme("sbs-64", "CPU-SBS, unequal shares: two groups, 1024:64", _shares(64)),
+    Scheme("static", "static cpusets: half of the CPUs each, exclusively", _split),
+    Scheme(
+        PERPHD, "perphd in enforce mode, started after the load, from two groups at defaults", daemon=True
+    ),
+)

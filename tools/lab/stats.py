@@ -1,0 +1,71 @@
+"""What the lab computes from its records: pure functions of numbers."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+SUSTAIN = 3
+"""Seconds in a row that must meet the target before it counts as reached."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median and extremes of a figure over repetitions."""
+
+    median: float
+    low: float
+    high: float
+    count: int
+
+
+def spread(values: Sequence[float | None]) -> Spread | None:
+    """The spread of what was measured; None if nothing was."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return Spread(statistics.median(known), min(known), max(known), len(known))
+
+
+def ratio(value: float | None, reference: float | None) -> float | None:
+    """value / reference; None where either is missing or the reference is 0."""
+    if value is None or reference is None or reference == 0:
+        return None
+    return value / reference
+
+
+def recovery_s(
+    ends_s: Sequence[float], values: Sequence[float], good: Callable[[float], bool], sustain: int = SUSTAIN
+) -> float | None:
+    """Time from 0 until the target is met and stays met.
+
+    ``ends_s``: when each interval ended, in seconds after the antagonist's start; ``values``: what was measured
+    in it. The answer is the end of the first of ``sustain`` good intervals in a row (fewer at the end of the
+    record do not count); None: never. A workload that was never disturbed recovers at the end of its first interval.
+    """
+    run = 0
+    for index, value in enumerate(values):
+        run = run + 1 if good(value) else 0
+        if run == sustain:
+            return ends_s[index - sustain + 1]
+    return None
+
+
+def share_good(values: Sequence[float], good: Callable[[float], bool]) -> float | None:
+    """Which share of the intervals met the target; None for no intervals."""
+    if not values:
+        return None
+    return sum(1 for value in values if good(value)) / len(values)
+
+
+def rotated(names: Sequence[str], repetition: int) -> list[str]:
+    """The order of a repetition: turned by one place each time, every second one backwards.
+
+    So no scheme always follows the same other one, nor is always early or late.
+    """
+    if not names:
+        return []
+    turn = repetition % len(names)
+    order = [*names[turn:], *names[:turn]]
+    return order[::-1] if repetition % 2 else order
