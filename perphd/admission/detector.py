@@ -20,6 +20,8 @@ from perphd.domain.signals import Performance, contended_ratio
 from perphd.domain.workload import Objective
 
 
+CLOSED_ELASTICITY = 0.3
+"""Elasticity from which an LRA's load counts as closed: its work rate falls when it has to wait."""
 UNEXPLAINED_RATIO = 1.3
 """If work would be higher by more than this were waiting its only trouble, the load has fallen."""
 
@@ -73,6 +75,9 @@ def target_of(
         work = work_band.value * (1.0 - objective.tolerance_pct / 100.0)
     if objective.max_latency_ms is not None and perf.delay_source.startswith("latency"):
         delay = objective.max_latency_ms
+    elif work_band is not None and not perf.delay_source.startswith("latency") and _is_closed(model):
+        # In a closed loop work rate x latency is constant: work says it all, and better than a stand-in for latency.
+        delay = Unavailable("closed loop: the work rate tells the delay as well")
     elif delay_band is not None:
         delay = delay_band.value * (1.0 + objective.delay_tolerance_pct / 100.0)
     return Target(work, delay, work_band, delay_band)
@@ -120,6 +125,10 @@ def judge(
 def rearm(state: DetectorState) -> DetectorState:
     """Forget evidence gathered before an own change (lock-out), keeping the health."""
     return replace(state, below=0, above=0, cusum=0.0)
+
+
+def _is_closed(model: ResPerfModel) -> bool:
+    return model.elasticity is not None and model.elasticity >= CLOSED_ELASTICITY
 
 
 def _known(band: Band | None, settings: PolicySettings) -> Band | None:

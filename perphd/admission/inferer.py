@@ -133,29 +133,41 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
     return _cheapest(near), "no allocation is predicted to meet the target; this one comes nearest"
 
 
-def cheaper(
-    assessed: Sequence[Assessed],
-    current: Assessed,
-    margin_pct: float,
-    least_chance: float,
-    z: float,
-    avoid: frozenset[Allocation],
-) -> Assessed | None:
-    """One step back towards batch that is likely to keep the target plus margin; None if there is none.
+@dataclass(frozen=True, slots=True)
+class Stakes:
+    """What a step back to batch can win and lose.
 
-    A step is a neighbour on the lattice, or a place that experience speaks for. Dearest resource first: of the
-    steps allowed, the one that gives batch most.
+    ``need``: score that the smaller allocation must reach; ``win_s``: how long the step's gain is enjoyed;
+    ``loss_s``: how long a target is missed until the step is taken back; ``price_cores``: what a missed target
+    costs, in cores of batch work; ``z``: sigmas between a prediction's score and its lower bound.
     """
-    need = 1.0 + margin_pct / 100.0
-    steps = [
-        a
-        for a in assessed
-        if a.allocation not in avoid
-        and a.batch_cores > current.batch_cores + NEGLIGIBLE_CORES
-        and (a.prediction.support >= 2.0 or is_step(current.allocation.cpu, a.allocation.cpu))
-        and chance(a.prediction, need, z) >= least_chance
-    ]
-    return max(steps, key=lambda a: a.batch_cores) if steps else None
+
+    need: float
+    win_s: float
+    loss_s: float
+    price_cores: float
+    z: float
+
+
+def cheaper(
+    assessed: Sequence[Assessed], current: Assessed, stakes: Stakes, avoid: frozenset[Allocation]
+) -> Assessed | None:
+    """The step back towards batch with the greatest expected gain, if that is positive; None if there is none.
+
+    A step is a neighbour on the lattice, or a place that experience speaks for.
+    """
+    best: tuple[float, Assessed] | None = None
+    for item in assessed:
+        gain_cores = item.batch_cores - current.batch_cores
+        if item.allocation in avoid or gain_cores <= NEGLIGIBLE_CORES:
+            continue
+        if item.prediction.support < 2.0 and not is_step(current.allocation.cpu, item.allocation.cpu):
+            continue
+        keeps = chance(item.prediction, stakes.need, stakes.z)
+        worth = keeps * gain_cores * stakes.win_s - (1.0 - keeps) * stakes.price_cores * stakes.loss_s
+        if worth > 0 and (best is None or worth > best[0]):
+            best = (worth, item)
+    return best[1] if best is not None else None
 
 
 def is_step(a: CpuGrant, b: CpuGrant) -> bool:

@@ -199,13 +199,14 @@ class _Turn:
             relaxed = None
         avoid = frozenset(a for a, until_s in self.state.regretted if until_s > self.now_s)
         settings = self.settings
-        least = settings.shrink_chance_pct / 100.0
-        smaller = (
-            inferer.cheaper(
-                assessed, current, settings.shrink_margin_pct, least, settings.confidence_z, avoid
-            )
-            or relaxed
+        stakes = inferer.Stakes(
+            need=1.0 + settings.shrink_margin_pct / 100.0,
+            win_s=settings.regret_s,
+            loss_s=settings.settle_s + (settings.evaluate_ticks + 1) * self.snapshot.period_s,
+            price_cores=settings.violation_price_cores,
+            z=settings.confidence_z,
         )
+        smaller = inferer.cheaper(assessed, current, stakes, avoid) or relaxed
         if smaller is None:
             self.state = replace(self.state, slack_since_s=None)
             return self._hold("just enough: nothing smaller is predicted to keep the target")

@@ -40,7 +40,7 @@ class PolicySettings:
     )
     evaluate_ticks: int = _key(2, 1, 60, "samples", "samples after settling on which a change is judged")
     shrink_after_s: float = _key(
-        8.0,
+        5.0,
         1.0,
         3600.0,
         "s",
@@ -49,12 +49,12 @@ class PolicySettings:
     shrink_margin_pct: float = _key(
         3.0, 0.0, 50.0, "%", "margin above target that the smaller allocation must be predicted to keep"
     )
-    shrink_chance_pct: float = _key(
-        55.0,
-        1.0,
-        99.9,
-        "%",
-        "predicted chance of keeping target plus margin that a smaller allocation must have",
+    violation_price_cores: float = _key(
+        3.0,
+        0.0,
+        1000.0,
+        "cores",
+        "what a missed target costs, in batch work: the higher, the surer a step back must be",
     )
     regret_s: float = _key(
         60.0,

@@ -32,6 +32,10 @@ class ResPerfModel(Protocol):
         Returns None while it is not known yet.
         """
 
+    @property
+    def elasticity(self) -> float | None:
+        """-d log(work) / d log(delay) under contention: about 1 in a closed loop, 0 in an open one; None: unseen."""
+
     def predict_work(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Work ratio to the reference for each allocation."""
 

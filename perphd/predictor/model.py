@@ -23,6 +23,8 @@ WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
 
 _SCALES = np.array([0.35, 1.2, 0.5, 0.35, 0.6])
 _UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING)
+_ELASTIC_DELAY = 1.25
+_ELASTIC_GAIN = 0.1
 _LEAST_CORES = 0.02
 _LEAST_RATIO, _MOST_RATIO = 0.02, 50.0
 BOOTSTRAP_SUPPORT = 10.0
@@ -51,9 +53,10 @@ class LraModel:
 
     def __init__(self) -> None:
         self._reference = Reference()
-        self._work = Residual(_SCALES, prior_sd=0.12, noise_sd=0.06)
+        self._work = Residual(_SCALES, prior_sd=0.2, noise_sd=0.06)
         self._delay = Residual(_SCALES, prior_sd=0.35, noise_sd=0.15)
         self._batch = Residual(_SCALES, prior_sd=0.3, noise_sd=0.15)
+        self._elasticity: float | None = None
         self._now_s = 0.0
         self.skipped: Counter[str] = Counter()
 
@@ -100,7 +103,9 @@ class LraModel:
         delay_ratio: float | None = None
         if available(delay) and delay > 0 and delay_reference is not None:
             delay_ratio = min(max(delay / delay_reference.value, 1 / _MOST_RATIO), _MOST_RATIO)
-        work_ratio = contended_ratio(max(work / reference.value, _LEAST_RATIO), delay_ratio)
+        raw_ratio = max(work / reference.value, _LEAST_RATIO)
+        self._learn_elasticity(raw_ratio, delay_ratio)
+        work_ratio = contended_ratio(raw_ratio, delay_ratio)
         x = _features([seen.allocation], seen.context)
         key = _cell_key(seen.allocation, seen.context)
         prior = expect(CpuGrants.of([seen.allocation]), seen.context)
@@ -116,6 +121,13 @@ class LraModel:
             )
             self._batch.update(key, x[0], math.log(got / expected), at_s)
 
+    def _learn_elasticity(self, work_ratio: float, delay_ratio: float | None) -> None:
+        if delay_ratio is None or delay_ratio < _ELASTIC_DELAY:
+            return
+        seen = min(max(-math.log(work_ratio) / math.log(delay_ratio), 0.0), 1.5)
+        before = self._elasticity if self._elasticity is not None else seen
+        self._elasticity = before + _ELASTIC_GAIN * (seen - before)
+
     def _bootstrap(self, seen: Observation, work: float, delay: Reading, load: Reading) -> None:
         """No undisturbed sample yet: a strongly protected one tells the reference through the prior."""
         prior = expect(CpuGrants.of([seen.allocation]), seen.context)
@@ -130,6 +142,13 @@ class LraModel:
     def reference(self, signal: str, load: Reading) -> Band | None:
         """Expected undisturbed value; for the witnesses (percentages) 1 is added, so that 0 has a logarithm."""
         return self._reference.get(signal, load)
+
+    @property
+    def elasticity(self) -> float | None:
+        """How far work falls when delay grows, -d log(work) / d log(delay): about 1 in a closed loop, 0 in an open
+        one; None until contention was seen.
+        """
+        return self._elasticity
 
     def predict_work(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Work ratio to the reference, at most 1.05."""

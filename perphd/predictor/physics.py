@@ -1,8 +1,9 @@
 """What sharing processors does to an LRA, before anything was learned: the prior mean of the Res-Perf model.
 
-A fluid model of weighted fair scheduling. What the rest of the host uses is taken off every core alike. Batch
-occupies up to ``k`` of ``N`` cores at weight ratio ``w`` (batch : LRA); the LRA wants ``D`` cores and gets the
-cores without batch whole and its weighted part of the others.
+A fluid model of weighted fair scheduling. Batch occupies up to ``k`` of ``N`` cores at weight ratio ``w``
+(batch : LRA); the LRA wants ``D`` cores and gets the cores without batch whole and its weighted part of the
+others. What the rest of the host uses comes off first: it can run anywhere, takes up to half of the cores that
+batch is on (greedy work yields to everybody's fair share), and what remains off the free ones.
 
 Two effects that a fluid does not have are added: what is lost on a shared core even to a demoted neighbour
 (preemption, migration, cold private caches), and waiting when a thread wakes on an occupied core. Their size
@@ -67,11 +68,9 @@ class Expected:
 def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     """The prior for every grant under one context. Pure and vectorised; never raises for finite input."""
     demand = max(context.lra_demand_cores, _MIN_DEMAND_CORES)
-    left_by_others = max(1.0 - context.other_cores / max(context.total_cores, 1e-9), 0.1)
-    total = grants.total * left_by_others
-    shared = grants.batch * left_by_others
+    shared, free = _without_others(grants, context.other_cores)
+    total = shared + free
     batch_demand = np.minimum(max(context.batch_demand_cores, 0.0), shared)
-    free = total - shared
     per_core = batch_demand / np.maximum(shared, 1e-9)
     guaranteed = np.maximum(1.0 / (1.0 + grants.weight), 1.0 - per_core)
     available = np.where(grants.exclusive, free, free + shared * guaranteed)
@@ -95,3 +94,11 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     used_free = np.minimum(demand * work, free)
     left = shared - np.where(grants.exclusive, 0.0, demand * work - used_free)
     return Expected(work, np.maximum(delay, 1.0), np.clip(left, 0.0, batch_demand))
+
+
+def _without_others(grants: CpuGrants, other_cores: float) -> tuple[Floats, Floats]:
+    """Cores with and without batch that are left when the rest of the host has had its part; at least a tenth."""
+    on_shared = np.minimum(other_cores, 0.5 * grants.batch)
+    free = grants.total - grants.batch
+    left_free = np.maximum(free - (other_cores - on_shared), 0.1 * free)
+    return grants.batch - on_shared, left_free
