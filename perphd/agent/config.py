@@ -15,11 +15,23 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perphd.admission.settings import PolicySettings
+from perphd.agent.config_host import check_against_host
 from perphd.agent.config_schema import keys_of, read_values, setting, show, unknown_key
 from perphd.agent.config_workloads import Declared, check_workloads, read_runtime, read_workloads
 from perphd.domain.errors import ConfigError
 from perphd.domain.units import parse_size_bytes
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
+
+__all__ = [
+    "DEFAULT_PATH",
+    "Config",
+    "DaemonConfig",
+    "HostConfig",
+    "StoreConfig",
+    "check_against_host",
+    "load",
+    "parse",
+]
 
 DEFAULT_PATH = "/etc/perphd/perphd.toml"
 MAX_FILE_BYTES = 1 << 20
@@ -43,7 +55,10 @@ class DaemonConfig:
     admin_group: str = setting(
         "perphd-admin", "members may also change (mode, workloads, restore ...)", kind="group"
     )
-    policy: Literal["perph"] = setting("perph", "who decides")
+    policy: Literal["perph", "none", "cpu-sbs", "static"] = setting(
+        "perph",
+        "who decides: perph; or for comparison none, CPU shares alone (cpu-sbs), a static partition",
+    )
     on_stop: Literal["restore", "keep"] = setting(
         "restore", "at stop: give every kernel file its original value back, or leave what is in force"
     )

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from perphd.agent.config_schema import keys_of, read_values, setting, show
 from perphd.domain.errors import ConfigError, PerphError
 from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
+from perphd.monitor.sli import validate_options
 
 RUNTIME_FILE = "workloads.toml"
 _NAME_DOC = "its name everywhere: commands, metrics, records"
@@ -291,8 +292,6 @@ def _read_sli(raw: object, source: str, key: str) -> SliSpec:
         options[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
     if "source" not in options:
         raise ConfigError(source, f"{key}.source", "is missing", "the name of an SLI source")
-    from perphd.monitor.sli import validate_options
-
     try:
         return validate_options(options.pop("source"), options)
     except ConfigError as exc:

@@ -56,8 +56,5 @@ class AgentPort(Protocol):
     async def restore(self) -> Any:
         """Put every original value back; answers what was done, as a dataclass."""
 
-    async def reload(self, config: Config) -> None:
-        """Take over a configuration that was read and checked."""
-
     def subscribe(self) -> AsyncIterator[Event]:
         """Everything that happens from now on; ends when the agent stops."""

@@ -137,7 +137,7 @@ def _decode_plain(hint: Any, data: object, where: str) -> Any:
 
 def _decode_union(choices: tuple[Any, ...], data: object, where: str) -> Any:
     # Literals first: "max" and "idle" are also text.
-    ordered = sorted(choices, key=lambda choice: typing.get_origin(choice) is not typing.Literal)
+    ordered = sorted(choices, key=lambda choice: _origin(choice) is not typing.Literal)
     problem: WireError | None = None
     for choice in ordered:
         try:

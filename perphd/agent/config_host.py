@@ -1,0 +1,72 @@
+"""The configuration against the host it is for: perphd's own cgroup is refused, a missing one is waited for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from perphd.agent.config_workloads import is_inside
+from perphd.domain.errors import ConfigError, KernelError
+from perphd.domain.workload import WorkloadSpec
+from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.fs import KernelFs, read_text
+
+if TYPE_CHECKING:
+    from perphd.agent.config import Config
+
+_CATALOGUE = 5000  # groups looked at for suggestions
+OWN_CGROUPS = "/proc/self/cgroup"
+
+
+def check_against_host(config: Config, fs: KernelFs, hierarchies: Hierarchies) -> list[str]:
+    """Check all workloads of a configuration; see ``check_workloads_on_host``."""
+    source = config.sources[0] if config.sources else "configuration"
+    return check_workloads_on_host(config.workloads, fs, hierarchies, source)
+
+
+def check_workloads_on_host(
+    workloads: Sequence[WorkloadSpec], fs: KernelFs, hierarchies: Hierarchies, source: str
+) -> list[str]:
+    """Check what only the host can tell; returns a sentence for every workload that has to be waited for.
+
+    Raises:
+        ConfigError: perphd itself runs in a workload's cgroup or somewhere below it, in any hierarchy. It would
+            then demote itself, and its measurements would be about itself.
+    """
+    own = own_cgroups(fs)
+    warnings = []
+    for spec in workloads:
+        for hierarchy, path in own:
+            if path == spec.cgroup or is_inside(path, spec.cgroup):
+                raise ConfigError(
+                    source,
+                    f"{spec.kind} {spec.name}: cgroup",
+                    f"{spec.cgroup!r} contains perphd itself (it runs in {path} of {hierarchy})",
+                    "a cgroup that perphd does not run in",
+                )
+        if not hierarchies.directories(fs, spec.cgroup):
+            warnings.append(_missing(spec, fs, hierarchies))
+    return warnings
+
+
+def own_cgroups(fs: KernelFs) -> tuple[tuple[str, str], ...]:
+    """(hierarchy, path) of this process in every hierarchy; empty on a host without cgroups."""
+    try:
+        lines = read_text(fs, OWN_CGROUPS).splitlines()
+    except KernelError:
+        return ()
+    found = []
+    for line in lines:
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            found.append((f"the {parts[1]} hierarchy" if parts[1] else "the unified hierarchy", parts[2]))
+    return tuple(found)
+
+
+def _missing(spec: WorkloadSpec, fs: KernelFs, hierarchies: Hierarchies) -> str:
+    # It walks whole trees: only when something is missing.
+    from perphd.host.catalogue import list_cgroups, suggest
+
+    close = suggest(spec.cgroup, list_cgroups(fs, hierarchies, _CATALOGUE))
+    hint = f" (did you mean {' or '.join(close)}?)" if close else ""
+    return f"{spec.kind} {spec.name!r}: cgroup {spec.cgroup} does not exist{hint}; perphd waits for it"

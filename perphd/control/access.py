@@ -1,0 +1,114 @@
+"""Who may ask and who may change: decided from what the kernel says about the peer, never from what it sends."""
+
+from __future__ import annotations
+
+import grp
+import os
+import pwd
+import socket
+import struct
+from dataclasses import dataclass
+from enum import StrEnum
+
+_SO_PEERGROUPS = 59  # asm-generic/socket.h, Linux 4.13; the socket module has no name for it
+_UCRED = struct.Struct("3i")
+_PEERGROUPS_BYTES = 1024  # what socket.getsockopt takes at most: 256 groups
+_GID = struct.Struct("I")
+
+
+class Right(StrEnum):
+    """What a request needs."""
+
+    READ = "read"
+    CHANGE = "change"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """The process at the other end, as it was when it connected: no race with what becomes of it later."""
+
+    pid: int
+    uid: int
+    gids: frozenset[int]
+
+    def __str__(self) -> str:
+        try:
+            user = pwd.getpwuid(self.uid).pw_name
+        except KeyError:
+            user = "without a name"
+        return f"user {user} (uid {self.uid}, pid {self.pid})"
+
+
+def peer_of(connection: socket.socket) -> Peer:
+    """Credentials of a connected Unix socket's peer (SO_PEERCRED, SO_PEERGROUPS: captured at connect).
+
+    Raises:
+        OSError: the kernel does not tell (no Unix socket, already closed).
+    """
+    pid, uid, gid = _UCRED.unpack(connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size))
+    try:
+        raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, _PEERGROUPS_BYTES)
+        groups = {number for (number,) in _GID.iter_unpack(raw)}
+    except OSError:
+        # Before Linux 4.13, or a process in more than 256 groups: what the user database says. It may differ
+        # from what the process has (a group joined since it logged in), it cannot be forged by the peer.
+        groups = _groups_of_user(uid, gid)
+    return Peer(pid, uid, frozenset(groups | {gid}))
+
+
+def _groups_of_user(uid: int, gid: int) -> set[int]:
+    try:
+        return set(os.getgrouplist(pwd.getpwuid(uid).pw_name, gid))
+    except (KeyError, OSError):
+        return set()
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The rule. A gid of None: there is no such group, so nobody has the right through it.
+
+    ``owner_uid``: the daemon's own user, who could stop it anyway.
+    """
+
+    read_group: str
+    admin_group: str
+    read_gid: int | None
+    admin_gid: int | None
+    owner_uid: int
+
+    @classmethod
+    def of_groups(cls, read_group: str, admin_group: str) -> Access:
+        """The rule for these groups of this host."""
+        return cls(read_group, admin_group, _gid(read_group), _gid(admin_group), os.geteuid())
+
+    def is_owner(self, peer: Peer) -> bool:
+        """True for root and for the daemon's own user."""
+        return peer.uid in (0, self.owner_uid)
+
+    def allows(self, peer: Peer, right: Right) -> bool:
+        """True if the peer may do what needs this right."""
+        if self.is_owner(peer) or self.admin_gid in peer.gids:
+            return True
+        return right is Right.READ and self.read_gid in peer.gids
+
+    def refusal(self, peer: Peer, right: Right) -> str:
+        """The sentence for a peer without the right."""
+        verb = "change anything" if right is Right.CHANGE else "ask"
+        return f"{peer} may not {verb} here: that takes {self.needed(right)}"
+
+    def needed(self, right: Right) -> str:
+        """Who has this right, in words."""
+        admins = f"root or a member of group {self.admin_group}"
+        if self.admin_gid is None:
+            admins = f"root (there is no group {self.admin_group} on this host)"
+        if right is Right.CHANGE:
+            return admins
+        missing = " (not on this host)" if self.read_gid is None else ""
+        return f"{admins} or a member of group {self.read_group}{missing}"
+
+
+def _gid(name: str) -> int | None:
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None

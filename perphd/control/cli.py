@@ -1,0 +1,315 @@
+"""perphctl: asks and steers the daemon. Commands about workloads and the store are in cli_workloads and cli_store."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import time
+from typing import Any
+
+import click
+
+from perphd import __version__
+from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Out, command
+from perphd.control.cli_store import add_store_commands
+from perphd.control.cli_workloads import add_workload_commands
+from perphd.control.client import SOCKET_VARIABLE, Unreachable
+from perphd.domain.errors import ConfigError
+
+DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
+@click.version_option(__version__, prog_name="perphctl")
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
+@click.option(
+    "--socket", metavar="PATH", help=f"The daemon's socket [default: {SOCKET_VARIABLE}, else as configured]."
+)
+def cli(as_json: bool, socket: str | None) -> None:
+    """Ask and steer perphd, which keeps long-running applications (LRAs) at their performance targets.
+
+    doctor, groups, config check and restore also work while the daemon does not run.
+    """
+
+
+add_workload_commands(cli)
+add_store_commands(cli)
+
+
+@command(cli)
+def status(out: Out) -> None:
+    """Show what the daemon sees and does now."""
+    data = out.client.get("status")
+
+    def parts() -> Any:
+        from perphd.control.render import status_parts
+        from perphd.control.wire import decode
+        from perphd.domain.status import AgentStatus
+
+        return status_parts(decode(AgentStatus, data))
+
+    out.show(data, parts)
+
+
+@command(cli)
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(0.1, 60),
+    default=1.0,
+    show_default=True,
+    help="Seconds.",
+)
+@click.option("-n", "--count", type=click.IntRange(1), help="Stop after so many updates.")
+def top(out: Out, interval_s: float, count: int | None) -> None:
+    """Show the status, again and again."""
+    from perphd.control.top import run
+
+    run(out, interval_s, count)
+
+
+@command(cli)
+@click.option("--local", is_flag=True, help="Look with this user's rights, do not ask the daemon.")
+def doctor(out: Out, local: bool) -> None:
+    """Show what this host can measure and enforce, what each absence costs, and how to get it.
+
+    The daemon is asked if it runs: it may see more than this user.
+    """
+    from perphd.control.render import doctor_parts
+    from perphd.control.wire import decode, encode
+    from perphd.domain.capability import Capability
+    from perphd.domain.topology import Topology
+
+    data: Any = None
+    seen_by = "the daemon"
+    if not local:
+        try:
+            data = out.client.get("doctor")
+        except Unreachable:
+            seen_by = "perphctl (no daemon answers)"
+    if data is None:
+        from perphd.host.capabilities import probe
+        from perphd.host.cgroup.hierarchy import discover
+        from perphd.host.fs import RealFs
+        from perphd.host.topology import read_topology
+
+        fs = RealFs()
+        seen_by = "perphctl" if local else seen_by
+        capabilities = encode(probe(fs, discover(fs)).items)
+        data = {"capabilities": capabilities, "topology": encode(read_topology(fs))}
+    out.show(
+        data,
+        lambda: doctor_parts(
+            decode(tuple[Capability, ...], data["capabilities"], "capabilities"),
+            decode(Topology, data["topology"], "topology"),
+            seen_by,
+        ),
+    )
+
+
+@command(cli)
+@click.argument(
+    "wanted", metavar="[observe|enforce]", type=click.Choice(["observe", "enforce"]), required=False
+)
+@click.option("--workload", metavar="NAME", help="For this workload alone.")
+def mode(out: Out, wanted: str | None, workload: str | None) -> None:
+    """Show the mode, or set it: observe decides and writes nothing, enforce writes."""
+    if wanted is not None:
+        answer = out.client.send("PUT", "mode", {"mode": wanted, "workload": workload})
+        out.say(answer, f"{workload or 'all workloads'}: {wanted}")
+        return
+    data = out.client.get("status")
+    modes = {item["spec"]["name"]: item["mode"] for item in data["workloads"]}
+    if workload is not None and workload not in modes:
+        # Let the daemon refuse it in its words.
+        out.client.get("explain", workload=workload)
+    shown = {workload: modes[workload]} if workload is not None else modes
+    lines = [f"{name}: {value}" for name, value in shown.items()]
+    out.say({"mode": data["mode"], "workloads": shown}, *([data["mode"]] if workload is None else []), *lines)
+
+
+@command(cli)
+@click.argument("lra", metavar="LRA")
+@click.option(
+    "--at", metavar="TIME", help="The decisions up to then: 14:03, 2025-11-21T14:03, 90s, 5m, 2h (ago)."
+)
+@click.option(
+    "--limit", type=click.IntRange(1, 1000), default=3, show_default=True, help="How many decisions."
+)
+@click.option("-v", "--verbose", is_flag=True, help="With targets, scores and the candidates that lost.")
+def explain(out: Out, lra: str, at: str | None, limit: int, verbose: bool) -> None:
+    """Say why an LRA's protection is what it is: what was seen, what followed, what was done."""
+    from perphd.control.explain import explain_parts, parse_at
+    from perphd.control.table import text
+    from perphd.control.wire import decode
+    from perphd.domain.decision import Decision
+
+    moment = None
+    if at is not None:
+        moment = f"{parse_at(at, datetime.datetime.now().astimezone()):.3f}"
+    data = out.client.get("explain", workload=lra, at=moment, limit=limit)
+    decisions = decode(tuple[Decision, ...], data["decisions"], "decisions")
+    clock = data["clock"]
+    nothing = text(f"No decision about {lra} is remembered" + (" from before then." if at else " yet."))
+    out.show(
+        data,
+        lambda: explain_parts(decisions, clock["monotonic_s"], clock["unix_s"], verbose=verbose) or [nothing],
+    )
+
+
+@command(cli)
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Also undo values that somebody else has changed since (without daemon only).",
+)
+@click.option("--state-dir", metavar="DIR", help="Where the journal is [default: as configured].")
+@click.option(
+    "--config", "config_path", default=DEFAULT_CONFIG, show_default=True, help="Names the state directory."
+)
+def restore(out: Out, force: bool, state_dir: str | None, config_path: str) -> None:
+    """Put back every value that perphd has changed.
+
+    A running daemon does it and goes back to observing. Without one the journal is enough.
+    """
+    from perphd.control.render_restore import restore_parts
+    from perphd.control.wire import decode, encode
+    from perphd.isolation.restore import RestoreReport
+
+    if state_dir is None and not force:
+        try:
+            data = out.client.send("POST", "restore")
+        except Unreachable:
+            data = None
+    else:
+        data = None
+    if data is None:
+        from perphd.host.fs import RealFs
+        from perphd.isolation.restore import restore as put_back
+
+        data = encode(put_back(RealFs(), state_dir or _state_dir(config_path), force))
+    report = decode(RestoreReport, data)
+    out.show(data, lambda: restore_parts(report))
+    if not report.complete:
+        sys.exit(EXIT_FAILED)
+
+
+@command(cli)
+def reload(out: Out) -> None:
+    """Let the daemon read its configuration files again."""
+    answer = out.client.send("POST", "reload")
+    out.warn(answer["warnings"])
+    out.say(answer, f"read again: {', '.join(answer['sources'])}")
+
+
+@command(cli)
+@click.option(
+    "--kind", metavar="KIND", help="Only these, several with commas: decision, outcome, change, problem ..."
+)
+@click.option("--workload", metavar="NAME", help="Only about this workload.")
+def events(out: Out, kind: str | None, workload: str | None) -> None:
+    """Follow what the daemon announces, a line each (with --json a JSON object each), until Ctrl-C."""
+    import json
+
+    offset = time.time() - time.monotonic()
+    for name, data in out.client.events(kind=kind, workload=workload):
+        if name == "hello":
+            offset = data["clock"]["unix_s"] - data["clock"]["monotonic_s"]
+        elif out.as_json:
+            click.echo(json.dumps(data, ensure_ascii=False))
+        elif name != "tick" or (kind and "tick" in kind):
+            moment = datetime.datetime.fromtimestamp(data["at_s"] + offset)
+            who = f"{data['workload']}: " if data["workload"] else ""
+            click.echo(f"{moment:%H:%M:%S}  {name:<9} {who}{data['text']}")
+
+
+@cli.group()
+def config() -> None:
+    """Check configuration files, or show what is in force."""
+
+
+@command(config)
+@click.argument("path", metavar="[FILE]", default=DEFAULT_CONFIG)
+def check(out: Out, path: str) -> None:
+    """Read a configuration as the daemon would (with the conf.d beside it), and say what is wrong with it."""
+    from perphd.agent.config import check_against_host, load
+    from perphd.host.cgroup.hierarchy import discover
+    from perphd.host.fs import RealFs
+
+    loaded = load(path, runtime=False)
+    fs = RealFs()
+    warnings = [*loaded.warnings, *check_against_host(loaded, fs, discover(fs))]
+    out.warn(warnings)
+    count = len(loaded.workloads)
+    out.say(
+        {
+            "ok": True,
+            "sources": list(loaded.sources),
+            "workloads": [spec.name for spec in loaded.workloads],
+            "warnings": warnings,
+        },
+        f"{', '.join(loaded.sources)}: fine; {count} workload{'' if count == 1 else 's'}, mode {loaded.daemon.mode}",
+    )
+
+
+@command(config)
+def show(out: Out) -> None:
+    """Show the configuration in force, defaults included."""
+    from perphd.control.table import text
+
+    data = out.client.get("config")
+
+    def lines() -> list[str]:
+        found = [f"# {source}" for source in data["sources"]]
+        for name in ("daemon", "store", "policy", "host"):
+            found += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in data[name].items())]
+        for kind in ("lra", "batch"):
+            for item in data[kind]:
+                sli = item.pop("sli", None)
+                found += ["", f"[[{kind}]]", *(f"{key} = {_toml(value)}" for key, value in item.items())]
+                if sli:
+                    found += [f"[{kind}.sli]", *(f"{key} = {_toml(value)}" for key, value in sli.items())]
+        return found
+
+    out.show(data, lambda: [text(*lines())])
+
+
+@command(cli)
+@click.option(
+    "--limit", type=click.IntRange(1, 100_000), default=2000, show_default=True, help="At most so many."
+)
+@click.option("--all", "everything", is_flag=True, help="Also those without processes.")
+def groups(out: Out, limit: int, everything: bool) -> None:
+    """List the host's control groups: what can be declared as a workload."""
+    from perphd.control.table import table
+    from perphd.host.catalogue import list_cgroups
+    from perphd.host.cgroup.hierarchy import discover
+    from perphd.host.fs import RealFs
+
+    fs = RealFs()
+    found = [item for item in list_cgroups(fs, discover(fs), limit) if everything or item.populated]
+    data = [{"path": item.path, "populated": item.populated, "processes": item.processes} for item in found]
+    rows = [(item.path, str(item.processes)) for item in found]
+    out.show({"cgroups": data}, lambda: [table("", ("CGROUP", "PROCESSES"), rows, right=(1,))])
+
+
+def _state_dir(config_path: str) -> str:
+    from perphd.agent.config import DaemonConfig, load
+
+    try:
+        return load(config_path, runtime=False).daemon.state_dir
+    except ConfigError as exc:
+        # Values must be given back even when the configuration is broken: the journal is where it always is.
+        click.echo(f"perphctl: warning: {exc}; using the default state directory", err=True)
+        return DaemonConfig().state_dir
+
+
+def _toml(value: object) -> str:
+    import json
+
+    return json.dumps(value, ensure_ascii=False)
+
+
+def main() -> None:
+    """The command perphctl."""
+    cli(prog_name="perphctl")

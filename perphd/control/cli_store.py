@@ -1,0 +1,102 @@
+"""perphctl query and export: the time-series store, through the daemon or straight from its file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from perphd.control.cli_base import Out, command
+from perphd.control.client import NotPermitted, Refused, Unreachable
+from perphd.domain.errors import ConfigError, PerphError
+
+
+def add_store_commands(cli: click.Group) -> None:
+    """Add the commands to perphctl."""
+
+    @command(cli)
+    @click.argument("sql")
+    @click.option(
+        "--limit", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Most rows."
+    )
+    @click.option("--store", metavar="FILE", help="Read this file instead of asking the daemon.")
+    def query(out: Out, sql: str, limit: int, store: str | None) -> None:
+        """Run one SQL SELECT on the store, read-only.
+
+        Tables: samples, decisions, outcomes, writes, events; their columns: PRAGMA table_info(samples).
+        Without a daemon the store's file is read.
+        """
+        data: Any = None
+        if store is None:
+            try:
+                data = out.client.send("POST", "query", {"sql": sql, "limit": limit})
+            except Unreachable:
+                store = _configured_store()
+        if store is not None:
+            data = _query_file(store, sql, limit)
+        _show(out, data)
+
+    @command(cli)
+    @click.argument("table")
+    @click.option("--format", "form", type=click.Choice(["csv", "parquet"]), default="csv", show_default=True)
+    @click.option("-o", "--output", metavar="FILE", required=True, help="Replaced if it exists.")
+    @click.option(
+        "--store", metavar="FILE", help="The store's file [default: the daemon's, else as configured]."
+    )
+    def export(out: Out, table: str, form: str, output: str, store: str | None) -> None:
+        """Write a whole TABLE of the store (samples, decisions, outcomes, writes, events) to a file.
+
+        Reads the store's file itself, so it takes the right to read that.
+        """
+        from perphd.monitor.export import export as write
+
+        if store is None:
+            try:
+                store = str(out.client.get("config")["store_path"])
+            except (Unreachable, Refused):
+                store = _configured_store()
+        try:
+            rows = write(store, table, output, form)
+        except PermissionError as exc:
+            raise _no_right(store) from exc
+        out.say({"table": table, "rows": rows, "file": output}, f"{output}: {rows} rows of {table}")
+
+
+def _query_file(store: str, sql: str, limit: int) -> dict[str, Any]:
+    from perphd.control.sql import answer
+    from perphd.monitor.query import run_query
+
+    try:
+        return answer(run_query(store, sql, limit))
+    except PermissionError as exc:
+        raise _no_right(store) from exc
+
+
+def _configured_store() -> str:
+    from perphd.agent.config import load
+
+    try:
+        return load(runtime=False).store_path
+    except ConfigError as exc:
+        raise PerphError(
+            f"no daemon answers, and where its store is cannot be read either: {exc}; name it with --store"
+        ) from exc
+
+
+def _no_right(store: str) -> NotPermitted:
+    return NotPermitted(f"{store}: this user may not read the store; be root, or use perphctl query")
+
+
+def _show(out: Out, data: dict[str, Any]) -> None:
+    from perphd.control.table import table
+
+    rows = data["rows"]
+    numbers = [
+        i
+        for i in range(len(data["columns"]))
+        if rows and all(isinstance(row[i], int | float | None) for row in rows)
+    ]
+    shown = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    out.show(data, lambda: [table("", data["columns"], shown, right=numbers)])
+    if data["truncated"]:
+        out.warn([f"there is more than these {len(rows)} rows: --limit, or narrow it"])

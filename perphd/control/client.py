@@ -1,0 +1,151 @@
+"""HTTP over the daemon's Unix socket for perphctl: standard library only, so that it starts at once."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+import urllib.parse
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from perphd.domain.errors import PerphError
+
+DEFAULT_SOCKET = "/run/perphd/perphd.sock"
+SOCKET_VARIABLE = "PERPHD_SOCKET"
+TIMEOUT_S = 30.0
+_UNREACHABLE = (
+    FileNotFoundError,
+    ConnectionRefusedError,
+    ConnectionResetError,
+    BrokenPipeError,
+    TimeoutError,
+)
+
+
+class Unreachable(PerphError):
+    """No daemon answers on the socket."""
+
+
+class NotPermitted(PerphError):
+    """The socket or the daemon does not let this user do it."""
+
+
+class Refused(PerphError):
+    """The daemon answered, and did not do it. ``error`` is the object of its answer."""
+
+    def __init__(self, status: int, error: Mapping[str, str]) -> None:
+        self.status, self.code = status, error.get("code", "")
+        self.error = dict(error)
+        text = error.get("message") or f"the daemon answered with HTTP status {status}"
+        if (allowed := error.get("allowed", "")) and allowed not in text:
+            text += f" (allowed: {allowed})"
+        super().__init__(text)
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+class Client:
+    """Requests to one daemon; every request is a connection of its own."""
+
+    def __init__(self, path: str, timeout_s: float = TIMEOUT_S) -> None:
+        self.path, self._timeout_s = path, timeout_s
+
+    def get(self, route: str, **query: str | int | None) -> Any:
+        """The JSON answer to a GET of ``/v1/ROUTE``. Raises as ``send``."""
+        chosen = {key: value for key, value in query.items() if value is not None}
+        suffix = f"?{urllib.parse.urlencode(chosen)}" if chosen else ""
+        return self.send("GET", route + suffix)
+
+    def send(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON answer to a request.
+
+        Raises:
+            Unreachable: no daemon answers.
+            NotPermitted: this user may not.
+            Refused: the daemon refused or failed.
+        """
+        with self._request(method, route, body) as response:
+            return self._json(response, response.read())
+
+    def events(self, **query: str | None) -> Iterator[tuple[str, Any]]:
+        """(kind, data) of the event stream until it ends. Raises as ``send``."""
+        chosen = {key: value for key, value in query.items() if value}
+        with self._request("GET", f"events?{urllib.parse.urlencode(chosen)}", None) as response:
+            if response.status != 200:
+                self._json(response, response.read())
+            name = ""
+            while raw := response.readline():
+                line = raw.decode().rstrip("\n")
+                if line.startswith("event: "):
+                    name = line[7:]
+                elif line.startswith("data: "):
+                    yield name, json.loads(line[6:])
+
+    @contextmanager
+    def _request(
+        self, method: str, route: str, body: Mapping[str, Any] | None
+    ) -> Iterator[http.client.HTTPResponse]:
+        connection = _UnixConnection(self.path, self._timeout_s)
+        data = None if body is None else json.dumps(body).encode()
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        try:
+            connection.request(method, f"/v1/{route}", data, headers)
+            yield connection.getresponse()
+        except PermissionError as exc:
+            raise NotPermitted(
+                f"{self.path}: this user may not connect: be root or a member of the daemon's read group "
+                "(perphd, unless configured otherwise; changing things takes perphd-admin as well)"
+            ) from exc
+        except _UNREACHABLE as exc:
+            reason = "it took too long" if isinstance(exc, TimeoutError) else os.strerror(exc.errno or 0)
+            raise Unreachable(
+                f"no daemon answers on {self.path} ({reason}); "
+                f"is perphd running? (--socket or {SOCKET_VARIABLE} names another socket)"
+            ) from exc
+        except (OSError, http.client.HTTPException) as exc:
+            raise Unreachable(f"{self.path}: {exc}") from exc
+        finally:
+            connection.close()
+
+    def _json(self, response: http.client.HTTPResponse, data: bytes) -> Any:
+        try:
+            answer = json.loads(data)
+        except ValueError as exc:
+            raise Unreachable(
+                f"{self.path}: what answers there is no perphd (its answer is not JSON)"
+            ) from exc
+        if response.status < 400:
+            return answer
+        error = answer.get("error") if isinstance(answer, dict) else None
+        error = error if isinstance(error, dict) else {}
+        if response.status == 403:
+            raise NotPermitted(str(error.get("message", "not permitted")))
+        raise Refused(response.status, error)
+
+
+def socket_path(given: str | None) -> str:
+    """The socket to use: as given, else from the environment, the configuration, or the default."""
+    if given or (given := os.environ.get(SOCKET_VARIABLE)):
+        return given
+    if not os.path.exists(DEFAULT_SOCKET):
+        # Perhaps it was configured elsewhere; reading the configuration costs more than the request.
+        from perphd.agent.config import load
+        from perphd.domain.errors import ConfigError
+
+        try:
+            return load(runtime=False).daemon.socket
+        except ConfigError:
+            pass
+    return DEFAULT_SOCKET

@@ -1,0 +1,52 @@
+"""What the control API answers when it does not do what was asked."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from perphd.domain.errors import PerphError
+
+
+class Code(Enum):
+    """The kinds of refusal: the ``code`` in the body and the HTTP status."""
+
+    REFUSED = ("refused", 400)  # a value is not acceptable
+    NOT_PERMITTED = ("not-permitted", 403)
+    NOT_FOUND = ("not-found", 404)  # the workload is not there
+    NO_ROUTE = ("no-route", 404)  # this API has no such path
+    METHOD = ("method-not-allowed", 405)
+    TIMEOUT = ("timeout", 408)  # the client or the query took too long
+    CONFLICT = ("conflict", 409)  # it collides with something that exists
+    TOO_LARGE = ("too-large", 413)
+    BUSY = ("busy", 503)  # too many connections or streams
+    UNAVAILABLE = ("unavailable", 503)  # switched off or not running here
+    FAILED = ("failed", 500)  # accepted, and it did not work
+
+    @property
+    def text(self) -> str:
+        """The code in the body."""
+        return self.value[0]
+
+    @property
+    def status(self) -> int:
+        """The HTTP status."""
+        return self.value[1]
+
+
+class ApiError(PerphError):
+    """A refusal. ``key`` and ``allowed`` as in ConfigError."""
+
+    def __init__(self, code: Code, message: str, key: str = "", allowed: str = "") -> None:
+        self.code, self.message, self.key, self.allowed = code, message, key, allowed
+        super().__init__(message)
+
+    def body(self) -> dict[str, dict[str, str]]:
+        """The JSON body of the answer."""
+        return {
+            "error": {
+                "code": self.code.text,
+                "message": self.message,
+                "key": self.key,
+                "allowed": self.allowed,
+            }
+        }

@@ -1,0 +1,135 @@
+"""Decisions in plain sentences: what was seen, what follows from it, what was done; numbers when asked for."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import re
+from collections.abc import Sequence
+
+from perphd.control.render import HEALTH_STYLE, NONE, duration, number
+from perphd.control.table import Cell, Part, Styled, table, text
+from perphd.domain.decision import Action, Cause, Decision, Evidence, Health, Prediction
+from perphd.domain.errors import ParseError
+from perphd.domain.reading import Unavailable, available
+
+_AGO = re.compile(r"-?([0-9]{1,7}(?:\.[0-9]{1,3})?)(s|m|min|h|d)?(?: ago)?")
+_FACTOR = {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_TIME_ALLOWED = (
+    "a time of day (14:03 or 14:03:22), a date and time (2025-11-21T14:03), or a time ago (90s, 5m, 2h)"
+)
+_ACTIONS = {
+    Action.HOLD: "left everything as it is",
+    Action.GROW: "protected it more",
+    Action.SHRINK: "gave one step back to batch",
+    Action.EXPLORE: "tried a step that the model cannot judge yet",
+    Action.ROLLBACK: "took its last change back",
+    Action.RELEASE: "gave everything back",
+}
+
+
+def parse_at(content: str, now: datetime.datetime) -> float:
+    """A moment as people write it, in seconds since the epoch. A time of day that lies ahead is yesterday's.
+
+    Raises:
+        ParseError: no such form.
+    """
+    if found := _AGO.fullmatch(content.strip()):
+        return now.timestamp() - float(found[1]) * _FACTOR[found[2]]
+    try:
+        moment = datetime.time.fromisoformat(content)
+    except ValueError:
+        pass
+    else:
+        today = now.replace(
+            hour=moment.hour, minute=moment.minute, second=moment.second, microsecond=moment.microsecond
+        )
+        return (today if today <= now else today - datetime.timedelta(days=1)).timestamp()
+    try:
+        return datetime.datetime.fromisoformat(content).timestamp()
+    except ValueError as exc:
+        raise ParseError("a time", content, _TIME_ALLOWED) from exc
+
+
+def explain_parts(
+    decisions: Sequence[Decision], monotonic_s: float, unix_s: float, *, verbose: bool = False
+) -> list[Part]:
+    """Sentences about each decision, newest first; the two clocks give the same moment (to show times of day)."""
+    parts: list[Part] = []
+    for decision in decisions:
+        parts.append(_sentences(decision, monotonic_s, unix_s))
+        if verbose:
+            parts += _numbers(decision)
+    return parts
+
+
+def _sentences(decision: Decision, monotonic_s: float, unix_s: float) -> Part:
+    verdict = decision.verdict
+    moment = datetime.datetime.fromtimestamp(unix_s - (monotonic_s - decision.at_s)).astimezone()
+    lines: list[Cell] = [
+        Styled(f"{moment:%Y-%m-%d %H:%M:%S}  {decision.workload}", "bold"),
+        Styled(f"  It was {_health(decision)}.", HEALTH_STYLE[verdict.health]),
+    ]
+    lines += [f"    {_evidence(item)}" for item in verdict.evidence]
+    action = _ACTIONS[decision.action]
+    lines.append(f"  perphd {action}: {decision.reason}.")
+    if decision.chosen != decision.current:
+        lines.append(f"    from {decision.current}")
+        lines.append(f"    to   {decision.chosen}")
+    elif decision.action is not Action.HOLD:
+        lines.append(f"    stays at {decision.chosen}")
+    return text(*lines)
+
+
+def _health(decision: Decision) -> str:
+    verdict = decision.verdict
+    since = decision.at_s - verdict.since_s
+    words = str(verdict.health)
+    if verdict.health is Health.UNKNOWN:
+        words = "not possible to judge it"
+    if verdict.cause not in (Cause.NONE, Cause.UNKNOWN):
+        words += f", short of {verdict.cause}"
+    if verdict.culprit:
+        words += f" because of {verdict.culprit}"
+    return f"{words} (for {duration(since)})" if since >= 1 else words
+
+
+def _evidence(item: Evidence) -> str:
+    if isinstance(item.observed, Unavailable):
+        return item.text or f"{item.signal}: {item.observed.reason}"
+    seen = f"{item.signal}: {number(item.observed, item.unit)}"
+    if available(item.expected):
+        seen += f", expected {number(item.expected, item.unit)}"
+    return f"{seen} ({item.text})" if item.text else seen
+
+
+def _numbers(decision: Decision) -> list[Part]:
+    lines: list[Cell] = [
+        f"  policy {decision.policy}, decided at monotonic {decision.at_s:.3f} s",
+        f"  target: work {_or_reason(decision.target_work)}, delay {_or_reason(decision.target_delay)}",
+    ]
+    parts: list[Part] = [text(*lines)]
+    if decision.candidates:
+        rows = [
+            (
+                Styled(str(item.allocation), "bold" if item.allocation == decision.chosen else ""),
+                _score(item.prediction),
+                number(item.prediction.support),
+                number(item.batch_cores_lost),
+                item.verdict,
+            )
+            for item in decision.candidates
+        ]
+        columns = ("  CONSIDERED", "SCORE [LOWER, UPPER]", "SAMPLES", "COSTS BATCH (CORES)", "VERDICT")
+        parts.append(table("", columns, [(f"  {row[0]}", *row[1:]) for row in rows], right=(2, 3)))
+    return parts
+
+
+def _score(prediction: Prediction) -> str:
+    if not math.isfinite(prediction.score):
+        return NONE
+    return f"{prediction.score:.2f} [{prediction.lower:.2f}, {prediction.upper:.2f}]"
+
+
+def _or_reason(reading: float | Unavailable) -> str:
+    return f"unknown ({reading.reason})" if isinstance(reading, Unavailable) else number(reading)

@@ -1,0 +1,27 @@
+"""Sizes and times that protect the daemon from its clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Defaults fit one host's operators and its monitoring.
+
+    ``idle_s``: a connection that sends no complete request head for so long is closed. ``body_s``: for a request's
+    body. ``write_s``: for the client to take an answer or one event. ``heartbeat_s``: between signs of life on
+    an event stream.
+    """
+
+    connections: int = 64
+    streams: int = 16
+    body_bytes: int = 64 * 1024
+    idle_s: float = 30.0
+    body_s: float = 10.0
+    write_s: float = 20.0
+    heartbeat_s: float = 15.0
+    shutdown_s: float = 2.0
+    queries: int = 2
+    query_s: float = 10.0
+    query_rows: int = 100_000

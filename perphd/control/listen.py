@@ -1,0 +1,154 @@
+"""The listening Unix socket: from systemd if it passes one, else bound here; never stolen from a live daemon."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import socket
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from perphd.domain.errors import PerphError
+
+_BACKLOG = 64
+_PROBE_S = 1.0
+
+
+class SocketTaken(PerphError):
+    """Another daemon answers on the socket, or something that is no socket stands at its path."""
+
+
+@dataclass(slots=True)
+class Listener:
+    """A listening socket and what has to be cleaned up with it. ``notes``: sentences for the operator."""
+
+    socket: socket.socket
+    path: str
+    notes: tuple[str, ...] = ()
+    _inode: int | None = None
+    _lock: int | None = None
+
+    def close(self) -> None:
+        """Stop listening; the socket's file goes if it is still ours. Closing twice is fine."""
+        self.socket.close()
+        with contextlib.suppress(OSError):
+            if self._inode is not None and os.lstat(self.path).st_ino == self._inode:
+                os.unlink(self.path)
+        self._inode = None
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+
+def from_systemd() -> Listener | None:
+    """The socket that systemd's socket activation passed (LISTEN_FDS), or None.
+
+    Raises:
+        SocketTaken: several sockets were passed, or one that is no Unix stream socket.
+    """
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        return None
+    try:
+        from systemd.daemon import listen_fds
+    except ImportError:
+        return None
+    descriptors = listen_fds(unset_environment=True)
+    if not descriptors:
+        return None
+    if len(descriptors) > 1:
+        raise SocketTaken(f"systemd passed {len(descriptors)} sockets; perphd takes one (ListenStream=)")
+    passed = socket.socket(fileno=descriptors[0])
+    if passed.family != socket.AF_UNIX or passed.type != socket.SOCK_STREAM:
+        raise SocketTaken("systemd passed a socket that is no Unix stream socket (ListenStream=/run/...)")
+    passed.setblocking(False)
+    path = passed.getsockname()
+    return Listener(passed, path if isinstance(path, str) else os.fsdecode(path))
+
+
+def bind(path: str, read_gid: int | None) -> Listener:
+    """Listen at ``path``, mode 0660 with the read group (0600 without one).
+
+    A socket file that nobody answers on is a leftover and replaced. Two daemons that start at once cannot both
+    win: a lock on ``PATH.lock`` is held as long as the listener lives.
+
+    Raises:
+        SocketTaken: another daemon holds the lock or answers, or the path is no socket.
+        PerphError: the directory or the socket cannot be made.
+    """
+    try:
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as exc:
+        raise PerphError(f"{path}: cannot be made: {exc.strerror} ({exc.filename})") from exc
+    try:
+        _take_lock(lock, path)
+        _clear_leftover(path)
+        listening, notes = _bind_new(path, read_gid)
+    except OSError as exc:
+        os.close(lock)
+        raise PerphError(f"{path}: cannot be listened on: {exc.strerror}") from exc
+    except PerphError:
+        os.close(lock)
+        raise
+    return Listener(listening, path, notes, os.lstat(path).st_ino, lock)
+
+
+def _take_lock(lock: int, path: str) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        if exc.errno not in (errno.EAGAIN, errno.EACCES):
+            raise
+        raise SocketTaken(f"{path}: another perphd uses this socket (it holds {path}.lock)") from exc
+
+
+def _clear_leftover(path: str) -> None:
+    try:
+        mode = os.lstat(path).st_mode
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(mode):
+        raise SocketTaken(
+            f"{path}: something that is no socket stands there; move it away or set daemon.socket"
+        )
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(path)
+        except ConnectionRefusedError:
+            os.unlink(path)
+            return
+        except FileNotFoundError:
+            return
+        except OSError as exc:  # a full backlog or a timeout: somebody is there
+            raise SocketTaken(f"{path}: something listens there and does not answer ({exc})") from exc
+    raise SocketTaken(f"{path}: another daemon answers on this socket; stop it or set daemon.socket")
+
+
+def _bind_new(path: str, read_gid: int | None) -> tuple[socket.socket, tuple[str, ...]]:
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        # bind() makes the file with the process's umask: start closed, then open it to the group.
+        previous = os.umask(0o177)
+        try:
+            listening.bind(path)
+        finally:
+            os.umask(previous)
+        notes: tuple[str, ...] = ()
+        if read_gid is not None:
+            try:
+                os.chown(path, -1, read_gid)
+                os.chmod(path, 0o660)
+            except PermissionError:
+                notes = (f"{path}: its group could not be set (not root): only this user can connect",)
+        else:
+            notes = (f"{path}: the read group does not exist: only root and this user can connect",)
+        listening.listen(_BACKLOG)
+        listening.setblocking(False)
+    except BaseException:
+        listening.close()
+        raise
+    return listening, notes

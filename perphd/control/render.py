@@ -1,0 +1,265 @@
+"""The daemon's answers in words and tables: what perphctl shows. Pure functions of domain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from perphd.control.table import Cell, Part, Styled, table, text
+from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
+from perphd.domain.capability import Area, Capability
+from perphd.domain.decision import Action, Cause, Health, Verdict
+from perphd.domain.reading import Reading, Unavailable, available
+from perphd.domain.signals import performance
+from perphd.domain.status import AgentStatus, SelfCost, WorkloadStatus
+from perphd.domain.topology import Topology
+from perphd.domain.units import format_bytes
+from perphd.domain.workload import Kind, Mode
+
+HEALTH_STYLE = {
+    Health.HEALTHY: "green",
+    Health.SUSPECT: "yellow",
+    Health.DEGRADED: "bold red",
+    Health.OVERPROVISIONED: "cyan",
+    Health.UNKNOWN: "dim",
+}
+_AREAS = {Area.MEASURE: "Measuring", Area.ENFORCE: "Enforcing", Area.SERVICE: "Running as a service"}
+NONE = "-"
+
+
+def status_parts(status: AgentStatus) -> list[Part]:
+    """``perphctl status``."""
+    lras = [item for item in status.workloads if item.spec.kind is Kind.LRA]
+    batch = [item for item in status.workloads if item.spec.kind is Kind.BATCH]
+    parts: list[Part] = [text(_headline(status), Styled(_cost(status.cost, status.journal_entries), "dim"))]
+    if lras:
+        columns = (
+            "LRA",
+            "HEALTH",
+            "WORK",
+            "TARGET",
+            "DELAY",
+            "TARGET",
+            "CPU",
+            "MEMORY",
+            "LAST",
+            "PROTECTION",
+        )
+        parts.append(table("", columns, [_lra_row(item, status) for item in lras], right=range(2, 8)))
+        parts.append(text(*(line for item in lras for line in _why(item))))
+    if batch:
+        heads = ("BATCH", "STATE", "CPU", "MEMORY", "DISK", "WAITS FOR CPU", "IN FORCE")
+        parts.append(table("", heads, [_batch_row(item, status) for item in batch], right=range(2, 6)))
+    if not status.workloads:
+        parts.append(
+            text("No workload is declared: perphctl lra add NAME CGROUP, perphctl batch add NAME CGROUP")
+        )
+    notes = [*status.problems, *_not_enforceable(status.workloads)]
+    if notes:
+        parts.append(text(*(Styled(f"! {note}", "yellow") for note in notes)))
+    return parts
+
+
+def doctor_parts(capabilities: Iterable[Capability], topology: Topology, seen_by: str) -> list[Part]:
+    """``perphctl doctor``: what is there, then what each absence costs and how to get it."""
+    items = list(capabilities)
+    parts: list[Part] = [text(topology_line(topology), Styled(f"as seen by {seen_by}", "dim"))]
+    for area, title in _AREAS.items():
+        rows: list[tuple[Cell, ...]] = [
+            (item.name, Styled("yes", "green") if item.present else Styled("no", "yellow"), item.detail)
+            for item in items
+            if item.area is area
+        ]
+        if rows:
+            parts.append(table(title, ("CAPABILITY", "PRESENT", "DETAIL"), rows))
+    missing = [item for item in items if not item.present and (item.cost or item.remedy)]
+    if missing:
+        needs = [(item.name, item.cost or NONE, item.remedy or NONE) for item in missing]
+        parts.append(table("What is missing", ("CAPABILITY", "WITHOUT IT", "HOW TO GET IT"), needs))
+    return parts
+
+
+def topology_line(topology: Topology) -> str:
+    """The host's processors and memory in one line."""
+    cores, cpus = len(topology.usable_cores), len(topology.usable)
+    words = [f"{cores} cores", f"{cpus} CPUs ({topology.usable})"]
+    if topology.isolated:
+        words.append(f"isolated {topology.isolated}")
+    if topology.offline:
+        words.append(f"offline {topology.offline}")
+    sizes = sorted({domain.size_bytes for domain in topology.l3_domains})
+    if sizes:
+        words.append(
+            f"{len(topology.l3_domains)} x L3 of {' or '.join(format_bytes(size) for size in sizes)}"
+        )
+    words.append(f"{max(1, len(topology.nodes))} memory node{'s' if len(topology.nodes) > 1 else ''}")
+    words.append(f"{format_bytes(topology.memory_bytes)} of memory")
+    return ", ".join(words)
+
+
+def settings_text(settings: Settings) -> str:
+    """What is in force in words; ``as found`` when perphd has set nothing."""
+    words = []
+    if settings.cpus is not KEEP:
+        words.append(f"CPUs {settings.cpus}")
+    if settings.cpu_weight is not KEEP:
+        words.append("idle" if settings.cpu_weight is IDLE else f"weight {settings.cpu_weight}")
+    if settings.cpu_max_cores is not KEEP:
+        words.append(f"at most {settings.cpu_max_cores:g} cores")
+    if settings.memory_low_bytes is not KEEP:
+        words.append(f"{format_bytes(settings.memory_low_bytes)} protected")
+    if settings.memory_high_bytes is not KEEP:
+        limit = settings.memory_high_bytes
+        words.append("no memory limit" if limit is NO_LIMIT else f"memory to {format_bytes(float(limit))}")
+    if settings.llc_masks is not KEEP:
+        words.append("LLC " + " ".join(f"{domain}:{mask:x}" for domain, mask in settings.llc_masks))
+    if settings.mba_pct is not KEEP:
+        words.append("bandwidth " + " ".join(f"{domain}:{pct} %" for domain, pct in settings.mba_pct))
+    return ", ".join(words) if words else "as found"
+
+
+def verdict_cell(verdict: Verdict) -> Styled:
+    """Health, with the cause where one is known."""
+    known = verdict.cause not in (Cause.NONE, Cause.UNKNOWN)
+    label = f"{verdict.health} ({verdict.cause})" if known else str(verdict.health)
+    return Styled(label, HEALTH_STYLE[verdict.health])
+
+
+def duration(seconds: float) -> str:
+    """``2 h 03 min``-like text."""
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min"
+    if whole < 172800:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"
+
+
+def number(reading: Reading, unit: str = "") -> str:
+    """A number as people read it, three to four digits; ``-`` if there is none."""
+    if not available(reading):
+        return NONE
+    size = abs(reading)
+    shown = f"{reading:,.0f}".replace(",", " ") if size >= 100 else f"{reading:.3g}"
+    return f"{shown} {unit}".rstrip()
+
+
+def work_unit(source: str) -> str:
+    """Unit of a work signal (see domain.signals)."""
+    return {"sli": "/s", "mips": "MIPS", "cpu": "cores"}.get(source, "")
+
+
+def delay_unit(source: str) -> str:
+    """Unit of a delay signal (see domain.signals)."""
+    return "ms" if "_ms" in source else "x"
+
+
+def _headline(status: AgentStatus) -> Styled:
+    style = "bold green" if status.mode is Mode.ENFORCE else "bold"
+    return Styled(
+        f"perphd {status.version}: {status.mode}, policy {status.policy}, "
+        f"up {duration(status.uptime_s)}, tick {status.tick}, every {status.period_s:g} s",
+        style,
+    )
+
+
+def _cost(cost: SelfCost, journal: int) -> str:
+    memory = format_bytes(cost.rss_bytes) if available(cost.rss_bytes) else NONE
+    words = [
+        f"itself: {number(cost.cpu_pct)} % of a CPU, {memory}, {number(cost.open_fds)} descriptors",
+        f"tick {number(cost.tick_ms_p50)} ms (p99 {number(cost.tick_ms_p99)} ms)",
+    ]
+    if available(cost.decide_to_written_ms_p99):
+        words.append(f"decision to last write p99 {number(cost.decide_to_written_ms_p99)} ms")
+    if cost.missed_ticks:
+        words.append(f"{cost.missed_ticks} ticks missed")
+    words.append(
+        f"{journal} original value{'' if journal == 1 else 's'} kept" if journal else "nothing changed"
+    )
+    return "; ".join(words)
+
+
+def _lra_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
+    decision, sample = item.decision, item.sample
+    if sample is None or not item.present:
+        return (*_absent(item, status), *[NONE] * 8)
+    perf = performance(sample, item.spec.objective.latency_percentile)
+    health: Cell = verdict_cell(decision.verdict) if decision is not None else NONE
+    targets = (decision.target_work, decision.target_delay) if decision is not None else (NONE, NONE)
+    work, delay = work_unit(perf.work_source), delay_unit(perf.delay_source)
+    last = Styled(str(decision.action), "dim" if decision.action is Action.HOLD else "") if decision else NONE
+    return (
+        _name(item, status),
+        health,
+        number(perf.work, work),
+        _target(targets[0], work),
+        number(perf.delay, delay),
+        _target(targets[1], delay),
+        number(sample.cpu_usage_cores),
+        _bytes(sample.memory_current_bytes),
+        last,
+        str(item.protection) if item.protection is not None else "none",
+    )
+
+
+def _batch_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
+    sample = item.sample
+    if sample is None or not item.present:
+        return (*_absent(item, status), *[NONE] * 4, settings_text(item.in_force))
+    parts = [r for r in (sample.read_bytes_per_s, sample.write_bytes_per_s) if available(r)]
+    busy = available(sample.cpu_usage_cores) and sample.cpu_usage_cores >= 0.01
+    return (
+        _name(item, status),
+        "running" if busy else Styled("idle", "dim"),
+        number(sample.cpu_usage_cores),
+        _bytes(sample.memory_current_bytes),
+        f"{format_bytes(sum(parts))}/s" if parts else NONE,
+        number(sample.cpu_some_pct, "%"),
+        settings_text(item.in_force),
+    )
+
+
+def _absent(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, Cell]:
+    return _name(item, status), Styled("waiting for its cgroup", "yellow")
+
+
+def _name(item: WorkloadStatus, status: AgentStatus) -> str:
+    return item.spec.name if item.mode is status.mode else f"{item.spec.name} [{item.mode}]"
+
+
+def _why(item: WorkloadStatus) -> list[Cell]:
+    if item.problem:
+        return [Styled(f"{item.spec.name}: {item.problem}", "yellow")]
+    if item.decision is None:
+        return []
+    verdict = item.decision.verdict
+    culprit = f" (because of {verdict.culprit})" if verdict.culprit else ""
+    lines: list[Cell] = [f"{item.spec.name}: {item.decision.reason}{culprit}"]
+    if item.outcome is not None:
+        lines.append(Styled(f"{' ' * len(item.spec.name)}  last outcome: {item.outcome.text}", "dim"))
+    return lines
+
+
+def _not_enforceable(workloads: Iterable[WorkloadStatus]) -> list[str]:
+    notes: dict[str, list[str]] = {}
+    for item in workloads:
+        if item.mode is not Mode.ENFORCE or not item.present:
+            continue
+        for missing in item.not_enforceable:
+            notes.setdefault(f"cannot be set here: {missing.reason}", []).append(
+                f"{missing.workload} {missing.knob}"
+            )
+    return [f"{', '.join(what)} {why}" for why, what in notes.items()]
+
+
+def _target(reading: Reading | str, unit: str) -> Cell:
+    if isinstance(reading, str):
+        return reading
+    if isinstance(reading, Unavailable):
+        return Styled("learning", "dim")
+    return number(reading, unit)
+
+
+def _bytes(reading: Reading) -> str:
+    return format_bytes(reading) if available(reading) else NONE

@@ -1,0 +1,395 @@
+"""What the control API answers: one method a path, each from JSON to JSON. Rights and errors are the server's."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import math
+import re
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
+
+from aiohttp import web
+
+from perphd.agent.config import TABLES, Config
+from perphd.agent.config_host import check_workloads_on_host
+from perphd.agent.config_schema import keys_of, show, unknown_key
+from perphd.agent.config_workloads import (
+    Declared,
+    check_workloads,
+    forget_runtime,
+    read_runtime,
+    read_workload,
+    remember_runtime,
+    to_table,
+)
+from perphd.control import metrics
+from perphd.control.access import Access, Peer, Right
+from perphd.control.errors import ApiError, Code
+from perphd.control.limits import Limits
+from perphd.control.port import AgentPort, Done
+from perphd.control.sql import Queries
+from perphd.control.stream import Streams
+from perphd.control.wire import encode
+from perphd.domain.errors import ConfigError
+from perphd.domain.status import WorkloadStatus
+from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
+from perphd.host.cgroup.hierarchy import discover
+from perphd.host.fs import RealFs
+from perphd.monitor.sli import SLI_FIELDS, SliReading
+
+_BODY = "the request"
+_OWNER_SOURCES = ("command", "file")
+_OWNER_OPTIONS = ("password_file",)
+_URL_ACCOUNT = re.compile(r"(?<=://)[^/@]*@")
+_MAX_LIMIT = 1000
+Handler: TypeAlias = Callable[[web.Request, Peer], Awaitable[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """What the API needs beside the agent.
+
+    ``check_host``: raises ConfigError for workloads that this host cannot take (perphd's own cgroup), returns
+    warnings. ``monotonic`` and ``wall``: the agent's clock and the time of day, in s.
+    """
+
+    check_host: Callable[[Sequence[WorkloadSpec]], Sequence[str]]
+    monotonic: Callable[[], float] = time.monotonic
+    wall: Callable[[], float] = time.time
+
+    @classmethod
+    def of_this_machine(cls) -> Hooks:
+        """The real ones."""
+        fs = RealFs()
+        hierarchies = discover(fs)
+        return cls(
+            check_host=lambda specs: check_workloads_on_host(specs, fs, hierarchies, _BODY),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """One path. The handler answers a JSON value (sent with ``status``) or a whole response."""
+
+    method: str
+    path: str
+    right: Right
+    handler: Handler
+    status: int = 200
+
+
+class Routes:
+    """All paths of version 1."""
+
+    def __init__(
+        self,
+        agent: AgentPort,
+        reload: Callable[[], Awaitable[Config]],
+        hooks: Hooks,
+        limits: Limits,
+        access: Access,
+    ) -> None:
+        self._agent, self._reload_config, self._hooks = agent, reload, hooks
+        self._limits, self._access = limits, access
+        self._queries = Queries(agent.config, limits)
+        self._metrics = metrics.exposition(agent.status)
+        self._streams = Streams(agent, limits, self._clock)
+
+    def table(self) -> tuple[Route, ...]:
+        """Every route with the right that it takes."""
+        read, change = Right.READ, Right.CHANGE
+        return (
+            Route("GET", "/v1/status", read, self._status),
+            Route("GET", "/v1/workloads", read, self._workloads),
+            Route("GET", "/v1/doctor", read, self._doctor),
+            Route("GET", "/v1/explain", read, self._explain),
+            Route("GET", "/v1/config", read, self._config),
+            Route("GET", "/v1/metrics", read, self._exposition),
+            Route("GET", "/metrics", read, self._exposition),
+            Route("GET", "/v1/events", read, self._events),
+            Route("POST", "/v1/query", read, self._query),
+            Route("PUT", "/v1/mode", change, self._mode),
+            Route("POST", "/v1/workloads", change, self._add, 201),
+            Route("DELETE", "/v1/workloads/{name}", change, self._remove),
+            Route("POST", "/v1/workloads/{name}/sli", change, self._push),
+            Route("POST", "/v1/restore", change, self._restore),
+            Route("POST", "/v1/reload", change, self._reload),
+        )
+
+    def end_streams(self) -> None:
+        """Let every event stream end: the daemon stops."""
+        self._streams.end()
+
+    # --- reading -----------------------------------------------------------------------------------------------
+
+    async def _status(self, request: web.Request, peer: Peer) -> Any:
+        status = self._agent.status()
+        shown = replace(status, workloads=tuple(_without_secrets(item) for item in status.workloads))
+        return {**encode(shown), "clock": self._clock()}
+
+    async def _workloads(self, request: web.Request, peer: Peer) -> Any:
+        runtime = {item.spec.name for item in read_runtime(self._agent.config.daemon.state_dir)}
+        return {
+            "workloads": [
+                {
+                    "kind": item.spec.kind.value,
+                    **_table(item.spec),
+                    "present": item.present,
+                    "effective_mode": item.mode.value,
+                    "added_at_run_time": item.spec.name in runtime,
+                }
+                for item in self._agent.status().workloads
+            ]
+        }
+
+    async def _doctor(self, request: web.Request, peer: Peer) -> Any:
+        return {
+            "capabilities": encode(self._agent.capabilities.items),
+            "topology": encode(self._agent.topology),
+        }
+
+    async def _explain(self, request: web.Request, peer: Peer) -> Any:
+        _only(request.query, ("workload", "at", "limit"))
+        name = request.query.get("workload", "")
+        status = self._workload(name)
+        if status.spec.kind is not Kind.LRA:
+            raise ApiError(
+                Code.REFUSED,
+                f"{name!r} is batch: decisions are made about LRAs",
+                "workload",
+                ", ".join(self._names(Kind.LRA)),
+            )
+        limit = _whole(request.query.get("limit", "20"), "limit", _MAX_LIMIT)
+        at_s = self._monotonic(request.query["at"]) if "at" in request.query else None
+        decisions = self._agent.decisions(name, at_s=at_s, limit=limit)
+        return {"decisions": encode(decisions), "clock": self._clock()}
+
+    async def _config(self, request: web.Request, peer: Peer) -> Any:
+        config = self._agent.config
+        tables = {name: _keys(table, getattr(config, name)) for name, table in TABLES.items()}
+        lists: dict[str, list[Any]] = {kind.value: [] for kind in Kind}
+        for spec in config.workloads:
+            lists[spec.kind.value].append(_table(spec))
+        return {
+            **tables,
+            **lists,
+            "sources": list(config.sources),
+            "warnings": list(config.warnings),
+            "store_path": config.store_path,
+        }
+
+    async def _exposition(self, request: web.Request, peer: Peer) -> web.Response:
+        return web.Response(body=self._metrics(), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    async def _events(self, request: web.Request, peer: Peer) -> web.StreamResponse:
+        _only(request.query, ("kind", "workload"))
+        return await self._streams.serve(request)
+
+    async def _query(self, request: web.Request, peer: Peer) -> Any:
+        body = await self._body(request, ("sql", "limit"))
+        sql = body.get("sql")
+        if not isinstance(sql, str) or not sql.strip():
+            raise ApiError(Code.REFUSED, f"{show(sql)} is no SQL", "sql", "one SELECT statement as text")
+        limit = _whole(body.get("limit", self._limits.query_rows), "limit", self._limits.query_rows)
+        return web.Response(body=await self._queries.answer(sql, limit), content_type="application/json")
+
+    # --- changing ----------------------------------------------------------------------------------------------
+
+    async def _mode(self, request: web.Request, peer: Peer) -> Any:
+        body = await self._body(request, ("mode", "workload"))
+        allowed = ", ".join(Mode)
+        mode, name = body.get("mode"), body.get("workload")
+        if mode not in tuple(Mode):
+            raise ApiError(Code.REFUSED, f"{show(mode)} is not a mode", "mode", allowed)
+        if name is not None:
+            self._workload(name)
+        await _done(self._agent.set_mode(Mode(mode), name))
+        return {"mode": mode, "workload": name}
+
+    async def _add(self, request: web.Request, peer: Peer) -> Any:
+        body = await self._body(request)
+        raw_kind = body.pop("kind", None)
+        if raw_kind not in tuple(Kind):
+            raise ApiError(Code.REFUSED, f"{show(raw_kind)} is not a kind", "kind", ", ".join(Kind))
+        kind = Kind(raw_kind)
+        spec = read_workload(kind, body, _BODY, kind.value)
+        if spec.sli is not None and not self._access.is_owner(peer):
+            _check_harmless(spec.sli)
+        existing = [
+            Declared(item.spec, "the running daemon", item.spec.name)
+            for item in self._agent.status().workloads
+        ]
+        try:
+            check_workloads([*existing, Declared(spec, _BODY, kind.value)])
+        except ConfigError as exc:
+            raise ApiError(Code.CONFLICT, str(exc), exc.key, exc.allowed) from exc
+        warnings = list(self._hooks.check_host([spec]))
+        # Remembered first: what the agent takes is then still there after a crash in between.
+        state_dir = self._agent.config.daemon.state_dir
+        remember_runtime(state_dir, spec)
+        try:
+            await _done(self._agent.add_workload(spec))
+        except BaseException:
+            forget_runtime(state_dir, spec.name)
+            raise
+        return {"added": {"kind": kind.value, **_table(spec)}, "warnings": warnings}
+
+    async def _remove(self, request: web.Request, peer: Peer) -> Any:
+        name = request.match_info["name"]
+        status = self._workload(name)
+        await _done(self._agent.remove_workload(name))
+        remembered = forget_runtime(self._agent.config.daemon.state_dir, name)
+        warnings = []
+        if not remembered:
+            warnings.append(
+                f"{name!r} is declared in a configuration file: it comes back with the next reload"
+            )
+        return {"removed": name, "kind": status.spec.kind.value, "warnings": warnings}
+
+    async def _push(self, request: web.Request, peer: Peer) -> Any:
+        name = request.match_info["name"]
+        spec = self._workload(name).spec
+        if spec.sli is None or spec.sli.source != "push":
+            have = (
+                f"its SLI source is {spec.sli.source!r}" if spec.sli is not None else "it has no SLI source"
+            )
+            raise ApiError(
+                Code.CONFLICT, f"{name!r} takes no pushed readings: {have}", "lra.sli.source", '"push"'
+            )
+        body = await self._body(request, SLI_FIELDS)
+        values = {key: _reading(key, value) for key, value in body.items()}
+        if not values:
+            raise ApiError(Code.REFUSED, "no reading was given", "", ", ".join(SLI_FIELDS))
+        await _done(self._agent.push_sli(name, SliReading(**values)))
+        return {"workload": name, **values}
+
+    async def _restore(self, request: web.Request, peer: Peer) -> Any:
+        return encode(await self._agent.restore())
+
+    async def _reload(self, request: web.Request, peer: Peer) -> Any:
+        config = await self._reload_config()
+        warnings = [*config.warnings, *self._hooks.check_host(config.workloads)]
+        return {
+            "sources": list(config.sources),
+            "workloads": [spec.name for spec in config.workloads],
+            "warnings": warnings,
+        }
+
+    # --- helpers -----------------------------------------------------------------------------------------------
+
+    def _names(self, kind: Kind | None = None) -> list[str]:
+        return [item.spec.name for item in self._agent.status().workloads if kind in (None, item.spec.kind)]
+
+    def _workload(self, name: object) -> WorkloadStatus:
+        for item in self._agent.status().workloads:
+            if item.spec.name == name:
+                return item
+        names = self._names()
+        shown = ", ".join(names) if names else "none is declared"
+        if not name:
+            raise ApiError(Code.REFUSED, "a workload must be named", "workload", shown)
+        raise ApiError(Code.NOT_FOUND, f"there is no workload {show(name)}", "workload", shown)
+
+    def _clock(self) -> dict[str, float]:
+        return {"monotonic_s": self._hooks.monotonic(), "unix_s": self._hooks.wall()}
+
+    def _monotonic(self, text: str) -> float:
+        allowed = "seconds since the epoch, or a negative number: seconds ago"
+        try:
+            value = float(text)
+        except ValueError as exc:
+            raise ApiError(Code.REFUSED, f"{show(text)} is not a time", "at", allowed) from exc
+        if not math.isfinite(value):
+            raise ApiError(Code.REFUSED, f"{show(text)} is not a time", "at", allowed)
+        ago = -value if value < 0 else self._hooks.wall() - value
+        return self._hooks.monotonic() - ago
+
+    async def _body(self, request: web.Request, known: Sequence[str] = ()) -> dict[str, Any]:
+        """The body as an object; with ``known``, one that has no other keys."""
+        async with asyncio.timeout(self._limits.body_s):
+            raw = await request.read()
+        try:
+            body = json.loads(raw.decode(), parse_constant=_no_constant)
+        except (ValueError, RecursionError) as exc:
+            reason = "nested too deeply" if isinstance(exc, RecursionError) else str(exc)
+            raise ApiError(Code.REFUSED, f"the body is not JSON: {reason}", "", "a JSON object") from exc
+        if not isinstance(body, dict):
+            raise ApiError(Code.REFUSED, f"the body is {show(body)}", "", "a JSON object")
+        if known:
+            _only(body, known)
+        return body
+
+
+async def _done(result: Done) -> None:
+    if inspect.isawaitable(result):
+        await result
+
+
+def _check_harmless(sli: SliSpec) -> None:
+    """What the daemon would run or read with its own rights takes more than the admin group."""
+    for key in ("source", *(name for name, _ in sli.options)):
+        if (key == "source" and sli.source in _OWNER_SOURCES) or key in _OWNER_OPTIONS:
+            what = f"an SLI of source {sli.source!r}" if key == "source" else f"an SLI with {key}"
+            text = (
+                f"{what} may only be added by root, or in a file of /etc/perphd: it acts with root's rights"
+            )
+            raise ApiError(Code.NOT_PERMITTED, text, f"lra.sli.{key}")
+
+
+def _only(given: Mapping[str, Any], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            raise unknown_key(_BODY, name, name, known)
+
+
+def _whole(value: object, key: str, highest: int) -> int:
+    allowed = f"a whole number from 1 to {highest}"
+    try:
+        number = int(value) if isinstance(value, str | int) and not isinstance(value, bool) else 0
+    except ValueError:
+        number = 0
+    if not 1 <= number <= highest:
+        raise ApiError(Code.REFUSED, f"{show(value)} is not {allowed}", key, allowed)
+    return number
+
+
+def _reading(key: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e18:
+        raise ApiError(Code.REFUSED, f"{show(value)} is not a reading", key, "a number from 0 to 1e18")
+    return float(value)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _keys(table: type, values: object) -> dict[str, Any]:
+    """A table as it would stand in a file: sizes are text there."""
+    pairs = ((key, getattr(values, key.field)) for key in keys_of(table))
+    return {key.name: str(value) if key.kind == "size" else encode(value) for key, value in pairs}
+
+
+def _table(spec: WorkloadSpec) -> dict[str, Any]:
+    return to_table(_masked(spec))
+
+
+def _without_secrets(status: WorkloadStatus) -> WorkloadStatus:
+    return status if status.spec.sli is None else replace(status, spec=_masked(status.spec))
+
+
+def _masked(spec: WorkloadSpec) -> WorkloadSpec:
+    if spec.sli is None:
+        return spec
+    options = tuple(
+        (key, _URL_ACCOUNT.sub("***@", value) if key == "url" else value) for key, value in spec.sli.options
+    )
+    return replace(spec, sli=SliSpec(spec.sli.source, options))
+
+
+def json_of(value: Any) -> str:
+    """Strict JSON: a number that is not finite is a mistake of ours, not something to send."""
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))

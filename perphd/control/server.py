@@ -1,0 +1,215 @@
+"""The control API's server: connections, rights, limits, errors. What it answers is in routes.py.
+
+HTTP/JSON, version 1 below /v1, on a Unix socket. Reading is for root, the read group and the admin group;
+changing for root and the admin group, told by the kernel (access.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from perphd.agent.config import Config
+from perphd.control import listen
+from perphd.control.access import Access, Peer, Right, peer_of
+from perphd.control.errors import ApiError, Code
+from perphd.control.limits import Limits
+from perphd.control.port import AgentPort
+from perphd.control.routes import Hooks, Route, Routes, json_of
+from perphd.domain.errors import ConfigError, PerphError
+
+_log = logging.getLogger(__name__)
+_Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_HTTP_CODES = {404: Code.NO_ROUTE, 405: Code.METHOD, 408: Code.TIMEOUT, 413: Code.TOO_LARGE}
+
+
+class ControlServer:
+    """Serves one agent on one Unix socket.
+
+    Args:
+        agent: who answers.
+        config: names the socket and the groups for as long as this server lives.
+        reload: reads and checks the configuration files anew and lets the agent take them over.
+        hooks: what the server needs beside the agent; default: this machine and its clocks.
+        limits: sizes and times.
+        peer_lookup: who is at the other end of a connection; replaced in tests.
+        access: who may do what; default: the groups of the agent's configuration.
+    """
+
+    def __init__(
+        self,
+        agent: AgentPort,
+        config: Config,
+        *,
+        reload: Callable[[], Awaitable[Config]],
+        hooks: Hooks | None = None,
+        limits: Limits | None = None,
+        peer_lookup: Callable[[socket.socket], Peer] = peer_of,
+        access: Access | None = None,
+    ) -> None:
+        daemon = config.daemon
+        self._path = daemon.socket
+        self._limits = limits if limits is not None else Limits()
+        self._peer_lookup = peer_lookup
+        self._access = access or Access.of_groups(daemon.read_group, daemon.admin_group)
+        hooks = hooks if hooks is not None else Hooks.of_this_machine()
+        self._routes = Routes(agent, reload, hooks, self._limits, self._access)
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.AbstractServer | None = None
+        self._listener: listen.Listener | None = None
+
+    async def start(self) -> None:
+        """Listen (on systemd's socket if it passed one) and serve.
+
+        Raises:
+            SocketTaken: another daemon has the socket.
+            PerphError: the socket cannot be made.
+        """
+        self._listener = listen.from_systemd() or listen.bind(self._path, self._access.read_gid)
+        for note in self._listener.notes:
+            _log.warning("%s", note)
+        try:
+            self._runner = web.AppRunner(
+                self._application(),
+                handle_signals=False,
+                access_log=None,
+                keepalive_timeout=self._limits.idle_s,
+                shutdown_timeout=self._limits.shutdown_s,
+                lingering_time=self._limits.body_s,
+            )
+            await self._runner.setup()
+            loop = asyncio.get_running_loop()
+            self._server = await loop.create_unix_server(self._protocol, sock=self._listener.socket)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop listening, end streams, let running requests finish for a moment. Stopping twice is fine."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._routes.end_streams()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+    def _protocol(self) -> asyncio.BaseProtocol:
+        assert self._runner is not None
+        server = self._runner.server
+        if server is None or len(server.connections) >= self._limits.connections:
+            return _Refuse(self._limits.connections)
+        return server()
+
+    def _application(self) -> web.Application:
+        app = web.Application(client_max_size=self._limits.body_bytes, middlewares=[self._outermost])
+        for route in self._routes.table():
+            app.router.add_route(route.method, route.path, functools.partial(self._answer, route))
+        return app
+
+    async def _answer(self, route: Route, request: web.Request) -> web.StreamResponse:
+        peer = self._peer(request)
+        self._check(peer, route.right)
+        answer = await route.handler(request, peer)
+        if isinstance(answer, web.StreamResponse):
+            return answer
+        return web.Response(status=route.status, text=json_of(answer), content_type="application/json")
+
+    @web.middleware
+    async def _outermost(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        try:
+            # Even to learn which paths exist takes the right to read; a route may ask for more.
+            self._check(self._peer(request), Right.READ)
+            response = await handler(request)
+        except ApiError as exc:
+            response = _error(exc)
+        except ConfigError as exc:
+            response = _error(ApiError(Code.REFUSED, str(exc), exc.key, exc.allowed))
+        except PerphError as exc:
+            response = _error(ApiError(Code.FAILED, str(exc)))
+        except TimeoutError:
+            response = _error(ApiError(Code.TIMEOUT, "the request was not complete in time"))
+        except web.HTTPException as exc:
+            response = _error(_from_http(exc, request, self._limits))
+        except Exception:
+            _log.exception("%s %s failed", request.method, request.path)
+            text = "an error inside perphd; its log has the details"
+            response = _error(ApiError(Code.FAILED, text))
+        await self._deliver(request, response)
+        return response
+
+    def _peer(self, request: web.Request) -> Peer:
+        connection = request.transport.get_extra_info("socket") if request.transport else None
+        try:
+            if connection is None:
+                raise OSError("the connection is closed")
+            return self._peer_lookup(connection)
+        except OSError as exc:
+            text = f"the kernel does not tell who is asking: {exc}"
+            raise ApiError(Code.NOT_PERMITTED, text) from exc
+
+    def _check(self, peer: Peer, right: Right) -> None:
+        if not self._access.allows(peer, right):
+            allowed = self._access.needed(right)
+            raise ApiError(Code.NOT_PERMITTED, self._access.refusal(peer, right), allowed=allowed)
+
+    async def _deliver(self, request: web.Request, response: web.StreamResponse) -> None:
+        """Send the answer and see it leave; a client that does not read it in time is cut off."""
+        transport = request.transport
+        if transport is None:
+            return
+        try:
+            async with asyncio.timeout(self._limits.write_s):
+                await response.prepare(request)
+                await response.write_eof()
+                # asyncio tells when the buffer falls below a mark, not when it is empty.
+                while not transport.is_closing() and transport.get_write_buffer_size():  # noqa: ASYNC110
+                    await asyncio.sleep(0.02)
+        except TimeoutError:
+            transport.abort()
+        except ConnectionError:
+            pass  # it went away
+
+
+def _error(exc: ApiError) -> web.Response:
+    return web.json_response(exc.body(), status=exc.code.status)
+
+
+def _from_http(exc: web.HTTPException, request: web.Request, limits: Limits) -> ApiError:
+    code = _HTTP_CODES.get(exc.status, Code.REFUSED if exc.status < 500 else Code.FAILED)
+    match code:
+        case Code.NO_ROUTE:
+            return ApiError(code, f"there is no {request.path[:200]!r} here", allowed="paths below /v1")
+        case Code.METHOD:
+            allowed = (
+                ", ".join(sorted(exc.allowed_methods)) if isinstance(exc, web.HTTPMethodNotAllowed) else ""
+            )
+            return ApiError(code, f"{request.method} is not for {request.path[:200]!r}", allowed=allowed)
+        case Code.TOO_LARGE:
+            return ApiError(code, "the body is too large", allowed=f"at most {limits.body_bytes} bytes")
+    return ApiError(code, exc.reason)
+
+
+class _Refuse(asyncio.Protocol):
+    """Answers a connection beyond the limit with one sentence and closes it."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Send the refusal at once, whatever is asked."""
+        assert isinstance(transport, asyncio.Transport)
+        error = ApiError(Code.BUSY, f"{self._limit} connections are open already; try again")
+        body = json.dumps(error.body()).encode()
+        head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+        transport.write(head.encode() + b"\r\nConnection: close\r\n\r\n" + body)
+        transport.close()

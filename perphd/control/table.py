@@ -1,0 +1,136 @@
+"""Tables for people: aligned plain text when piped, colours and folding columns on a terminal."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleRenderable
+
+
+@dataclass(frozen=True, slots=True)
+class Styled:
+    """Text with a rich style, which plain output leaves out."""
+
+    text: str
+    style: str = ""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+Cell: TypeAlias = str | Styled
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A titled table. ``right``: numbers of the columns that are aligned to the right."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    right: frozenset[int] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Lines of text, each with a style."""
+
+    lines: tuple[Cell, ...]
+
+
+Part: TypeAlias = Table | Text
+
+
+def table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[Cell]], right: Iterable[int] = ()
+) -> Table:
+    """A table from any sequences."""
+    return Table(title, tuple(columns), tuple(tuple(row) for row in rows), frozenset(right))
+
+
+def text(*lines: Cell) -> Text:
+    """Lines of text."""
+    return Text(lines)
+
+
+def plain(parts: Iterable[Part]) -> str:
+    """Everything as text without colours; columns are as wide as their content: nothing is cut."""
+    blocks = []
+    for part in parts:
+        if isinstance(part, Text):
+            blocks.append("\n".join(clean(str(line)) for line in part.lines))
+        else:
+            blocks.append(_plain_table(part))
+    return "\n\n".join(block for block in blocks if block) + "\n"
+
+
+def _plain_table(part: Table) -> str:
+    rows = [tuple(clean(str(cell)) for cell in row) for row in (part.columns, *part.rows)]
+    widths = [max(_width(row[i]) for row in rows) for i in range(len(part.columns))]
+    lines = [part.title] if part.title else []
+    for row in rows:
+        cells = []
+        for i, cell in enumerate(row):
+            padding = " " * (widths[i] - _width(cell))
+            cells.append(padding + cell if i in part.right else cell + padding)
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def rich_parts(parts: Iterable[Part]) -> list[ConsoleRenderable]:
+    """Everything as rich renderables for a terminal."""
+    from rich.padding import Padding
+    from rich.table import Table as RichTable
+    from rich.text import Text as RichText
+
+    found: list[ConsoleRenderable] = []
+    for part in parts:
+        if isinstance(part, Text):
+            found.append(RichText("\n").join(_rich(line) for line in part.lines))
+            found.append(RichText())
+            continue
+        shown = RichTable(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold dim")
+        for number, column in enumerate(part.columns):
+            # Names and numbers stay whole; sentences fold.
+            last = number == len(part.columns) - 1
+            shown.add_column(
+                column,
+                justify="right" if number in part.right else "left",
+                overflow="fold",
+                no_wrap=not last and number in (0, *part.right),
+            )
+        for row in part.rows:
+            shown.add_row(*(_rich(cell) for cell in row))
+        if part.title:
+            found.append(RichText(part.title, style="bold"))
+        found.append(Padding(shown, (0, 0, 1, 0)))
+    return found
+
+
+def _rich(cell: Cell) -> RichText:  # type: ignore[name-defined]  # noqa: F821
+    from rich.text import Text as RichText
+
+    if isinstance(cell, Styled):
+        return RichText(clean(cell.text), style=cell.style)
+    return RichText(clean(cell))
+
+
+def print_parts(parts: Iterable[Part], console: Console) -> None:
+    """Print to a terminal."""
+    for item in rich_parts(parts):
+        console.print(item)
+
+
+def clean(content: str) -> str:
+    """The text with control characters made visible: names of cgroups must not steer the terminal."""
+    if content.isprintable():
+        return content
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in content)
+
+
+def _width(content: str) -> int:
+    return sum(2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in content)

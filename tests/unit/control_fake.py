@@ -1,0 +1,261 @@
+"""A fake agent for the control API's tests, and a server around it in a thread of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from perphd.agent.config import Config, DaemonConfig, StoreConfig
+from perphd.control.access import Access, Peer
+from perphd.control.limits import Limits
+from perphd.control.routes import Hooks
+from perphd.control.server import ControlServer
+from perphd.domain.allocation import IDLE, UNTOUCHED, Allocation, CpuGrant, Settings
+from perphd.domain.capability import Area, Capabilities, Capability
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.decision import (
+    Action,
+    Candidate,
+    Cause,
+    Decision,
+    Evidence,
+    Health,
+    Outcome,
+    Prediction,
+    Verdict,
+)
+from perphd.domain.errors import ConfigError
+from perphd.domain.event import Event, EventKind
+from perphd.domain.plan import NotEnforceable
+from perphd.domain.reading import Unavailable
+from perphd.domain.sample import Sample
+from perphd.domain.status import AgentStatus, SelfCost, WorkloadStatus
+from perphd.domain.topology import Core, L3Domain, NumaNode, Topology
+from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
+from perphd.isolation.restore import FileReport, RestoreReport
+from perphd.monitor.sli import SliReading
+
+DB = WorkloadSpec("db", Kind.LRA, "/app/db", sli=SliSpec("push", (("max_age_s", "5"),)))
+CACHE = WorkloadSpec("cache", Kind.LRA, "/app/cache", mode=Mode.OBSERVE)
+PI = WorkloadSpec("pi", Kind.BATCH, "/batch/pi")
+FREE = CpuGrant(4, 4)
+TIGHT = CpuGrant(4, 2, batch_weight=20)
+
+TOPOLOGY = Topology(
+    cores=tuple(Core(0, core, CpuSet.of([core, core + 4])) for core in range(4)),
+    l3_domains=(L3Domain(0, CpuSet.of(range(8)), 16 << 20),),
+    nodes=(NumaNode(0, CpuSet.of(range(8)), 32 << 30),),
+    online=CpuSet.of(range(8)),
+    memory_bytes=32 << 30,
+)
+CAPABILITIES = Capabilities(
+    (
+        Capability("psi", Area.MEASURE, True, "pressure of CPU, memory and I/O per cgroup"),
+        Capability(
+            "pmu",
+            Area.MEASURE,
+            False,
+            "perf_event_open: ENOENT",
+            "no MIPS, no CPI: work is counted by the application's SLI or by CPU time",
+            "run on bare metal, or give the VM a virtual PMU",
+        ),
+        Capability("cpu.weight", Area.ENFORCE, True, "cgroup v1 cpu.shares"),
+    )
+)
+
+
+def decision(at_s: float, action: Action = Action.GROW) -> Decision:
+    evidence = (
+        Evidence("work (sli)", 812.0, 1206.0, "/s", "33% below the target"),
+        Evidence("cpu pressure", 41.5, Unavailable("not learned yet"), "%", "it waits for CPUs"),
+    )
+    return Decision(
+        at_s=at_s,
+        workload="db",
+        verdict=Verdict(Health.DEGRADED, Cause.CPU, at_s - 3.0, evidence, culprit="pi"),
+        action=action,
+        target_work=1206.0,
+        target_delay=Unavailable("no latency"),
+        current=Allocation(FREE),
+        chosen=Allocation(TIGHT) if action is Action.GROW else Allocation(FREE),
+        candidates=(
+            Candidate(Allocation(FREE), Prediction(0.67, 0.6, 0.75, 20.0), 0.0, "misses the target"),
+            Candidate(
+                Allocation(TIGHT), Prediction(1.04, 1.0, 1.08, 12.0), 1.6, "meets it at the lowest price"
+            ),
+        ),
+        reason="batch on 2 of 4 cores at weight 20 is the cheapest that meets the target",
+        policy="perph",
+    )
+
+
+class FakeAgent:
+    """Satisfies AgentPort; remembers what was asked of it in ``calls``."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.capabilities = CAPABILITIES
+        self.topology = TOPOLOGY
+        self.calls: list[tuple[Any, ...]] = []
+        self.specs: dict[str, WorkloadSpec] = {spec.name: spec for spec in (DB, CACHE, PI)}
+        self.mode = Mode.ENFORCE
+        self.refuse: Exception | None = None
+        self.subscribers: set[asyncio.Queue[Event]] = set()
+        self.restored = RestoreReport(restored=(FileReport("/sys/x", "pi", "cpus", "0-7", "0-1", "0-7"),))
+
+    def status(self) -> AgentStatus:
+        workloads = tuple(self._workload(spec) for spec in self.specs.values())
+        cost = SelfCost(0.43, 61.5 * (1 << 20), 118.0, 1.21, 3.4, Unavailable("nothing written yet"), 0)
+        return AgentStatus(
+            "1.2.3", self.mode, "perph", 1.0, 7423, 7423.4, workloads, 3, cost, ("the store was damaged",)
+        )
+
+    def _workload(self, spec: WorkloadSpec) -> WorkloadStatus:
+        made = decision(100.0) if spec.name == "db" else None
+        sample = Sample(
+            spec.name,
+            120.0,
+            1.0,
+            cpu_usage_cores=2.31,
+            memory_current_bytes=3.2 * (1 << 30),
+            cpu_some_pct=41.5,
+            read_bytes_per_s=1e6,
+            write_bytes_per_s=2e5,
+            run_delay_cores=0.8,
+            work_rate_per_s=812.4 if spec.name == "db" else Unavailable("no SLI is configured"),
+        )
+        present = spec.name != "cache"
+        outcome = Outcome(99.0, "db", 90.0, 0.7, 1.02, True, "the score rose from 0.70 to 1.02: kept")
+        weight = Settings(cpus=CpuSet.of(range(4)), cpu_weight=IDLE, memory_high_bytes=2 << 30)
+        return WorkloadStatus(
+            spec=spec,
+            present=present,
+            mode=spec.mode if spec.mode is not None else self.mode,
+            sample=sample if present else None,
+            decision=made,
+            outcome=outcome if made else None,
+            protection=made.chosen if made else None,
+            in_force=weight if spec.kind is Kind.BATCH else UNTOUCHED,
+            not_enforceable=(NotEnforceable("pi", "llc_masks", "no resctrl"),) if spec.name == "pi" else (),
+            problem="" if present else f"waiting for cgroup {spec.cgroup}",
+        )
+
+    def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
+        self.calls.append(("decisions", workload, at_s, limit))
+        return (decision(100.0), decision(90.0, Action.HOLD))[:limit] if workload == "db" else ()
+
+    def set_mode(self, mode: Mode, workload: str | None = None) -> None:
+        self._call("set_mode", mode, workload)
+        if workload is None:
+            self.mode = mode
+
+    async def add_workload(self, spec: WorkloadSpec) -> None:
+        self._call("add_workload", spec)
+        self.specs[spec.name] = spec
+
+    async def remove_workload(self, name: str) -> None:
+        self._call("remove_workload", name)
+        del self.specs[name]
+
+    def push_sli(self, workload: str, reading: SliReading) -> None:
+        self._call("push_sli", workload, reading)
+
+    async def restore(self) -> RestoreReport:
+        self._call("restore")
+        return self.restored
+
+    async def subscribe(self) -> AsyncIterator[Event]:
+        queue: asyncio.Queue[Event] = asyncio.Queue()
+        self.subscribers.add(queue)
+        try:
+            yield Event(100.0, EventKind.DECISION, "grow", "db", decision(100.0))
+            yield Event(101.0, EventKind.TICK, "tick 1")
+            while True:
+                yield await queue.get()
+        finally:
+            self.subscribers.discard(queue)
+
+    def _call(self, *call: Any) -> None:
+        self.calls.append(call)
+        if self.refuse is not None:
+            raise self.refuse
+
+
+ROOT = Peer(1, 0, frozenset({0}))
+OWNER = Peer(1, 400, frozenset({400}))
+ADMIN = Peer(2, 1001, frozenset({1001, 502}))
+READER = Peer(3, 1002, frozenset({1002, 501}))
+STRANGER = Peer(4, 1003, frozenset({1003}))
+ACCESS = Access("perphd", "perphd-admin", read_gid=501, admin_gid=502, owner_uid=400)
+
+
+class Served:
+    """A server around a fake agent. ``peer`` is who every connection is taken for."""
+
+    def __init__(self, directory: Path, limits: Limits) -> None:
+        self.socket = str(directory / "perphd.sock")
+        self.config = Config(
+            daemon=DaemonConfig(socket=self.socket, state_dir=str(directory)),
+            store=StoreConfig(path=str(directory / "perphd.db")),
+            workloads=(DB, CACHE, PI),
+            sources=(str(directory / "perphd.toml"),),
+        )
+        self.agent = FakeAgent(self.config)
+        self.peer = ROOT
+        self.own = "/system/perphd"
+        self.reloads: list[Config | Exception] = []
+        hooks = Hooks(self._check_host, monotonic=lambda: 130.0, wall=lambda: 1_000_130.0)
+        self.server = ControlServer(
+            self.agent,
+            self.config,
+            reload=self._reload,
+            hooks=hooks,
+            limits=limits,
+            peer_lookup=lambda _: self.peer,
+            access=ACCESS,
+        )
+
+    def _check_host(self, specs: Any) -> list[str]:
+        for spec in specs:
+            if spec.cgroup == self.own:
+                raise ConfigError("the request", "cgroup", f"{spec.cgroup!r} contains perphd itself")
+        return [f"{spec.name} is waited for" for spec in specs if spec.cgroup.startswith("/absent")]
+
+    async def _reload(self) -> Config:
+        answer = self.reloads.pop(0) if self.reloads else replace(self.config, warnings=("odd",))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@contextmanager
+def serving(directory: Path, limits: Limits | None = None) -> Iterator[Served]:
+    """A server that runs in a thread until the block ends."""
+    served = Served(directory, limits if limits is not None else Limits(heartbeat_s=0.05, shutdown_s=0.5))
+    ready, loop = threading.Event(), asyncio.new_event_loop()
+    end = asyncio.Event()
+
+    async def live() -> None:
+        await served.server.start()
+        ready.set()
+        await end.wait()
+        await served.server.stop()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(live(),))
+    thread.start()
+    try:
+        deadline = time.monotonic() + 10
+        while not ready.wait(0.05):
+            assert thread.is_alive(), "the server did not start"
+            assert time.monotonic() < deadline
+        yield served
+    finally:
+        loop.call_soon_threadsafe(end.set)
+        thread.join(10)
+        loop.close()

@@ -1,0 +1,182 @@
+"""Files, drop-ins, workloads that were added at run time, and the host that all of it is for."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from perphd.agent.config import Config, check_against_host, load
+from perphd.agent.config_workloads import forget_runtime, read_runtime, remember_runtime
+from perphd.domain.errors import ConfigError
+from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
+from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, Layout
+from perphd.host.fs import RealFs
+
+
+@pytest.fixture
+def main(tmp_path: Path) -> Path:
+    path = tmp_path / "perphd.toml"
+    path.write_text(f'[daemon]\nstate_dir = "{tmp_path}/state"\n')
+    return path
+
+
+def drop_in(main: Path, name: str, text: str) -> None:
+    directory = main.parent / "conf.d"
+    directory.mkdir(exist_ok=True)
+    (directory / name).write_text(text)
+
+
+def test_drop_ins_in_order_of_their_names(main: Path):
+    drop_in(main, "20-b.toml", '[daemon]\nperiod_s = 3\n[[batch]]\nname = "b"\ncgroup = "/b"')
+    drop_in(
+        main, "10-a.toml", '[daemon]\nperiod_s = 2\nmode = "enforce"\n[[batch]]\nname = "a"\ncgroup = "/a"'
+    )
+    drop_in(main, "ignored.txt", "no TOML")
+    drop_in(main, ".hidden.toml", "no TOML")
+    config = load(main)
+    assert config.daemon.period_s == 3
+    assert config.daemon.mode == "enforce"
+    assert [spec.name for spec in config.workloads] == ["a", "b"]
+    assert [Path(source).name for source in config.sources] == ["perphd.toml", "10-a.toml", "20-b.toml"]
+
+
+def test_a_refusal_names_the_drop_in(main: Path):
+    drop_in(main, "x.toml", "[daemon]\nperiod_s = 0")
+    with pytest.raises(ConfigError, match=r"conf\.d/x\.toml: daemon\.period_s"):
+        load(main)
+
+
+def test_conflicts_over_files_name_both(main: Path):
+    drop_in(main, "1.toml", '[[batch]]\nname = "a"\ncgroup = "/a"')
+    drop_in(main, "2.toml", '[[batch]]\nname = "b"\ncgroup = "/a/b"')
+    with pytest.raises(ConfigError, match=r"2\.toml: batch\[0\]\.cgroup.*1\.toml"):
+        load(main)
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"a" * ((1 << 20) + 1)])
+def test_files_that_are_no_text(main: Path, content: bytes):
+    main.write_bytes(content)
+    with pytest.raises(ConfigError, match=r"perphd\.toml"):
+        load(main)
+
+
+def test_missing_file_and_directory(tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"nowhere\.toml: cannot be read: No such file"):
+        load(tmp_path / "nowhere.toml")
+    with pytest.raises(ConfigError, match="Is a directory"):
+        load(tmp_path)
+    with pytest.raises(ConfigError, match="cannot be read"):
+        load("a\x00b")
+
+
+def test_a_file_that_everybody_may_change_is_refused(main: Path):
+    main.chmod(0o666)
+    with pytest.raises(ConfigError, match="may be changed by everybody"):
+        load(main)
+
+
+def test_workloads_added_at_run_time(main: Path, tmp_path: Path):
+    state = f"{tmp_path}/state"
+    lra = WorkloadSpec("db", Kind.LRA, "/db", sli=SliSpec("push", (("max_age_s", "3"),)))
+    remember_runtime(state, WorkloadSpec("db", Kind.LRA, "/old"))
+    remember_runtime(state, lra)
+    remember_runtime(state, WorkloadSpec("pi", Kind.BATCH, "/pi"))
+    config = load(main)
+    assert config.workloads == (lra, WorkloadSpec("pi", Kind.BATCH, "/pi"))
+    assert config.runtime == ("db", "pi")
+    assert load(main, runtime=False).workloads == ()
+    assert forget_runtime(state, "pi")
+    assert not forget_runtime(state, "pi")
+    assert [item.spec for item in read_runtime(state)] == [lra]
+    assert os.listdir(state) == ["workloads.toml"]
+
+
+def test_a_declared_workload_wins_over_one_added_at_run_time(main: Path, tmp_path: Path):
+    remember_runtime(f"{tmp_path}/state", WorkloadSpec("db", Kind.LRA, "/db"))
+    remember_runtime(f"{tmp_path}/state", WorkloadSpec("x", Kind.BATCH, "/x"))
+    drop_in(main, "1.toml", '[[lra]]\nname = "other"\ncgroup = "/db"')
+    config = load(main)
+    assert [spec.name for spec in config.workloads] == ["other", "x"]
+    assert config.runtime == ("x",)
+    assert "'db', added at run time, is left out" in config.warnings[0]
+
+
+@pytest.mark.parametrize("text", ["[daemon]\nperiod_s = 1", "[[lra]]\nname = 'x'", "x", "\xff"])
+def test_a_damaged_run_time_file_is_named(main: Path, tmp_path: Path, text: str):
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/workloads.toml").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"state/workloads\.toml"):
+        load(main)
+
+
+def test_a_state_directory_that_cannot_be_written(tmp_path: Path):
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(ConfigError, match="cannot be"):
+        remember_runtime(f"{tmp_path}/state", WorkloadSpec("x", Kind.BATCH, "/x"))
+
+
+# --- against the host ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> RealFs:
+    root = tmp_path / "host"
+    for path in (
+        "cpu/batch",
+        "cpu/app/db",
+        "v2/app/db",
+        "v2/system.slice",
+        "v2/system.slice/mariadb.service",
+    ):
+        (root / path).mkdir(parents=True, exist_ok=True)
+        (root / path / "cgroup.procs").write_text("")
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text("4:cpu:/system/perphd.service\n0::/own/deep\n")
+    return RealFs(root)
+
+
+HIERARCHIES = Hierarchies(
+    Layout.HYBRID, Hierarchy(2, "/v2", frozenset()), {"cpu": Hierarchy(1, "/cpu", frozenset({"cpu"}))}
+)
+
+
+def check(host: RealFs, *cgroups: str) -> list[str]:
+    specs = tuple(WorkloadSpec(f"w{i}", Kind.LRA, path) for i, path in enumerate(cgroups))
+    return check_against_host(Config(workloads=specs, sources=("perphd.toml",)), host, HIERARCHIES)
+
+
+def test_existing_groups_are_fine(host: RealFs):
+    assert check(host, "/app/db", "/batch") == []
+
+
+def test_a_missing_group_is_waited_for_with_a_suggestion(host: RealFs):
+    (warning,) = check(host, "/mariadb.service")
+    assert "does not exist (did you mean /system.slice/mariadb.service?)" in warning
+    assert "waits for it" in warning
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "where"),
+    [
+        ("/system/perphd.service", "the cpu hierarchy"),
+        ("/system", "the cpu hierarchy"),
+        ("/own", "the unified hierarchy"),
+        ("/own/deep", "the unified hierarchy"),
+    ],
+)
+def test_perphd_never_takes_the_group_it_lives_in(host: RealFs, cgroup: str, where: str):
+    with pytest.raises(ConfigError, match=where) as caught:
+        check(host, cgroup)
+    assert "contains perphd itself" in str(caught.value)
+
+
+def test_groups_beside_and_below_its_own_are_fine(host: RealFs):
+    assert len(check(host, "/own/deeper", "/own/deep/below", "/system/perphd.service2")) == 3
+
+
+def test_a_host_without_cgroups(tmp_path: Path):
+    fs = RealFs(tmp_path)
+    config = Config(workloads=(WorkloadSpec("x", Kind.LRA, "/x"),))
+    assert len(check_against_host(config, fs, Hierarchies(Layout.NONE, None, {}))) == 1

@@ -1,0 +1,323 @@
+"""The configuration is read strictly: whatever is refused is refused with file, key and what is allowed."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import tomllib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perphd.admission.settings import PolicySettings
+from perphd.agent.composition import POLICIES
+from perphd.agent.config import TABLES, Config, parse
+from perphd.agent.config_schema import Key, keys_of
+from perphd.agent.config_workloads import WORKLOAD_TABLES, to_toml
+from perphd.domain.errors import ConfigError
+from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
+
+SOURCE = "perphd.toml"
+LRA = '[[lra]]\nname = "db"\ncgroup = "/app/db"\n'
+BATCH = '[[batch]]\nname = "pi"\ncgroup = "/batch/pi"\n'
+
+
+def refused(text: str) -> ConfigError:
+    with pytest.raises(ConfigError) as caught:
+        parse(text, SOURCE)
+    assert str(caught.value).startswith(SOURCE)
+    return caught.value
+
+
+def test_empty_text_is_every_default():
+    assert parse("", SOURCE) == Config(sources=(SOURCE,))
+
+
+def test_full_file():
+    config = parse(
+        """
+        [daemon]
+        mode = "enforce"
+        period_s = 2
+        on_stop = "keep"
+        [store]
+        max_size = "1G"
+        path = "/data/perphd.db"
+        [policy]
+        confirm_ticks = 3
+        [[lra]]
+        name = "db"
+        cgroup = "/app/db"
+        priority = 7
+        mode = "observe"
+        max_latency_ms = 20
+        latency_percentile = "p99"
+        [lra.sli]
+        source = "mysql"
+        socket = "/run/mysqld/mysqld.sock"
+        timeout_s = 0.5
+        [[batch]]
+        name = "pi"
+        cgroup = "/batch"
+        min_cores = 0.5
+        min_memory = "64M"
+        """,
+        SOURCE,
+    )
+    assert config.daemon.mode is Mode.ENFORCE
+    assert config.daemon.period_s == 2.0
+    assert config.store.max_size_bytes == 1 << 30
+    assert config.store_path == "/data/perphd.db"
+    assert config.policy == dataclasses.replace(PolicySettings(), confirm_ticks=3)
+    assert config.workloads == (
+        WorkloadSpec(
+            "db",
+            Kind.LRA,
+            "/app/db",
+            priority=7,
+            mode=Mode.OBSERVE,
+            objective=Objective(max_latency_ms=20.0, latency_percentile="p99"),
+            sli=SliSpec("mysql", (("socket", "/run/mysqld/mysqld.sock"), ("timeout_s", "0.5"))),
+        ),
+        WorkloadSpec("pi", Kind.BATCH, "/batch", min_cores=0.5, min_memory_bytes=64 << 20),
+    )
+    assert [spec.name for spec in config.of_kind(Kind.BATCH)] == ["pi"]
+
+
+def test_store_path_follows_the_state_directory():
+    assert parse('[daemon]\nstate_dir = "/srv/p/"', SOURCE).store_path == "/srv/p/perphd.db"
+
+
+def test_policies_that_may_be_named_are_those_that_exist():
+    key = next(key for key in keys_of(TABLES["daemon"]) if key.name == "policy")
+    assert {f'"{name}"' for name in POLICIES} == set(key.allowed.split(", "))
+
+
+def test_every_objective_can_be_configured():
+    keys = {key.field for key in keys_of(WORKLOAD_TABLES[Kind.LRA])}
+    assert {field.name for field in dataclasses.fields(Objective)} <= keys
+
+
+def all_keys() -> list[tuple[str, Key]]:
+    tables = [*TABLES.items(), *((kind.value, table) for kind, table in WORKLOAD_TABLES.items())]
+    return [(name, key) for name, table in tables for key in keys_of(table)]
+
+
+def wrong_values(key: Key) -> list[object]:
+    """Values in TOML's form that this key must refuse."""
+    found: list[object] = [["a list"], {"a": "table"}]
+    match key.type_name:
+        case "boolean":
+            found += [0, "true"]
+        case "integer" | "number":
+            found += ["1", True, math.nan, math.inf, 10**30]
+            if key.type_name == "integer":
+                found.append(1.5)
+            if key.low is not None:
+                found.append(math.floor(key.low) - 1)
+            if key.high is not None:
+                found.append(math.ceil(key.high) + 1)
+        case "size":
+            found += [100, "100 ", "", " ", "1.5G", "1g", "-1", "9" * 30, "12X"]
+        case _:
+            found += [5, True]
+            found += {
+                "name": ["", "a b", "-x", "x" * 64, "ä"],
+                "group": ["", "Root", "a b", "1x"],
+                "path": ["", "relative", "/a/../b", "/a\x00", "/a\nb"],
+                "optional-path": ["relative", "/a/../b"],
+                "socket": ["", "relative", "/" + "x" * 107],
+                "cgroup": ["", "/", "relative", "/a/", "/a//b", "/a/../b", "/a/.", "/a\nb"],
+                "": ["no-such-choice", "", "Observe"],
+            }[key.kind]
+    return found
+
+
+@pytest.mark.parametrize(("table", "key"), all_keys(), ids=lambda value: getattr(value, "name", value))
+def test_every_key_refuses_what_it_cannot_take(table: str, key: Key):
+    for value in wrong_values(key):
+        raw: dict[str, object] = {"name": "x", "cgroup": "/x"} if table in tuple(Kind) else {}
+        raw[key.name] = value
+        error = refused(toml_of(table, raw))
+        where = f"{table}[0]" if table in tuple(Kind) else table
+        assert error.key == f"{where}.{key.name}", value
+        assert error.allowed
+        assert key.doc, f"{key.name} must be documented"
+
+
+@pytest.mark.parametrize(("table", "key"), all_keys(), ids=lambda value: getattr(value, "name", value))
+def test_every_bound_is_inclusive(table: str, key: Key):
+    if table in tuple(Kind) or key.low is None or key.high is None:
+        return
+    for value in (key.low, key.high):
+        parse(f"[{table}]\n{key.name} = {value}", SOURCE)
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "words"),
+    [
+        ("[daemon]\nmod = 1", "daemon.mod", "did you mean 'mode'"),
+        ("[demon]", "demon", "did you mean 'daemon'"),
+        ("period_s = 1", "period_s", "write it below [daemon]"),
+        ('[daemon]\nmode = "enforced"', "daemon.mode", "did you mean 'enforce'"),
+        ("[policy]\nconfirm_tick = 1", "policy.confirm_tick", "did you mean 'confirm_ticks'"),
+        ("daemon = 5", "daemon", "is not a table"),
+        ("[lra]\nname = 'x'", "lra", "beginning with [[lra]]"),
+        ("lra = [1]", "lra[0]", "is not a table"),
+        ("[[lra]]\nname = 'x'", "lra[0].cgroup", "is missing"),
+        ("[[batch]]\ncgroup = '/x'", "batch[0].name", "is missing"),
+        ("[[batch]]\nname = 'x'\ncgroup = '/x'\ntolerance_pct = 5", "batch[0].tolerance_pct", "unknown key"),
+        (LRA + "max_latency_ms = 5", "lra[0].max_latency_ms", "without [lra.sli]"),
+        (LRA + "[lra.sli]", "lra[0].sli.source", "is missing"),
+        (LRA + "sli = 5", "lra[0].sli", "is not a table"),
+        (LRA + "[lra.sli]\nsource = 'msql'", "lra[0].sli.source", "not an SLI source"),
+        (LRA + "[lra.sli]\nsource = 'push'\nage = 5", "lra[0].sli.age", "no such option"),
+        (LRA + "[lra.sli]\nsource = 'push'\nmax_age_s = [5]", "lra[0].sli.max_age_s", "not a plain value"),
+        ("a = ", "", "is not TOML"),
+        ("x = " + "9" * 5000, "", "is not TOML"),
+        ("x = " + "[" * 5000, "", ""),
+        ("#" * ((1 << 20) + 1), "", "too large"),
+    ],
+)
+def test_refusals(text: str, key: str, words: str):
+    error = refused(text)
+    assert error.key == key
+    assert words in str(error)
+    assert len(str(error)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "words"),
+    [
+        (LRA + LRA.replace("/app/db", "/other"), "lra[1].name", "already the name of lra[0]"),
+        (LRA + BATCH.replace("pi", "db"), "batch[0].name", "already the name of lra[0]"),
+        (
+            LRA + BATCH.replace("/batch/pi", "/app/db"),
+            "batch[0].cgroup",
+            "is also the cgroup of workload 'db'",
+        ),
+        (LRA + BATCH.replace("/batch/pi", "/app/db/x"), "batch[0].cgroup", "is inside the cgroup"),
+        (LRA + BATCH.replace("/batch/pi", "/app"), "batch[0].cgroup", "contains the cgroup"),
+    ],
+)
+def test_two_workloads_never_share_a_cgroup(text: str, key: str, words: str):
+    error = refused(text)
+    assert error.key == key
+    assert words in str(error)
+
+
+def test_siblings_with_a_common_beginning_are_no_conflict():
+    assert len(parse(LRA + BATCH.replace("/batch/pi", "/app/db2"), SOURCE).workloads) == 2
+
+
+@given(st.text(max_size=200))
+@settings(max_examples=150)
+def test_arbitrary_text(text: str):
+    check_only_config_error(text)
+
+
+tables = st.sampled_from(["daemon", "store", "policy", "host", "lra", "batch", "sli", "x"])
+keys = st.one_of(st.sampled_from([key.name for _, key in all_keys()]), st.text(max_size=8))
+scalars = st.one_of(
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=20),
+    st.sampled_from(["enforce", "/a", "1G", "push"]),
+)
+values = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=4)),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(tables, values, max_size=4))
+@settings(max_examples=200)
+def test_arbitrary_toml_shaped_data(data: dict[str, object]):
+    check_only_config_error("\n".join(f"{literal(name)} = {literal(value)}" for name, value in data.items()))
+
+
+def check_only_config_error(text: str) -> None:
+    try:
+        answer: Config | ConfigError = parse(text, SOURCE)
+    except ConfigError as exc:
+        answer = exc
+    assert isinstance(answer, Config) or str(answer).startswith(SOURCE)
+
+
+names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,20}", fullmatch=True)
+cgroups = st.from_regex(r"(/[a-z\"\\ü .][a-z\"\\ü -]{0,6}){1,3}", fullmatch=True).filter(
+    lambda path: all(part not in ("", ".", "..") for part in path.split("/")[1:])
+)
+
+
+@given(
+    st.builds(
+        WorkloadSpec,
+        name=names,
+        kind=st.just(Kind.LRA),
+        cgroup=cgroups,
+        priority=st.integers(0, 10000),
+        mode=st.sampled_from([None, *Mode]),
+        objective=st.builds(
+            Objective,
+            tolerance_pct=st.floats(0.1, 90),
+            min_work_rate_per_s=st.one_of(st.none(), st.floats(1, 1e6)),
+            latency_percentile=st.sampled_from(["p50", "p95", "p99"]),
+        ),
+        sli=st.sampled_from([None, SliSpec("push"), SliSpec("push", (("max_age_s", "3"),))]),
+    )
+)
+def test_a_workload_written_reads_back_the_same(spec: WorkloadSpec):
+    assert parse(to_toml(spec), SOURCE).workloads == (spec,)
+
+
+@given(
+    st.builds(
+        WorkloadSpec,
+        name=names,
+        kind=st.just(Kind.BATCH),
+        cgroup=cgroups,
+        min_cores=st.floats(0, 4096),
+        min_memory_bytes=st.integers(0, 1 << 62),
+    )
+)
+def test_a_batch_workload_written_reads_back_the_same(spec: WorkloadSpec):
+    assert parse(to_toml(spec), SOURCE).workloads == (spec,)
+
+
+def toml_of(table: str, raw: dict[str, object]) -> str:
+    head = f"[[{table}]]" if table in tuple(Kind) else f"[{table}]"
+    return "\n".join([head, *(f"{literal(key)} = {literal(value)}" for key, value in raw.items())])
+
+
+def literal(value: object) -> str:
+    match value:
+        case bool():
+            return str(value).lower()
+        case str():
+            body = "".join(
+                c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08x}"
+                for c in value
+                if not is_surrogate(c)
+            )
+            return f'"{body}"'
+        case dict():
+            return "{" + ", ".join(f"{literal(k)} = {literal(v)}" for k, v in value.items()) + "}"
+        case list():
+            return "[" + ", ".join(map(literal, value)) + "]"
+        case float():
+            return {"inf": "inf", "-inf": "-inf", "nan": "nan"}.get(str(value), repr(value))
+    return repr(value)
+
+
+def is_surrogate(character: str) -> bool:
+    return 0xD800 <= ord(character) <= 0xDFFF
+
+
+def test_the_literal_helper_writes_toml():
+    data = {"a": [1, 2.5, True, 'x"\\\n'], "b": {"c": "ä"}}
+    text = "\n".join(f"{key} = {literal(value)}" for key, value in data.items())
+    assert tomllib.loads(text) == data
