@@ -22,8 +22,8 @@ from perphd.sim.workload import Lra, Workload
 
 OWN_CGROUP: Final = "/system.slice/perphd.service"
 _SETTLE_S: Final = 0.4  # caches and load balancing follow a change within this time constant
-_LOAD_NOISE: Final = 0.025
-_LOAD_NOISE_S: Final = 2.0
+_NOISE: Final = 0.02
+_NOISE_S: Final = 2.0
 _LATENCY_NOISE: Final = 0.06
 _MAX_BACKLOG: Final = 200.0  # requests; an application refuses more
 _GHZ: Final = 2.5
@@ -59,6 +59,19 @@ _Stalls = list[tuple[float, float]]
 Event = Arrival | Departure | LoadChange
 
 
+class _Drift:
+    """A factor that wanders around 1: real requests are neither evenly many nor alike."""
+
+    def __init__(self) -> None:
+        self._off = 0.0
+
+    def step(self, random: Random, dt_s: float) -> float:
+        """The factor ``dt_s`` seconds later."""
+        keep = math.exp(-dt_s / _NOISE_S)
+        self._off = self._off * keep + random.gauss(0.0, _NOISE * math.sqrt(1.0 - keep * keep))
+        return max(0.5, 1.0 + self._off)
+
+
 class _Running:
     """A workload while it runs, with what has accumulated."""
 
@@ -66,7 +79,8 @@ class _Running:
         self.work, self.group, self.process = work, group, process
         self.activity = physics.Activity()
         self.memory = memory.MemoryFate()
-        self.cost, self.backlog, self.drift, self.factor = 1.0, 0.0, 0.0, 1.0
+        self.cost, self.backlog, self.factor = 1.0, 0.0, 1.0
+        self.asked, self.needed = _Drift(), _Drift()  # requests, and CPU per request
         self.run_s = self.wait_s = self.switches = 0.0
 
 
@@ -133,6 +147,10 @@ class SimHost:
             self.now_s = until
 
     # -- what an observer of the experiment may know -----------------------------------------------------
+
+    def has(self, name: str) -> bool:
+        """True if the host knows a workload of this name, running or not."""
+        return name in self._works
 
     def running(self, name: str) -> bool:
         """True while the workload runs."""
@@ -235,19 +253,17 @@ class SimHost:
 
     def _tenant(self, running: _Running, dt_s: float) -> physics.Tenant:
         work, group = running.work, running.group
-        load = 1.0
+        load = cost = 1.0
         if isinstance(work, Lra):
-            keep = math.exp(-dt_s / _LOAD_NOISE_S)
-            kick = self._random.gauss(0.0, _LOAD_NOISE * math.sqrt(1.0 - keep * keep))
-            running.drift = running.drift * keep + kick
-            load = running.factor * max(0.1, 1.0 + running.drift)
+            load = running.factor * running.asked.step(self._random, dt_s)
+            cost = running.needed.step(self._random, dt_s)
         limits = [g.quota_us / g.period_us for g in group.ancestry() if g.quota_us is not None]
         return physics.Tenant(
             work=work,
             cpus=group.effective_cpus,
             way=_way(group, work.name),
             limit_cores=min(limits, default=math.inf),
-            cost=running.cost,
+            cost=running.cost * cost,
             stall_ms=running.memory.stall_ms,
             load=load,
             backlog=running.backlog,

@@ -1,0 +1,114 @@
+"""What the demo has shown: three recordings of the same scenario, compared, and judged."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Final
+
+from rich.table import Table
+
+RECOVERED: Final = 0.95
+"""Share of the target that counts as recovered."""
+STEADY_S: Final = 3
+"""So many seconds in a row must be recovered."""
+SETTLED_S: Final = 10
+"""The end of the disturbance: what control has arrived at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Second:
+    """One virtual second as an onlooker sees it. ``batch_work``: in seconds of an undisturbed CPU."""
+
+    at_s: int
+    work_per_s: float
+    p95_ms: float
+    batch_work: float
+
+
+Recording = Sequence[Second]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """The same scenario ``alone``, ``native`` (nobody in control) and with ``perphd``.
+
+    ``from_s``, ``to_s``: when batch ran. ``tolerance_pct``: the accepted loss of work rate against running alone.
+    """
+
+    alone: Recording
+    native: Recording
+    perphd: Recording
+    from_s: int
+    to_s: int
+    tolerance_pct: float
+
+    def during(self, recording: Recording) -> list[Second]:
+        """The seconds in which batch ran."""
+        return [second for second in recording if self.from_s < second.at_s <= self.to_s]
+
+    @property
+    def alone_per_s(self) -> float:
+        """Mean work rate without batch, in those same seconds."""
+        return _work(self.during(self.alone))
+
+    @property
+    def target_per_s(self) -> float:
+        """The work rate that is to be kept."""
+        return (1.0 - self.tolerance_pct / 100.0) * self.alone_per_s
+
+    def recovery_s(self, recording: Recording) -> float | None:
+        """Seconds from batch's arrival until the target was met for a while; 0: never missed; None: never met."""
+        missed, row = False, 0
+        for second in self.during(recording):
+            met = second.work_per_s >= RECOVERED * self.target_per_s
+            missed, row = missed or not met, row + 1 if met else 0
+            if row == STEADY_S:
+                return float(second.at_s - STEADY_S + 1 - self.from_s) if missed else 0.0
+        return None
+
+    def problems(self) -> list[str]:
+        """What was not shown, in sentences; empty: everything was."""
+        found: list[str] = []
+        wanted = RECOVERED * self.target_per_s
+        if _work(self.during(self.native)) >= wanted:
+            found.append("batch did not disturb the application, so there was nothing to show")
+        settled = self.during(self.perphd)[-SETTLED_S:]
+        if self.recovery_s(self.perphd) is None or _work(settled) < wanted:
+            found.append(f"the application was not brought back to its target of {self.target_per_s:.0f}/s")
+        return found
+
+    def table(self) -> Table:
+        """The closing summary."""
+        table = Table(title=f"While batch ran ({self.from_s} s to {self.to_s} s)")
+        table.add_column("phase")
+        for name in ("work/s", "of alone", "p95 ms", "batch work, CPU-s", "recovery"):
+            table.add_column(name, justify="right")
+        perphd = self.during(self.perphd)
+        rows = (
+            ("alone", self.during(self.alone), "-"),
+            ("native (no control)", self.during(self.native), self._recovery_text(self.native)),
+            ("perphd", perphd, self._recovery_text(self.perphd)),
+            (f"perphd, last {SETTLED_S} s", perphd[-SETTLED_S:], ""),
+        )
+        for name, seconds, recovery in rows:
+            work = _work(seconds)
+            batch = sum(second.batch_work for second in seconds)
+            table.add_row(
+                name,
+                f"{work:.0f}",
+                f"{work / self.alone_per_s:.0%}",
+                f"{fmean(second.p95_ms for second in seconds):.1f}",
+                f"{batch:.0f}" if batch else "-",
+                recovery,
+            )
+        return table
+
+    def _recovery_text(self, recording: Recording) -> str:
+        recovered_s = self.recovery_s(recording)
+        return "never" if recovered_s is None else f"{recovered_s:.0f} s"
+
+
+def _work(seconds: Recording) -> float:
+    return fmean(second.work_per_s for second in seconds)
