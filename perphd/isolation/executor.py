@@ -17,6 +17,7 @@ from posixpath import basename, dirname
 from typing import TypeVar
 
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
+from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Busy, Gone, KernelError
 from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
 from perphd.domain.workload import WorkloadSpec
@@ -84,7 +85,7 @@ class Executor:
         self._lock = asyncio.Lock()
         self._running: asyncio.Future[object] | None = None
         self._identities: dict[str, Identity] = {}
-        self._targets: dict[Key, Value] = {}
+        self._planned: dict[Key, tuple[Knob, Value]] = {}
         self._watch = Watch(journal)
         self._force: dict[Key, Value] = {}
         self._skipped: dict[str, tuple[NotEnforceable, ...]] = {}
@@ -141,7 +142,7 @@ class Executor:
         if self._running is not None:
             return ChangeSet((), (), "an earlier change is still being written")
         self._identities.clear()
-        self._targets.clear()
+        self._planned.clear()
         self._skipped = {}
         changed = {(dirname(entry.path), entry.knob) for entry in self._journal.originals.values()}
         claimed = {spec.cgroup for spec in specs}
@@ -216,7 +217,7 @@ class Executor:
             return ""
         if refused := self._watch.refused(key, target):
             return refused
-        self._targets[key] = target
+        self._planned[key] = (knob, target)
         if setting != "cpus":
             return Wanted(KnobState(spec.name, knob, files), target)
         if knob.version == 1:
@@ -252,6 +253,9 @@ class Executor:
             self._force.pop(key, None)
             return
         value = decode(knob.setting, knob.version, {basename(file.path): file.now for file in files})
+        if knob.setting == "cpus" and files[0].original == "" and isinstance(value, CpuSet):
+            around = CpuSet.parse(parent_cpus(self._fs, knob.directory))
+            value = KEEP if around and around <= value else value  # no confinement: equal in effect to empty
         if value is KEEP:
             self._force.pop(key, None)
         else:
@@ -288,49 +292,49 @@ class Executor:
 
     def _transact(self, transaction: Transaction, writes: Sequence[Write]) -> Result:
         result = transaction.run(writes)
-        touched = [*result.written, *([] if result.at_fault is None else [result.at_fault])]
-        self._settle({(write.workload, write.knob) for write in touched})
+        if result.failed is not None and result.at_fault is None:
+            return result  # nothing could be recorded, so nothing was written
+        touched = {write.path for write in result.written}
         if result.at_fault is not None and result.failed is not None:
+            touched.add(result.at_fault.path)
             key = (result.at_fault.workload, result.at_fault.knob)
-            self._watch.failed(key, self._targets.get(key, KEEP), result.failed)
+            planned = self._planned.get(key)
+            self._watch.failed(key, KEEP if planned is None else planned[1], result.failed)
         else:
             for write in result.written:
                 self._watch.succeeded((write.workload, write.knob))
+        self._settle({(write.workload, write.knob) for write in writes}, touched)
         return result
 
-    def _settle(self, keys: set[Key]) -> None:
-        """Remember what the touched knobs read now, and close what holds its originals again."""
+    def _settle(self, keys: set[Key], touched: set[str]) -> None:
+        """Remember what the knobs read after a transaction, and close those that hold their originals (again)."""
         entries: dict[Key, list[Original]] = defaultdict(list)
         for entry in self._journal.originals.values():
             if (entry.workload, entry.knob) in keys:
                 entries[entry.workload, entry.knob].append(entry)
         for key, group in entries.items():
-            now: dict[str, bytes] = {}
-            for entry in group:
-                with suppress(KernelError):
-                    now[entry.path] = self._fs.read(entry.path)
-                    text = now[entry.path].decode(errors="replace").rstrip("\n")
-                    self._watch.wrote(entry.path, entry.identity, text)
-            if all(now.get(entry.path, entry.raw) == entry.raw for entry in group):
+            written = any(entry.path in touched for entry in group)
+            holds = [self._holds_original(entry, written) for entry in group]  # of each: it takes note as well
+            if all(holds):
                 with suppress(KernelError):  # the journal then still names values that the files hold already
                     self._journal.close_out(entry.path for entry in group)
                 self._force.pop(key, None)
-                continue
-            lead = min(group, key=lambda entry: entry.path.count("/"))
-            knob = next(
-                (found for found in self._knobs(key[1], dirname(lead.path)) if lead.path in found.paths), None
-            )
-            if knob is not None:
+            elif (planned := self._planned.get(key)) is not None:
+                knob = planned[0]
                 with suppress(KernelError):
-                    self._note_in_force(key, knob, [self._file(path, lead.identity) for path in knob.paths])
+                    identity = self._fs.identity(knob.directory)
+                    self._note_in_force(key, knob, [self._file(path, identity) for path in knob.paths])
 
-    def _knobs(self, setting: str, directory: str) -> list[Knob]:
-        hierarchy = self._hierarchies.of(CONTROLLERS[setting])
-        if hierarchy is None:
-            return []
-        cgroup = directory.removeprefix(hierarchy.mount)
-        knob = Cgroup(self._fs, self._hierarchies, cgroup).knob(setting)
-        return [] if isinstance(knob, str) else [knob]
+    def _holds_original(self, entry: Original, written: bool) -> bool:
+        try:
+            raw = self._fs.read(entry.path)
+        except Gone:
+            return True
+        except KernelError:
+            return False
+        if written:
+            self._watch.wrote(entry.path, entry.identity, raw.decode(errors="replace").rstrip("\n"))
+        return raw == entry.raw
 
     def _tell(self, result: Result) -> None:
         if self._on_write is None:

@@ -88,6 +88,8 @@ class Journal:
         self._sequence = 0
         self._fd = -1
         self._size = 0
+        self.unreadable: KernelError | None = None
+        """Why the journal that is there could not be read; then nothing can be recorded, lest it be overwritten."""
         self._lock_fd = _lock(self.state_dir)
         try:
             self._load()
@@ -158,8 +160,16 @@ class Journal:
             return
         if self._originals:
             self._append([_line({"kind": "closed", "path": path}) for path in closed], sync=False)
-        else:
+            return
+        if self._fd < 0:
             self._rewrite()
+            return
+        header = self._header()
+        try:
+            os.ftruncate(self._fd, len(header))
+            self._size = len(header)
+        except OSError as exc:
+            raise kernel_error(exc, self.path, "truncate") from exc
 
     def close(self) -> None:
         """Give the file and the lock back; closing twice is fine."""
@@ -181,12 +191,17 @@ class Journal:
     def _load(self) -> None:
         try:
             data = Path(self.path).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
+            with contextlib.suppress(
+                KernelError
+            ):  # tried again, and reported, when something is to be recorded
+                self._rewrite()
             return
         except OSError as exc:
-            raise kernel_error(
-                exc, self.path, "read", advice="originals that it may hold cannot be restored"
-            ) from exc
+            advice = "originals that it may hold cannot be restored, and no kernel file is changed"
+            self.unreadable = kernel_error(exc, self.path, "read", advice=advice)
+            self._notes.append(str(self.unreadable))
+            return
         lines = data.split(b"\n")
         torn = lines.pop()
         records = [(number, _parse(line)) for number, line in enumerate(lines, 1)]
@@ -200,6 +215,8 @@ class Journal:
             )
         if header is not None and header.get("boot") != self._boot:
             self._set_aside(records)
+            with contextlib.suppress(KernelError):
+                self._rewrite()
             return
         bad = [number for number, record in records if record is None]
         for _, record in records:
@@ -211,9 +228,13 @@ class Journal:
             self._notes.append(
                 f"{self.path}: the last line was cut off while it was written; it stood for no write"
             )
-        if bad or torn or header is None:
+        if bad or torn or not data.startswith(self._header().encode()):
             with contextlib.suppress(KernelError):  # readable all the same: said again at the next start
                 self._rewrite()
+            return
+        with contextlib.suppress(OSError):
+            self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+            self._size = len(data)
 
     def _set_aside(self, records: list[tuple[int, dict[str, Any] | None]]) -> None:
         count = sum(1 for _, record in records if record and record["kind"] == "original")
@@ -292,14 +313,19 @@ class Journal:
             raise kernel_error(exc, self.path, "append", advice=_NOTHING_WRITTEN) from exc
         self._size += len(data)
 
+    def _header(self) -> str:
+        return _line({"kind": "header", "version": VERSION, "boot": self._boot})
+
     def _rewrite(self) -> None:
         """Write what is known as a new file and put it in the old one's place, on disk before this returns."""
+        if self.unreadable is not None:
+            raise self.unreadable
         if self._lock_fd < 0:
             try:
                 self._lock_fd = _lock(self.state_dir)
             except JournalInUse as exc:
                 raise Busy(self.path, "lock", errno.EAGAIN, advice=str(exc)) from exc
-        lines = [_line({"kind": "header", "version": VERSION, "boot": self._boot})]
+        lines = [self._header()]
         for entry in self._originals.values():
             values = list(self._intents.get(entry.path, ()))[-_KEPT_INTENTS:]
             self._intents[entry.path] = dict.fromkeys(values)

@@ -88,6 +88,8 @@ def restore(
     if not Path(state_dir, FILE).exists():
         return RestoreReport(notes=(f"{state_dir}: no journal, nothing to restore",))
     with Journal(state_dir, boot_id=boot_id) as journal:
+        if journal.unreadable is not None:
+            raise journal.unreadable
         return restore_journal(fs, journal, list(journal.originals.values()), force)
 
 
@@ -178,12 +180,18 @@ class _Run:
         if raw == entry.raw:
             self._add(self.already, entry, found, found)
             return None
-        if not self._force and not any(same(entry.path, value, found) for value in self._intents(entry.path)):
+        if not self._force and not self._is_own(entry, found):
             note = f"set to {found!r} by somebody else, left alone (original: {entry.text!r})"
             self._add(self.foreign, entry, found, found, note)
             self.notes.append(f"{entry.path}: {note}")
             return None
         return found
+
+    def _is_own(self, entry: Original, found: str) -> bool:
+        if any(same(entry.path, value, found) for value in self._intents(entry.path)):
+            return True
+        # What an interrupted restore leaves where it could not empty the file.
+        return not entry.text and found == parent_cpus(self._fs, dirname(entry.path))
 
     def _write(self, entry: Original, found: str) -> None:
         try:

@@ -12,7 +12,8 @@ from posixpath import basename, dirname
 
 from perphd.domain.errors import Broken, Busy, Gone, KernelError, ParseError
 from perphd.domain.plan import Write
-from perphd.host.cgroup.knobs import FOLLOWERS, same
+from perphd.host.cgroup.group import parent_cpus
+from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, same
 from perphd.host.fs import KernelFs, read_text
 from perphd.isolation.journal import Journal, Original
 from perphd.isolation.restore import put
@@ -93,6 +94,10 @@ class Transaction:
             for path, values in self._followers(write.path).items():
                 intents += [(path, value) for value in values]
             intents.append((write.path, write.value))
+            if basename(write.path) in EMPTY_ALLOWED and "" in (write.value, write.before):
+                intents.append(
+                    (write.path, parent_cpus(self._fs, dirname(write.path)))
+                )  # what put may have to do
         # A workload that turned out to be gone midway keeps what was read of it: harmless, closed as gone by restore.
         self._journal.record(originals.values(), intents)
 

@@ -10,6 +10,7 @@ Pure: no file is opened here. Two facts of the kernel shape it:
 from __future__ import annotations
 
 import math
+import mmap
 from collections.abc import Mapping
 from posixpath import basename
 from typing import Final, TypeAlias
@@ -17,7 +18,7 @@ from typing import Final, TypeAlias
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Keep, Limit, Weight
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import ParseError
-from perphd.domain.units import MAX_BYTES, page_floor_bytes
+from perphd.domain.units import MAX_BYTES, PAGE_BYTES, page_floor_bytes
 
 Value: TypeAlias = CpuSet | Weight | float | Limit | Keep
 """What a field of ``Settings`` that is written to a cgroup may hold."""
@@ -71,7 +72,7 @@ EMPTY_ALLOWED: Final = frozenset({"cpuset.cpus"})
 
 DEFAULT_PERIOD_US: Final = 100_000
 MIN_QUOTA_US: Final = 1_000
-_PAGE_SIZES = (4096, 16384, 65536)
+_PAGE_SIZES = {PAGE_BYTES, mmap.PAGESIZE}
 _MEMORY_FILES = ("memory.low", "memory.high")
 
 

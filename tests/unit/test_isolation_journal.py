@@ -1,0 +1,216 @@
+"""The journal of originals: what it promises about disks, crashes, damage and other daemons."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perphd.domain.errors import Full, KernelError, PerphError
+from perphd.isolation import journal as module
+from perphd.isolation.journal import Journal, JournalInUse, Original
+
+A = Original("/cg/a/cpu.weight", b"100\n", (1, 7), "cpu_weight", "batch")
+B = Original("/cg/a/cpu.idle", b"0\n", (1, 7), "cpu_weight", "batch")
+
+
+def opened(directory: Path, boot: str = "boot") -> Journal:
+    return Journal(directory, boot_id=boot)
+
+
+def test_originals_and_intents_survive_a_killed_process(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        journal.record([A, B], [(A.path, "10")])
+        journal.intend([(A.path, "20"), (A.path, "10"), (B.path, "1")])
+    with opened(tmp_path) as journal:
+        assert list(journal.originals) == [A.path, B.path]
+        assert journal.originals[A.path].raw == b"100\n"
+        assert [entry.sequence for entry in journal.originals.values()] == [1, 2]
+        assert journal.intents(A.path) == ("20", "10")
+        assert journal.notes == ()
+
+
+def test_originals_are_on_disk_when_record_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[bytes] = []
+    with opened(tmp_path) as journal:
+        monkeypatch.setattr(os, "fdatasync", lambda fd: synced.append(Path(journal.path).read_bytes()))
+        journal.record([A], [(A.path, "10")])
+        assert len(synced) == 1
+        assert b'"raw":"100\\n"' in synced[0]
+        journal.intend([(A.path, "11")])
+        assert len(synced) == 1, (
+            "intents are not synced: a killed process keeps them, a power cut needs them not"
+        )
+
+
+def test_closing_everything_leaves_the_header_and_order_goes_on(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        empty = Path(journal.path).read_bytes()
+        journal.record([A, B])
+        journal.close_out([A.path])
+        assert list(journal.originals) == [B.path]
+        journal.close_out([B.path, "/never/there"])
+        assert Path(journal.path).read_bytes() == empty
+        journal.record([A])
+        assert journal.originals[A.path].sequence == 3
+    with opened(tmp_path) as journal:
+        assert list(journal.originals) == [A.path]
+
+
+def test_a_closed_file_stays_closed_for_the_next_reader(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        journal.record([A, B])
+        journal.close_out([A.path])
+    with opened(tmp_path) as journal:
+        assert list(journal.originals) == [B.path]
+
+
+def test_another_boots_journal_is_set_aside_with_a_note(tmp_path: Path) -> None:
+    with opened(tmp_path, "monday") as journal:
+        journal.record([A])
+    with opened(tmp_path, "tuesday") as journal:
+        assert not journal.originals
+        assert "1 originals are of an earlier boot" in journal.notes[0]
+        assert (tmp_path / module.ASIDE).exists()
+    with opened(tmp_path, "tuesday") as journal:
+        assert journal.notes == ()
+
+
+@given(cut=st.integers(1, 400))
+def test_a_torn_end_costs_only_what_stood_for_no_write(
+    cut: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("torn")
+    with opened(directory) as journal:
+        journal.record([A])
+        whole = Path(journal.path).stat().st_size
+        journal.record([B])
+    path = directory / module.FILE
+    data = path.read_bytes()
+    path.write_bytes(data[: max(whole, len(data) - cut)])
+    with opened(directory) as journal:
+        assert journal.originals[A.path].raw == A.raw
+        journal.record([B])
+    with opened(directory) as journal:
+        assert list(journal.originals) == [A.path, B.path]
+        assert journal.notes == ()
+
+
+@given(position=st.integers(0, 10_000), value=st.integers(0, 255))
+def test_damage_is_reported_and_the_rest_is_used(
+    position: int, value: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("damage")
+    with opened(directory) as journal:
+        journal.record([A])
+        journal.record([B])
+    path = directory / module.FILE
+    data = bytearray(path.read_bytes())
+    position %= len(data)
+    ends = [n for n, byte in enumerate(data) if byte == ord("\n")]
+    changed = data[position] != value
+    data[position] = value
+    path.write_bytes(data)
+    with opened(directory) as journal:
+        assert all(entry in (A.raw, B.raw) for entry in (e.raw for e in journal.originals.values()))
+        lost = (
+            0 if not changed else 2 if position in ends else 1
+        )  # a lost line end takes both its lines along
+        assert len(journal.originals) >= 2 - lost
+        assert bool(journal.notes) is changed
+
+
+def test_a_missing_header_is_said(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        journal.record([A])
+    path = tmp_path / module.FILE
+    path.write_bytes(b"garbage\n" + b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+    with opened(tmp_path) as journal:
+        assert list(journal.originals) == [A.path]
+        assert "taken to be of this boot" in journal.notes[0]
+    assert (tmp_path / module.DAMAGED).exists()
+
+
+@given(data=st.binary(max_size=300))
+def test_arbitrary_bytes_never_break_the_opening(
+    data: bytes, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    directory = tmp_path_factory.mktemp("noise")
+    (directory / module.FILE).write_bytes(data)
+    with opened(directory) as journal:
+        assert not journal.originals
+
+
+def test_a_newer_version_is_refused(tmp_path: Path) -> None:
+    line = module._line({"kind": "header", "version": 99, "boot": "boot"})
+    (tmp_path / module.FILE).write_text(line)
+    with pytest.raises(PerphError, match="version 99"):
+        opened(tmp_path)
+    (tmp_path / module.FILE).unlink()
+    opened(tmp_path).close()  # the refused opening gave the lock back
+
+
+def test_a_second_journal_on_the_directory_is_refused_naming_the_pid(tmp_path: Path) -> None:
+    with opened(tmp_path):
+        with pytest.raises(JournalInUse, match=f"in use by process {os.getpid()}") as caught:
+            opened(tmp_path)
+        assert caught.value.pid == os.getpid()
+    opened(tmp_path).close()
+
+
+def test_a_full_disk_refuses_and_leaves_the_journal_readable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as journal:
+        journal.record([A])
+        real = os.write
+
+        def half(fd: int, data: bytes) -> int:
+            if len(data) > 20:
+                return real(fd, data[:20])
+            raise OSError(errno.ENOSPC, "full")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", lambda fd, data: half(fd, data if len(data) > 100 else data[:5]))
+            with pytest.raises(Full, match="no kernel file is changed"):
+                journal.record([B])
+        assert list(journal.originals) == [A.path]
+        journal.record([B])
+    with opened(tmp_path) as journal:
+        assert list(journal.originals) == [A.path, B.path]
+        assert journal.notes == ()
+
+
+def test_a_directory_that_cannot_be_made_refuses_recording_but_not_opening(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    with opened(tmp_path / "file" / "state") as journal:
+        assert not journal.originals
+        with pytest.raises(KernelError, match="no kernel file is changed"):
+            journal.record([A])
+        assert not journal.originals
+
+
+def test_a_large_journal_is_rewritten_with_what_still_matters(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_COMPACT_ABOVE_BYTES", 2000)
+    with opened(tmp_path) as journal:
+        journal.record([A])
+        for value in range(200):
+            journal.intend([(A.path, str(value))])
+        assert Path(journal.path).stat().st_size < 4000
+    with opened(tmp_path) as journal:
+        assert journal.originals[A.path].raw == A.raw
+        assert journal.intents(A.path)[-1] == "199"
+
+
+def test_bytes_that_are_no_utf8_are_kept(tmp_path: Path) -> None:
+    odd = Original("/cg/ä/x", b"\xff\x00\n", (1, 2), "cpus", "w")
+    with opened(tmp_path) as journal:
+        journal.record([odd])
+    with opened(tmp_path) as journal:
+        assert journal.originals[odd.path].raw == odd.raw

@@ -1,0 +1,270 @@
+"""Restore: whatever was set in whatever order, by a daemon that ended at any write, everything is as it was."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.errors import KernelError
+from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.isolation import Executor, Journal, JournalInUse, restore
+from perphd.isolation.journal import FILE
+from tests.unit.isolation_kernel import FakeKernel
+
+SPECS = (WorkloadSpec("db", Kind.LRA, "/db"), WorkloadSpec("pi", Kind.BATCH, "/pi"))
+GROUPS = ("/db", "/db/inner", "/pi", "/pi/a", "/pi/a/x", "/pi/b")
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perphd.isolation.journal.os.fsync", lambda fd: None)
+    monkeypatch.setattr("perphd.isolation.journal.os.fdatasync", lambda fd: None)
+
+
+cpu_sets = st.sets(st.integers(0, 3), min_size=1).map(CpuSet.of)
+sizes = st.integers(0, 1 << 40)
+settings = st.builds(
+    Settings,
+    cpus=st.just(KEEP) | cpu_sets,
+    cpu_weight=st.just(KEEP) | st.just(IDLE) | st.integers(1, 10000),
+    cpu_max_cores=st.just(KEEP) | st.floats(0.01, 4),
+    memory_low_bytes=st.just(KEEP) | sizes,
+    memory_high_bytes=st.just(KEEP) | st.just(NO_LIMIT) | sizes,
+)
+targets = st.dictionaries(st.sampled_from(["db", "pi"]), settings)
+layouts = st.sampled_from(["v1", "v2", "hybrid"])
+
+
+class Killed(BaseException):
+    """The process ends here: no undo, no handler of errors."""
+
+
+@st.composite
+def kernels(draw: st.DrawFn) -> FakeKernel:
+    """A host whose groups hold values of their own; populated or not."""
+    kernel = FakeKernel(draw(layouts), idle_weight=draw(st.sampled_from(["0", "1"])))
+    populated = draw(st.booleans())
+    for group in GROUPS:
+        cpus = None
+        if draw(st.booleans()):
+            above = CpuSet.of(range(4))
+            for path in kernel.paths(group.rpartition("/")[0]) if group.count("/") > 1 else []:
+                text = kernel.directories[path].files.get("cpuset.cpus")
+                above = CpuSet.parse(text) if text else above
+            cpus = str(draw(cpu_sets) & above or above)
+        kernel.mkdir(group, cpus, populated)
+    for group in GROUPS:
+        for path in kernel.paths(group):
+            files = kernel.directories[path].files
+            if "cpu.weight" in files:
+                kernel.set(f"{path}/cpu.weight", str(draw(st.integers(1, 10000))))
+                kernel.set(f"{path}/memory.low", str(draw(sizes)))
+            if "cpu.shares" in files:
+                kernel.set(f"{path}/cpu.shares", str(draw(st.integers(2, 262144))))
+            if "cpu.idle" in files and draw(st.integers(0, 3)) == 0:
+                kernel.set(f"{path}/cpu.idle", "1")
+    return kernel
+
+
+def same_as_before(kernel: FakeKernel, before: dict[str, str]) -> None:
+    """Byte for byte, but for the one exception: populated v2 groups whose own CPUs were empty have their parents'."""
+    after = kernel.texts()
+    for path, text in before.items():
+        if after[path] != text:
+            assert kernel.layout == "v2"
+            assert path.endswith("cpuset.cpus")
+            assert text == "\n"
+            parent = path.replace("/cpuset.cpus", "").rpartition("/")[0]
+            assert after[path] == kernel.read(f"{parent}/cpuset.cpus.effective").decode()
+
+
+async def drive(kernel: FakeKernel, directory: str, sequence: list[dict[str, Settings]]) -> None:
+    with Journal(directory, boot_id="boot") as journal:
+        executor = Executor(kernel, kernel.hierarchies, journal, in_thread=False)
+        for target in sequence:
+            applied = await executor.apply(executor.plan(target, SPECS))
+            assert applied.ok, applied
+            assert not executor.plan(target, SPECS), "applied once, there is nothing left to do"
+            assert not executor.conflicts()
+
+
+@given(kernel=kernels(), sequence=st.lists(targets, max_size=5))
+def test_after_any_sequence_everything_is_as_it_was(
+    kernel: FakeKernel, sequence: list[dict[str, Settings]]
+) -> None:
+    before = kernel.texts()
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(drive(kernel, directory, sequence))
+        report = restore(kernel, directory, boot_id="boot")
+        assert not report.failed, report
+        assert not report.foreign, report
+        same_as_before(kernel, before)
+        assert not restore(kernel, directory, boot_id="boot"), "nothing is left to restore"
+
+
+@given(
+    kernel=kernels(),
+    sequence=st.lists(targets, min_size=1, max_size=5),
+    last=st.integers(0, 25),
+    after=st.booleans(),
+)
+def test_a_daemon_that_dies_at_any_write_leaves_a_restorable_host(
+    kernel: FakeKernel, sequence: list[dict[str, Settings]], last: int, after: bool
+) -> None:
+    before = kernel.texts()
+    with tempfile.TemporaryDirectory() as directory:
+
+        def die(number: int, path: str, text: str) -> int | None:
+            if number == last:
+                if after:
+                    kernel.set(path, text.rstrip("\n"))
+                raise Killed
+            return None
+
+        kernel.before_write = die
+        try:
+            asyncio.run(drive(kernel, directory, sequence))
+        except (Killed, KernelError):
+            pass
+        kernel.before_write = None
+        report = restore(kernel, directory, boot_id="boot")
+        assert not report.failed, report
+        assert not report.foreign, report
+        same_as_before(kernel, before)
+
+
+@given(kernel=kernels(), first=targets, last=st.integers(0, 12))
+def test_an_interrupted_restore_is_finished_by_the_next(
+    kernel: FakeKernel, first: dict[str, Settings], last: int
+) -> None:
+    before = kernel.texts()
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(drive(kernel, directory, [first]))
+
+        def die(number: int, _path: str, _text: str) -> int | None:
+            if number == start + last:
+                raise Killed
+            return None
+
+        start = kernel.attempts
+        kernel.before_write = die
+        try:
+            restore(kernel, directory, boot_id="boot")
+        except Killed:
+            pass
+        kernel.before_write = None
+        report = restore(kernel, directory, boot_id="boot")
+        assert not report.failed, report
+        assert not report.foreign, report
+        same_as_before(kernel, before)
+
+
+@given(
+    kernel=kernels(),
+    first=targets,
+    number=st.integers(0, 12),
+    fault=st.sampled_from([errno.EIO, errno.EBUSY]),
+)
+def test_a_restore_that_fails_somewhere_says_so_and_can_be_repeated(
+    kernel: FakeKernel, first: dict[str, Settings], number: int, fault: int
+) -> None:
+    before = kernel.texts()
+    with tempfile.TemporaryDirectory() as directory:
+        asyncio.run(drive(kernel, directory, [first]))
+        start = kernel.attempts
+        kernel.before_write = lambda n, path, text: fault if n == start + number else None
+        report = restore(kernel, directory, boot_id="boot")
+        assert all(file.note for file in report.failed)
+        assert report.complete is (not report.failed)
+        kernel.before_write = None
+        assert restore(kernel, directory, boot_id="boot").complete
+        same_as_before(kernel, before)
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Iterator[tuple[FakeKernel, Path]]:
+    kernel = FakeKernel("v2")
+    for group in GROUPS:
+        kernel.mkdir(group)
+    target = {"pi": Settings(cpus=CpuSet.of([3]), cpu_weight=10, memory_high_bytes=1 << 30)}
+    asyncio.run(drive(kernel, str(tmp_path), [target]))
+    yield kernel, tmp_path
+
+
+def test_a_value_that_somebody_else_set_is_left_alone_unless_forced(changed: tuple[FakeKernel, Path]) -> None:
+    kernel, directory = changed
+    kernel.set("/sys/fs/cgroup/pi/cpu.weight", "55")
+    report = restore(kernel, directory, boot_id="boot")
+    assert [file.path for file in report.foreign] == ["/sys/fs/cgroup/pi/cpu.weight"]
+    assert kernel.read("/sys/fs/cgroup/pi/cpu.weight") == b"55\n"
+    assert kernel.read("/sys/fs/cgroup/pi/memory.high") == b"max\n"
+    assert "set to '55' by somebody else, left alone (original: '100')" in str(report)
+    forced = restore(kernel, directory, force=True, boot_id="boot")
+    assert [file.path for file in forced.restored] == ["/sys/fs/cgroup/pi/cpu.weight"]
+    assert kernel.read("/sys/fs/cgroup/pi/cpu.weight") == b"100\n"
+
+
+def test_the_one_exception_is_reported_as_equal_in_effect(changed: tuple[FakeKernel, Path]) -> None:
+    kernel, directory = changed
+    report = restore(kernel, directory, boot_id="boot")
+    cpus = next(file for file in report.restored if file.knob == "cpus")
+    assert (cpus.original, cpus.now) == ("", "0-3")
+    assert "equal in effect" in cpus.note
+    assert "equal in effect" in str(report)
+
+
+def test_gone_and_replaced_groups_owe_nothing(changed: tuple[FakeKernel, Path]) -> None:
+    kernel, directory = changed
+    kernel.rmdir("/pi")
+    kernel.mkdir("/pi")
+    kernel.set("/sys/fs/cgroup/pi/cpu.weight", "10")
+    report = restore(kernel, directory, boot_id="boot")
+    assert {file.knob for file in report.gone} == {"cpus", "cpu_weight", "memory_high_bytes"}
+    assert not report.restored
+    assert kernel.read("/sys/fs/cgroup/pi/cpu.weight") == b"10\n"
+    assert not restore(kernel, directory, boot_id="boot")
+
+
+def test_a_controller_that_was_switched_off_owes_nothing(changed: tuple[FakeKernel, Path]) -> None:
+    kernel, directory = changed
+    del kernel.directories["/sys/fs/cgroup/pi"].files["cpuset.cpus"]
+    report = restore(kernel, directory, boot_id="boot")
+    assert [file.knob for file in report.gone] == ["cpus"]
+    assert report.complete
+
+
+def test_a_live_daemon_is_not_undermined(changed: tuple[FakeKernel, Path]) -> None:
+    kernel, directory = changed
+    with Journal(directory, boot_id="boot"), pytest.raises(JournalInUse, match="stop that one first"):
+        restore(kernel, directory, boot_id="boot")
+
+
+def test_without_a_journal_there_is_nothing_to_do(tmp_path: Path) -> None:
+    report = restore(FakeKernel(), tmp_path / "never", boot_id="boot")
+    assert not report
+    assert "nothing to restore" in str(report)
+    assert not (tmp_path / "never").exists()
+
+
+def test_after_a_reboot_there_is_nothing_to_restore(changed: tuple[FakeKernel, Path]) -> None:
+    kernel, directory = changed
+    start = kernel.attempts
+    report = restore(kernel, directory, boot_id="another")
+    assert not report
+    assert "earlier boot" in str(report)
+    assert kernel.attempts == start
+
+
+def test_a_journal_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / FILE).mkdir()
+    with pytest.raises(KernelError, match="cannot be restored"):
+        restore(FakeKernel(), tmp_path, boot_id="boot")
