@@ -49,6 +49,11 @@ class LraState:
     quiet_since_s: float | None = None
     regretted: tuple[tuple[Allocation, float], ...] = ()
 
+    @classmethod
+    def new(cls, now_s: float) -> LraState:
+        """The state of an LRA that is seen for the first time."""
+        return cls(first_seen_s=now_s, detector=DetectorState(since_s=now_s))
+
 
 @dataclass(frozen=True, slots=True)
 class PerphMemory:
@@ -86,7 +91,7 @@ class PerphPolicy:
         outcomes: list[Outcome] = []
         protections: dict[str, Allocation] = {}
         for view in lras(snapshot):
-            state = memory.lras.get(view.spec.name) or LraState(first_seen_s=snapshot.at_s)
+            state = memory.lras.get(view.spec.name) or LraState.new(snapshot.at_s)
             turn = _Turn(self._settings, snapshot, view, state)
             decision = turn.run()
             states[view.spec.name] = turn.state
