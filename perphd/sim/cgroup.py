@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Final
 
 from perphd.domain.cpuset import CpuSet
 from perphd.sim import formats
+from perphd.sim.counters import CpuCounters, IoCounters, MemoryCounters, PerfCounters, Process
 from perphd.sim.formats import COUNTER_MAX_PAGES, PAGE
 from perphd.sim.kernel import Directory, File, Reader, Writer, refuse
 from perphd.sim.pressure import PressureState
@@ -23,68 +23,6 @@ _THREADED: Final = frozenset({"cpuset", "cpu", "pids"})
 IDLE_WEIGHT: Final = 100 * 3 / 1024
 """What cpu.idle = 1 weighs on cpu.weight's scale (the kernel's WEIGHT_IDLEPRIO of 3, where 1024 is 100)."""
 _KERNEL_PIDS: Final = frozenset({2})
-
-
-@dataclass(slots=True)
-class Process:
-    """A process with its threads (the first thread id is the pid). Waiting and running times are shared evenly."""
-
-    pid: int
-    tids: tuple[int, ...]
-    comm: str
-
-
-@dataclass(slots=True)
-class CpuCounters:
-    """cpu.stat, in seconds."""
-
-    usage_s: float = 0.0
-    system_s: float = 0.0
-    periods: float = 0.0
-    throttled_periods: float = 0.0
-    throttled_s: float = 0.0
-
-
-@dataclass(slots=True)
-class MemoryCounters:
-    """memory.current, memory.stat and memory.events."""
-
-    anon_bytes: float = 0.0
-    file_bytes: float = 0.0
-    refaults: float = 0.0
-    major_faults: float = 0.0
-    faults: float = 0.0
-    scanned: float = 0.0
-    stolen: float = 0.0
-    events: dict[str, int] = field(
-        default_factory=lambda: dict.fromkeys(("low", "high", "max", "oom", "oom_kill", "oom_group_kill"), 0)
-    )
-
-    @property
-    def current_bytes(self) -> float:
-        """What the group is charged for."""
-        return self.anon_bytes + self.file_bytes
-
-
-@dataclass(slots=True)
-class IoCounters:
-    """io.stat of the one disk."""
-
-    read_bytes: float = 0.0
-    written_bytes: float = 0.0
-    reads: float = 0.0
-    writes: float = 0.0
-
-
-@dataclass(slots=True)
-class PerfCounters:
-    """What perf_event_open would count."""
-
-    instructions: float = 0.0
-    cycles: float = 0.0
-    llc_misses: float = 0.0
-    task_clock_s: float = 0.0
-    switches: float = 0.0
 
 
 class SimCgroup:

@@ -13,7 +13,8 @@ from random import Random
 from typing import Final
 
 from perphd.sim import memory, physics
-from perphd.sim.cgroup import CgroupTree, Process, SimCgroup
+from perphd.sim.cgroup import CgroupTree, SimCgroup
+from perphd.sim.counters import Process
 from perphd.sim.kernel import Directory, SimFs
 from perphd.sim.machine import CGROUP_ROOT, Machine, add_proc, add_processors
 from perphd.sim.perf import SimPerf
@@ -140,7 +141,7 @@ class SimHost:
                 self._happen(self._events.pop(0))
             # Steps end at multiples of their length: looking on at such moments does not change the run.
             until = (math.floor(self.now_s / self._step_s + 1e-6) + 1) * self._step_s
-            until = min(to_s, until)
+            until = to_s if to_s < until - 1e-6 else until
             if self._events:
                 until = min(until, max(self._events[0].at_s, self.now_s + 1e-3))
             self._step(until - self.now_s)

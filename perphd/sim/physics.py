@@ -121,7 +121,7 @@ def step(tenants: Sequence[Tenant], caches: Sequence[CpuSet], siblings: int = 1)
     for index, tenant in enumerate(tenants):
         if isinstance(tenant.work, Lra):
             greedy = list(claims)
-            most = min(tenant.work.threads, len(tenant.cpus), tenant.limit_cores)
+            most = _parallel_cores(tenant, tenant.work)
             greedy[index] = replace(claims[index], demand_cores=most)
             entitled = sum(divide(greedy)[index])
             contention = _contention(tenants, claims, first, index, caches)
@@ -150,8 +150,13 @@ def _wanted_cores(tenant: Tenant) -> float:
     if work.rate_per_s is not None:
         rate = work.rate_per_s * tenant.load + tenant.backlog
         return min(rate * service_s, float(room))
-    most = min(float(room), float(work.threads))
-    return _closed_loop(work, tenant, most, most, 0.0).rate * service_s
+    most = _parallel_cores(tenant, work)
+    return _closed_loop(work, tenant, most, max(1.0, most), 0.0).rate * service_s
+
+
+def _parallel_cores(tenant: Tenant, work: Lra) -> float:
+    """Most CPUs that an LRA can use at once."""
+    return min(float(work.threads), float(len(tenant.cpus)), tenant.limit_cores)
 
 
 def _flat_weights(tenants: Sequence[Tenant], wanted: Sequence[float]) -> list[float]:
@@ -276,7 +281,8 @@ class _Fate:
         )
 
 
-def _serve(tenant: Tenant, work: Lra, entitled: float, servers: float, contention: _Contention) -> _Fate:
+def _serve(tenant: Tenant, work: Lra, entitled: float, most: float, contention: _Contention) -> _Fate:
+    servers = max(1.0, most)  # a quota of half a CPU is one server at half speed
     wake_ms = _WAKE_FLOOR_MS * contention.hit + _WAKE_MS * min(contention.ratio**_WAKE_POWER, _WAKE_CEILING)
     spread = _SPREAD_CONTENDED * min(1.0, contention.ratio) ** (1 / 3) * (1.0 if contention.hit else 0.0)
     service_s = work.service_ms * tenant.cost / 1000.0

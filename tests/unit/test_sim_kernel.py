@@ -11,7 +11,8 @@ from perphd.domain.errors import Full, Gone, Invalid, KernelError
 from perphd.host.cgroup.hierarchy import Layout, discover
 from perphd.host.psi import parse_pressure
 from perphd.host.topology import read_topology
-from perphd.sim.cgroup import CgroupTree, Process
+from perphd.sim.cgroup import CgroupTree, SimCgroup
+from perphd.sim.counters import Process
 from perphd.sim.kernel import Directory, SimFs
 from perphd.sim.machine import CGROUP_ROOT, Machine, add_proc, add_processors
 
@@ -141,7 +142,9 @@ def test_the_captured_writes_get_the_captured_answers() -> None:
         got = lab.write(f"lab/kid/{name}", value)
         reads = lab.text(f"lab/kid/{name}") if then is not None else None
         if (got, reads) != (expected, then):
-            wrong.append(f"{name} <- {value!r}: errno {got} (expected {expected}), reads {reads!r}, not {then!r}")
+            wrong.append(
+                f"{name} <- {value!r}: errno {got} (expected {expected}), reads {reads!r}, not {then!r}"
+            )
     assert not wrong, "\n".join(wrong)
 
 
@@ -183,9 +186,7 @@ def test_processes_and_subtree_control() -> None:
     assert lab.write("lab/kid/cgroup.subtree_control", "+hugetlb\n") == errno.EINVAL
 
 
-def _child(lab: Lab):
-    from perphd.sim.cgroup import SimCgroup
-
+def _child(lab: Lab) -> SimCgroup:
     parent = lab.tree.find("/lab2")
     assert parent is not None
     return SimCgroup(lab.tree, parent, "thr", parent.directory.make("thr"))
@@ -285,7 +286,7 @@ def test_groups_in_use_cannot_be_removed() -> None:
 
 def test_errors_are_the_classes_of_the_domain() -> None:
     lab = Lab()
-    with pytest.raises(Invalid, match="cpu.weight"):
+    with pytest.raises(Invalid, match=r"cpu\.weight"):
         lab.fs.write(f"{KID}/cpu.weight", b"0")
     lab.write("lab/kid/cpuset.cpus", "1")
     with pytest.raises(Full):
