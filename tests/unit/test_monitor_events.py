@@ -49,7 +49,8 @@ class FakeOpener:
     """A host that counts only some events."""
 
     def __init__(self, *missing: EventKind) -> None:
-        self.missing, self.groups, self.tries = missing, [], 0
+        self.missing, self.tries = missing, 0
+        self.groups: list[FakeGroup] = []
         self.denied = False
         self.directories: list[str] = []
 
@@ -118,7 +119,7 @@ def test_without_a_pmu_context_switches_remain_and_the_rest_says_why(tmp_path: P
 
 def test_task_clock_stands_in_for_a_missing_cpu_stat(tmp_path: Path):
     opener = FakeOpener()
-    monitor, tree = watch(tmp_path, opener)
+    monitor, _ = watch(tmp_path, opener)
     (tmp_path / "sys/fs/cgroup/db/cpu.stat").unlink()
     at(monitor, 0.0)
     second(opener, 1.0)
@@ -163,8 +164,8 @@ def test_refused_events_say_why_and_are_tried_again(tmp_path: Path):
     opener.denied = False
     for n in range(LOOK_OVER_EVERY + 1):
         second(opener, n)
-        sample = at(monitor, 1.0 + n)
-    assert available(sample.mips)
+        at(monitor, 1.0 + n)
+    assert available(at(monitor, 100.0).mips)
 
 
 def test_cpus_that_come_back_are_counted_again(tmp_path: Path):

@@ -93,9 +93,10 @@ def test_late_interval_is_flagged_and_still_right(tree: Tree):
 
 def test_counter_that_goes_backwards_has_no_rate_and_is_based_anew(tree: Tree):
     watched = monitor(tree)
-    for second, step in ((0, 5), (1, 2)):
-        tree.make(LRA.cgroup, step)
-        sample = one(watched, float(second))
+    tree.make(LRA.cgroup, 5)
+    one(watched, 0.0)
+    tree.make(LRA.cgroup, 2)
+    sample = one(watched, 1.0)
     for field in ("cpu_usage_cores", "cpu_throttled_pct", "read_bytes_per_s", "refaults_per_s"):
         assert reason(sample.reading(field)) == "counter went backwards"
     tree.make(LRA.cgroup, 3)
@@ -138,7 +139,8 @@ def test_vanished_cgroup_gives_its_descriptors_back_and_is_found_again(tree: Tre
     assert back.threads == 42
     tree.make(LRA.cgroup, 2)
     after = one(watched, 3.0)
-    assert (after.quality, after.cpu_usage_cores) == ((), pytest.approx(1.5))
+    assert after.quality == ()
+    assert after.cpu_usage_cores == pytest.approx(1.5)
 
 
 def test_cgroup_replaced_between_two_samples_is_restarted_at_once(tree: Tree):
@@ -302,7 +304,8 @@ def test_two_monitors_do_not_disturb_each_other(tree: Tree):
     tree.make(LRA.cgroup, 2)
     fast.close()
     sample = one(slow, 2.0)
-    assert (sample.cpu_usage_cores, sample.interval_s) == (pytest.approx(1.5), 2.0)
+    assert sample.cpu_usage_cores == pytest.approx(1.5)
+    assert sample.interval_s == 2.0
 
 
 def test_sli_goes_into_the_sample_and_its_silence_is_flagged(tree: Tree):

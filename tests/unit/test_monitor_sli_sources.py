@@ -1,0 +1,455 @@
+"""SLI sources that need no server of somebody else's: file, command, push, and those with a small stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shlex
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perphd.domain.errors import ParseError
+from perphd.domain.reading import Reading, Unavailable, available
+from perphd.monitor.sli import SLI_FIELDS, PushSource, SliReading, SliSource, open_source, validate_options
+from perphd.monitor.sli.keyed import parse_indicators
+from perphd.monitor.sli.polled import AnsweredAt, PolledSource, SliError
+from perphd.monitor.sli.prometheus import HistogramGrowth, quantile
+from perphd.monitor.sli.threaded import ThreadedSource
+
+
+def source(name: str, **options: str) -> SliSource:
+    return open_source(validate_options(name, options))
+
+
+def reason(reading: Reading) -> str:
+    assert isinstance(reading, Unavailable)
+    return reading.reason
+
+
+# -- the text format ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("12.5\n", {"work_rate_per_s": 12.5}),
+        ("# so far\n\n 3 # now\n", {"work_rate_per_s": 3.0}),
+        ("work_rate_per_s=1\nlatency_p95_ms = 7e1\n", {"work_rate_per_s": 1.0, "latency_p95_ms": 70.0}),
+        ("work_total=9", {"work_total": 9.0}),
+    ],
+)
+def test_indicators(text: str, expected: dict[str, float]):
+    assert parse_indicators(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "\n", "-1", "nan", "inf", "1_000", "1 2", "1\n2", "fast", "x=1", "work_rate_per_s=", "٣"),
+        *("load_per_s=1\nload_per_s=2", "work_rate_per_s=1\nwork_total=2", "load_per_s=1\n5"),
+    ],
+)
+def test_refused_indicators(text: str):
+    with pytest.raises(ParseError):
+        parse_indicators(text)
+
+
+@given(st.text())
+def test_any_text_is_indicators_or_refused(text: str):
+    try:
+        found = parse_indicators(text)
+    except ParseError:
+        return
+    assert found
+    assert all(value >= 0 for value in found.values())
+
+
+# -- file ---------------------------------------------------------------------------------------------------
+
+
+def put(path: Path, text: str) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(text)
+    os.replace(part, path)
+
+
+async def test_file_that_lay_there_before_is_not_believed(tmp_path: Path):
+    path = tmp_path / "sli"
+    put(path, "5")
+    watched = source("file", path=str(path))
+    assert "waiting for its first change" in reason((await watched.read(0.0)).work_rate_per_s)
+    put(path, "6")
+    assert (await watched.read(1.0)).work_rate_per_s == 6.0
+
+
+async def test_file_that_appears_is_new_and_grows_stale(tmp_path: Path):
+    path = tmp_path / "sli"
+    watched = source("file", path=str(path), max_age_s="3")
+    assert "No such file" in reason((await watched.read(0.0)).work_rate_per_s)
+    put(path, "latency_p95_ms=4")
+    reading = await watched.read(1.0)
+    assert reading.latency_p95_ms == 4.0
+    assert reason(reading.work_rate_per_s) == "not given by this source"
+    assert (await watched.read(4.0)).latency_p95_ms == 4.0
+    assert "stale" in reason((await watched.read(4.5)).latency_p95_ms)
+    put(path, "latency_p95_ms=5")
+    assert (await watched.read(5.0)).latency_p95_ms == 5.0
+
+
+async def test_file_with_a_total_gives_its_rate(tmp_path: Path):
+    path = tmp_path / "sli"
+    watched = source("file", path=str(path))
+    await watched.read(0.0)
+    readings: list[Reading] = []
+    for second, total in ((1.0, 100), (3.0, 300), (4.0, 50), (5.0, 60)):
+        put(path, f"work_total={total}")
+        readings.append((await watched.read(second)).work_rate_per_s)
+    assert not available(readings[0])
+    assert readings[1] == pytest.approx(100.0)
+    assert "backwards" in reason(readings[2])
+    assert readings[3] == pytest.approx(10.0)
+
+
+async def test_unreadable_files_are_reasons(tmp_path: Path):
+    path = tmp_path / "sli"
+    watched = source("file", path=str(path))
+    await watched.read(0.0)
+    put(path, "what?")
+    assert "is not a set of indicators" in reason((await watched.read(1.0)).work_rate_per_s)
+    put(path, "#" * 70000)
+    assert "larger than" in reason((await watched.read(2.0)).work_rate_per_s)
+    path.unlink()
+    os.mkfifo(path)
+    assert "not a regular file" in reason((await watched.read(3.0)).work_rate_per_s)
+
+
+# -- push ---------------------------------------------------------------------------------------------------
+
+
+async def test_push_holds_for_its_age():
+    pushed = source("push", max_age_s="2")
+    assert isinstance(pushed, PushSource)
+    assert "nothing was pushed" in reason((await pushed.read(0.0)).work_rate_per_s)
+    pushed.push(SliReading(work_rate_per_s=5.0), 10.0)
+    assert (await pushed.read(12.0)).work_rate_per_s == 5.0
+    assert "stale" in reason((await pushed.read(12.1)).work_rate_per_s)
+
+
+# -- command ------------------------------------------------------------------------------------------------
+
+
+def python(program: str) -> str:
+    return shlex.join([sys.executable, "-c", program])
+
+
+async def test_command_prints_indicators_and_is_run_when_due(tmp_path: Path):
+    counter = tmp_path / "runs"
+    script = f"printf x >> {counter}; echo load_per_s=$(stat -c %s {counter})"
+    ran = source("command", command=shlex.join(["/bin/sh", "-c", script]), every_s="10")
+    assert (await ran.read(0.0)).load_per_s == 1.0
+    assert (await ran.read(5.0)).load_per_s == 1.0
+    assert (await ran.read(10.0)).load_per_s == 2.0
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("/bin/sh -c 'echo broken >&2; exit 3'", "exit status 3: broken"),
+        ("/bin/echo fast", "is not a set of indicators"),
+        ("/nonexistent/tool", "cannot be run"),
+        ("/bin/sh -c 'head -c 100000 /dev/zero'", "prints more than"),
+    ],
+)
+async def test_commands_that_fail_are_reasons(command: str, expected: str):
+    assert expected in reason((await source("command", command=command).read(0.0)).work_rate_per_s)
+
+
+async def test_hanging_command_is_killed_with_its_children(tmp_path: Path):
+    pids = tmp_path / "pids"
+    hanging = f"sleep 60 & echo $! $$ > {pids}; wait"
+    ran = source("command", command=shlex.join(["/bin/sh", "-c", hanging]), timeout_s="1")
+    assert "no answer within 1 s" in reason((await ran.read(0.0)).work_rate_per_s)
+    child, shell = (int(pid) for pid in pids.read_text().split())
+    await asyncio.to_thread(wait_for_end, shell)
+    await asyncio.to_thread(wait_for_end, child)
+
+
+def wait_for_end(pid: int) -> None:
+    while alive(pid):  # killed, and on the way out
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+# -- what all polled sources share --------------------------------------------------------------------------
+
+
+class Moody(PolledSource):
+    def __init__(self) -> None:
+        super().__init__("moody", 0.05)
+        self.asked = self.closed = 0
+        self.mood: Callable[[], SliReading] = SliReading
+
+    async def _ask(self, answered_at: AnsweredAt) -> SliReading:
+        self.asked += 1
+        return self.mood()
+
+    async def close(self) -> None:
+        self.closed += 1
+
+
+async def test_failures_are_retried_later_and_later():
+    def fail() -> SliReading:
+        raise OSError("refused")
+
+    moody = Moody()
+    moody.mood = fail
+    attempts = []
+    for second in range(100):
+        before = moody.asked
+        reading = await moody.read(float(second))
+        assert "refused" in reason(reading.load_per_s)
+        if moody.asked > before:
+            attempts.append(second)
+    assert attempts == [0, 1, 3, 7, 15, 31, 61, 91]
+    assert moody.closed == len(attempts)
+    moody.mood = lambda: SliReading(load_per_s=1.0)
+    assert (await moody.read(200.0)).load_per_s == 1.0
+    moody.mood = fail
+    await moody.read(201.0)
+    await moody.read(202.0)
+    assert moody.asked == len(attempts) + 3  # the waiting time is short again
+
+
+async def test_cancellation_passes_through():
+    class Hanging(Moody):
+        async def _ask(self, answered_at: AnsweredAt) -> SliReading:
+            await asyncio.sleep(60)
+            return SliReading()
+
+    hanging = Hanging()
+    hanging._timeout_s = 60.0
+    task = asyncio.ensure_future(hanging.read(0.0))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+class SlowClient(ThreadedSource):
+    """A database client that hangs until it is let go."""
+
+    def __init__(self) -> None:
+        import threading
+
+        super().__init__("slow", 0.05)
+        self.let_go = threading.Event()
+        self.disconnected = threading.Event()
+
+    def _query(self) -> Mapping[str, int]:
+        self.let_go.wait(10.0)
+        return {"n": 7}
+
+    def _disconnect(self) -> None:
+        self.disconnected.set()
+        raise SliError("was broken anyway")
+
+    def _reading(self, counters: Mapping[str, int], at_s: float) -> SliReading:
+        return SliReading(work_rate_per_s=float(counters["n"]))
+
+
+async def test_hung_client_holds_nobody_up_and_recovers():
+    slow = SlowClient()
+    assert "no answer within" in reason((await slow.read(0.0)).work_rate_per_s)
+    assert "still unanswered" in reason((await slow.read(10.0)).work_rate_per_s)
+    slow.let_go.set()
+    await asyncio.to_thread(slow.disconnected.wait, 10.0)
+    slow._timeout_s = 10.0
+    assert (await slow.read(100.0)).work_rate_per_s == 7.0
+    await slow.close()
+    await slow.close()
+    assert "after shutdown" in reason((await slow.read(200.0)).work_rate_per_s)
+
+
+# -- Prometheus ---------------------------------------------------------------------------------------------
+
+
+class Exposition:
+    """A server on loopback whose answer the test sets."""
+
+    def __init__(self) -> None:
+        self.text, self.status, self.url = "", 200, ""
+
+    async def answer(self, _: web.Request) -> web.Response:
+        return web.Response(text=self.text, status=self.status, content_type="text/plain")
+
+
+@asynccontextmanager
+async def exposing() -> AsyncIterator[Exposition]:
+    exposition = Exposition()
+    app = web.Application()
+    app.router.add_get("/metrics", exposition.answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    exposition.url = "http://{}:{}/metrics".format(*runner.addresses[0][:2])
+    try:
+        yield exposition
+    finally:
+        await runner.cleanup()
+
+
+async def test_prometheus_counter_gauge_and_summary():
+    async with exposing() as app:
+        scraped = source(
+            "prometheus",
+            url=app.url,
+            timeout_s="10",
+            work='http_requests_total{code="200"}',
+            load="offered",
+            latency_p95='rpc_seconds{quantile="0.95"}',
+            latency_p99='rpc_seconds{quantile="0.99"}',
+        )
+        page = (
+            "# HELP other x\n# TYPE other gauge\nother 5\n# TYPE http_requests_total counter\n"
+            'http_requests_total{{code="200",path="/a"}} {a}\nhttp_requests_total{{code="200",path="/b"}} {b}\n'
+            'http_requests_total{{code="500",path="/a"}} 999\n# TYPE offered gauge\noffered 77.5\n'
+            '# TYPE rpc_seconds summary\nrpc_seconds{{quantile="0.95",m="x"}} 0.25\n'
+            'rpc_seconds{{quantile="0.95",m="y"}} 0.5\nrpc_seconds{{quantile="0.99"}} NaN\nrpc_seconds_count 3\n'
+        )
+        app.text = page.format(a=100, b=50)
+        first = await scraped.read(0.0)
+        assert not available(first.work_rate_per_s)
+        assert first.load_per_s == 77.5
+        assert first.latency_p95_ms == 500.0
+        assert "no number" in reason(first.latency_p99_ms)
+        app.text = page.format(a=1100, b=1050)
+        # The interval is measured when the answer arrives: a little longer than between the calls' times, or shorter.
+        assert (await scraped.read(1000.0)).work_rate_per_s == pytest.approx(2.0, rel=0.01)
+        app.text = page.format(a=1, b=1)
+        assert "backwards" in reason((await scraped.read(2000.0)).work_rate_per_s)
+        await scraped.close()
+
+
+async def test_prometheus_histogram_gives_percentiles_of_the_interval():
+    async with exposing() as app:
+        scraped = source(
+            "prometheus", url=app.url, timeout_s="10", latency_histogram="lat", latency_unit="ms"
+        )
+
+        def page(*buckets: int) -> str:
+            bounds = ("10", "20", "40", "+Inf")
+            lines = [f'lat_bucket{{le="{le}"}} {n}' for le, n in zip(bounds, buckets, strict=True)]
+            return "# TYPE lat histogram\n" + "\n".join(lines) + f"\nlat_count {buckets[-1]}\nlat_sum 1\n"
+
+        app.text = page(1000, 1000, 1000, 1000)  # long ago, all fast
+        assert "first reading" in reason((await scraped.read(0.0)).latency_p50_ms)
+        app.text = page(1000, 1060, 1100, 1100)
+        reading = await scraped.read(1.0)
+        assert reading.latency_p50_ms == pytest.approx(10 + 10 * 50 / 60)
+        assert reading.latency_p95_ms == pytest.approx(20 + 20 * 35 / 40)
+        assert "no request" in reason((await scraped.read(2.0)).latency_p50_ms)
+        await scraped.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [(503, "", "status 503"), (200, "other 1\n", "no number for work"), (200, "work{ 1\n", "text format")],
+)
+async def test_prometheus_answers_that_are_none(status: int, text: str, expected: str):
+    async with exposing() as app:
+        app.status, app.text = status, text
+        scraped = source("prometheus", url=app.url, timeout_s="10", work="work")
+        assert expected in reason((await scraped.read(0.0)).work_rate_per_s)
+        await scraped.close()
+
+
+async def test_nobody_listens():
+    for options in (
+        {"name": "prometheus", "url": "http://127.0.0.1:9/metrics", "work": "x"},
+        {"name": "redis", "socket": "/nonexistent/redis.sock"},
+        {"name": "mysql", "socket": "/nonexistent/mysql.sock"},
+        {"name": "postgresql", "socket": "/nonexistent/.s.PGSQL.5432"},
+        {"name": "mysql", "password_file": "/nonexistent/password"},
+    ):
+        name = options.pop("name")
+        asked = source(name, timeout_s="10", **options)
+        reading = await asked.read(0.0)
+        assert reading.is_missing()
+        assert reason(reading.work_rate_per_s).startswith(name)
+        await asked.close()
+
+
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=12), st.floats(0.01, 0.99))
+def test_quantile_lies_within_the_bounds_and_grows_with_the_share(counts: list[int], share: float):
+    totals, cumulative = {}, 0
+    for n, count in enumerate(counts):
+        cumulative += count
+        totals[float(n + 1)] = float(cumulative)
+    totals[float("inf")] = float(cumulative)
+    growth = HistogramGrowth()
+    growth.update(dict.fromkeys(totals, 0.0))
+    grown = growth.update(totals)
+    if isinstance(grown, Unavailable):
+        assert cumulative == 0
+        return
+    assert 0.0 <= quantile(grown, share) <= len(counts)
+    assert quantile(grown, share) <= quantile(grown, 0.999)
+
+
+# -- Redis --------------------------------------------------------------------------------------------------
+
+
+async def test_redis_commands_per_second(tmp_path: Path):
+    processed = 1000
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while header := await reader.readline():
+            words = []
+            for _ in range(int(header[1:])):
+                length = int((await reader.readline())[1:])
+                words.append((await reader.readexactly(length + 2))[:-2])
+            if words[0].upper() == b"INFO":
+                body = f"# Stats\r\ntotal_connections_received:5\r\ntotal_commands_processed:{processed}\r\n"
+                writer.write(f"${len(body)}\r\n{body}\r\n".encode())
+            else:
+                writer.write(b"+OK\r\n")
+            await writer.drain()
+
+    path = tmp_path / "redis.sock"
+    server = await asyncio.start_unix_server(serve, path)
+    try:
+        asked = source("redis", socket=str(path), timeout_s="10")
+        assert not available((await asked.read(0.0)).work_rate_per_s)
+        processed += 2001  # one of them is the first question
+        reading = await asked.read(1000.0)
+        assert reading.work_rate_per_s == pytest.approx(2.0, rel=0.01)
+        assert not available(reading.load_per_s)
+        processed = 3
+        assert "restarted" in reason((await asked.read(2000.0)).work_rate_per_s)
+        processed += 1001
+        assert (await asked.read(3000.0)).work_rate_per_s == pytest.approx(1.0, rel=0.01)
+        await asked.close()
+    finally:
+        server.close()
+
+
+def test_readings_know_when_nothing_is_there():
+    assert SliReading().is_missing()
+    assert not SliReading(latency_p99_ms=0.0).is_missing()
+    assert len(SLI_FIELDS) == 5
