@@ -20,6 +20,16 @@ from perphd.sim.pressure import PressureState
 CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "pids")
 """In the order in which the kernel lists them."""
 _THREADED: Final = frozenset({"cpuset", "cpu", "pids"})
+_MEMORY_STAT: Final = (
+    "anon file kernel kernel_stack pagetables sec_pagetables percpu sock vmalloc shmem zswap zswapped "
+    "file_mapped file_dirty file_writeback swapcached anon_thp file_thp shmem_thp inactive_anon active_anon "
+    "inactive_file active_file unevictable slab_reclaimable slab_unreclaimable slab "
+    "workingset_refault_anon workingset_refault_file workingset_activate_anon workingset_activate_file "
+    "workingset_restore_anon workingset_restore_file workingset_nodereclaim "
+    "pgscan pgsteal pgscan_kswapd pgscan_direct pgsteal_kswapd pgsteal_direct pgfault pgmajfault pgrefill "
+    "pgactivate pgdeactivate pglazyfree pglazyfreed zswpin zswpout thp_fault_alloc thp_collapse_alloc"
+).split()
+"""The lines of memory.stat, in the kernel's order; what is not modelled is 0."""
 IDLE_WEIGHT: Final = 100 * 3 / 1024
 """What cpu.idle = 1 weighs on cpu.weight's scale (the kernel's WEIGHT_IDLEPRIO of 3, where 1024 is 100)."""
 _KERNEL_PIDS: Final = frozenset({2})
@@ -289,31 +299,24 @@ class SimCgroup:
     def _read_memory_stat(self) -> str:
         stat = self.memory
         anon, file = int(stat.anon_bytes) // PAGE * PAGE, int(stat.file_bytes) // PAGE * PAGE
-        values = {
+        inactive_anon, inactive_file = anon // 10 // PAGE * PAGE, file // 2 // PAGE * PAGE
+        known = {
             "anon": anon,
             "file": file,
-            "kernel": 0,
-            "shmem": 0,
-            "file_mapped": 0,
-            "file_dirty": 0,
-            "inactive_anon": anon // 10 // PAGE * PAGE,
-            "active_anon": anon - anon // 10 // PAGE * PAGE,
-            "inactive_file": file // 2 // PAGE * PAGE,
-            "active_file": file - file // 2 // PAGE * PAGE,
-            "unevictable": 0,
-            "slab_reclaimable": 0,
-            "slab_unreclaimable": 0,
-            "slab": 0,
-            "workingset_refault_anon": 0,
+            "inactive_anon": inactive_anon,
+            "active_anon": anon - inactive_anon,
+            "inactive_file": inactive_file,
+            "active_file": file - inactive_file,
             "workingset_refault_file": int(stat.refaults),
-            "workingset_activate_anon": 0,
             "workingset_activate_file": int(stat.refaults / 2),
             "pgscan": int(stat.scanned),
             "pgsteal": int(stat.stolen),
+            "pgscan_direct": int(stat.scanned),
+            "pgsteal_direct": int(stat.stolen),
             "pgfault": int(stat.faults),
             "pgmajfault": int(stat.major_faults),
         }
-        return "".join(f"{key} {value}\n" for key, value in values.items())
+        return "".join(f"{key} {known.get(key, 0)}\n" for key in _MEMORY_STAT)
 
     def _read_memory_events(self) -> str:
         return "".join(f"{key} {value}\n" for key, value in self.memory.events.items())

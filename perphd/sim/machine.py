@@ -169,6 +169,8 @@ def add_proc(
         f"cgroup2 {CGROUP_ROOT} cgroup2 rw,nosuid,nodev,noexec,relatime,nsdelegate,memory_recursiveprot 0 0\n",
     )
     own.add("cgroup", f"0::{own_cgroup}\n")
+    own.add("schedstat", "12000000 340000 21\n")
+    own.add("limits", "Max open files            1024                 524288               files     \n")
     own.add(
         "status",
         "Name:\tperphd\nUid:\t0\t0\t0\t0\nGid:\t0\t0\t0\t0\n"
