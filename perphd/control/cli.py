@@ -149,11 +149,12 @@ def explain(out: Out, lra: str, at: str | None, limit: int, verbose: bool) -> No
         moment = f"{parse_at(at, datetime.datetime.now().astimezone()):.3f}"
     data = out.client.get("explain", workload=lra, at=moment, limit=limit)
     decisions = decode(tuple[Decision, ...], data["decisions"], "decisions")
-    clock = data["clock"]
+    offset_s = data["clock"]["unix_s"] - data["clock"]["monotonic_s"]
+    observing = data["mode"] == "observe"
     nothing = text(f"No decision about {lra} is remembered" + (" from before then." if at else " yet."))
     out.show(
         data,
-        lambda: explain_parts(decisions, clock["monotonic_s"], clock["unix_s"], verbose=verbose) or [nothing],
+        lambda: explain_parts(decisions, offset_s, observing=observing, verbose=verbose) or [nothing],
     )
 
 

@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import urllib.parse
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -79,7 +79,7 @@ class Client:
         with self._request(method, route, body) as response:
             return self._json(response, response.read())
 
-    def events(self, **query: str | None) -> Iterator[tuple[str, Any]]:
+    def events(self, **query: str | None) -> Generator[tuple[str, Any], None, None]:
         """(kind, data) of the event stream until it ends. Raises as ``send``."""
         chosen = {key: value for key, value in query.items() if value}
         with self._request("GET", f"events?{urllib.parse.urlencode(chosen)}", None) as response:

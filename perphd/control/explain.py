@@ -26,6 +26,14 @@ _ACTIONS = {
     Action.ROLLBACK: "took its last change back",
     Action.RELEASE: "gave everything back",
 }
+_OBSERVED = {
+    Action.HOLD: "would leave everything as it is",
+    Action.GROW: "would protect it more",
+    Action.SHRINK: "would give one step back to batch",
+    Action.EXPLORE: "would try a step that the model cannot judge yet",
+    Action.ROLLBACK: "would take its last change back",
+    Action.RELEASE: "would give everything back",
+}
 
 
 def parse_at(content: str, now: datetime.datetime) -> float:
@@ -52,26 +60,34 @@ def parse_at(content: str, now: datetime.datetime) -> float:
 
 
 def explain_parts(
-    decisions: Sequence[Decision], monotonic_s: float, unix_s: float, *, verbose: bool = False
+    decisions: Sequence[Decision],
+    offset_s: float,
+    *,
+    observing: bool = False,
+    verbose: bool = False,
 ) -> list[Part]:
-    """Sentences about each decision, newest first; the two clocks give the same moment (to show times of day)."""
+    """Sentences about each decision, in the order given.
+
+    ``offset_s``: seconds since the epoch minus the agent's monotonic clock, to show times of day. ``observing``:
+    the LRA is only observed now, so that nothing of this is done.
+    """
     parts: list[Part] = []
     for decision in decisions:
-        parts.append(_sentences(decision, monotonic_s, unix_s))
+        parts.append(_sentences(decision, offset_s, observing))
         if verbose:
             parts += _numbers(decision)
     return parts
 
 
-def _sentences(decision: Decision, monotonic_s: float, unix_s: float) -> Part:
+def _sentences(decision: Decision, offset_s: float, observing: bool) -> Part:
     verdict = decision.verdict
-    moment = datetime.datetime.fromtimestamp(unix_s - (monotonic_s - decision.at_s)).astimezone()
+    moment = datetime.datetime.fromtimestamp(decision.at_s + offset_s).astimezone()
     lines: list[Cell] = [
         Styled(f"{moment:%Y-%m-%d %H:%M:%S}  {decision.workload}", "bold"),
         Styled(f"  It was {_health(decision)}.", HEALTH_STYLE[verdict.health]),
     ]
     lines += [f"    {_evidence(item)}" for item in verdict.evidence]
-    action = _ACTIONS[decision.action]
+    action = (_OBSERVED if observing else _ACTIONS)[decision.action]
     lines.append(f"  perphd {action}: {decision.reason}.")
     if decision.chosen != decision.current:
         lines.append(f"    from {decision.current}")

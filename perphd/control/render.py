@@ -24,6 +24,8 @@ HEALTH_STYLE = {
 }
 _AREAS = {Area.MEASURE: "Measuring", Area.ENFORCE: "Enforcing", Area.SERVICE: "Running as a service"}
 NONE = "-"
+_LRA_HEADS = "LRA,HEALTH,WORK,TARGET,DELAY,TARGET,CORES,MEMORY,LAST,PROTECTION".split(",")
+_BATCH_HEADS = "BATCH,STATE,CORES,MEMORY,DISK,WAITS FOR CPU,IN FORCE".split(",")
 
 
 def status_parts(status: AgentStatus) -> list[Part]:
@@ -32,23 +34,11 @@ def status_parts(status: AgentStatus) -> list[Part]:
     batch = [item for item in status.workloads if item.spec.kind is Kind.BATCH]
     parts: list[Part] = [text(_headline(status), Styled(_cost(status.cost, status.journal_entries), "dim"))]
     if lras:
-        columns = (
-            "LRA",
-            "HEALTH",
-            "WORK",
-            "TARGET",
-            "DELAY",
-            "TARGET",
-            "CPU",
-            "MEMORY",
-            "LAST",
-            "PROTECTION",
-        )
-        parts.append(table("", columns, [_lra_row(item, status) for item in lras], right=range(2, 8)))
-        parts.append(text(*(line for item in lras for line in _why(item))))
+        parts.append(table("", _LRA_HEADS, [_lra_row(item, status) for item in lras], right=range(2, 8)))
+        if reasons := [line for item in lras for line in _why(item)]:
+            parts.append(text(*reasons))
     if batch:
-        heads = ("BATCH", "STATE", "CPU", "MEMORY", "DISK", "WAITS FOR CPU", "IN FORCE")
-        parts.append(table("", heads, [_batch_row(item, status) for item in batch], right=range(2, 6)))
+        parts.append(table("", _BATCH_HEADS, [_batch_row(item, status) for item in batch], right=range(2, 6)))
     if not status.workloads:
         parts.append(
             text("No workload is declared: perphctl lra add NAME CGROUP, perphctl batch add NAME CGROUP")
@@ -229,6 +219,8 @@ def _name(item: WorkloadStatus, status: AgentStatus) -> str:
 
 
 def _why(item: WorkloadStatus) -> list[Cell]:
+    if not item.present:
+        return []  # the table says so, and the status' problems name the cgroup
     if item.problem:
         return [Styled(f"{item.spec.name}: {item.problem}", "yellow")]
     if item.decision is None:

@@ -26,6 +26,7 @@ from perphd.domain.errors import ConfigError, PerphError
 
 _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_LINGER_S = 1.0
 _HTTP_CODES = {404: Code.NO_ROUTE, 405: Code.METHOD, 408: Code.TIMEOUT, 413: Code.TOO_LARGE}
 
 
@@ -85,7 +86,9 @@ class ControlServer:
             )
             await self._runner.setup()
             loop = asyncio.get_running_loop()
-            self._server = await loop.create_unix_server(self._protocol, sock=self._listener.socket)
+            self._server = await loop.create_unix_server(
+                lambda: _Gate(self._runner, self._limits.connections), sock=self._listener.socket
+            )
         except BaseException:
             await self.stop()
             raise
@@ -102,13 +105,6 @@ class ControlServer:
         if self._listener is not None:
             self._listener.close()
             self._listener = None
-
-    def _protocol(self) -> asyncio.BaseProtocol:
-        assert self._runner is not None
-        server = self._runner.server
-        if server is None or len(server.connections) >= self._limits.connections:
-            return _Refuse(self._limits.connections)
-        return server()
 
     def _application(self) -> web.Application:
         app = web.Application(client_max_size=self._limits.body_bytes, middlewares=[self._outermost])
@@ -199,17 +195,25 @@ def _from_http(exc: web.HTTPException, request: web.Request, limits: Limits) -> 
     return ApiError(code, exc.reason)
 
 
-class _Refuse(asyncio.Protocol):
-    """Answers a connection beyond the limit with one sentence and closes it."""
+class _Gate(asyncio.Protocol):
+    """Lets a new connection through to aiohttp, or beyond the limit answers it with one sentence and closes it."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, runner: web.AppRunner | None, limit: int) -> None:
+        self._server = runner.server if runner is not None else None
         self._limit = limit
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the refusal at once, whatever is asked."""
+        """Decide at the last moment: several connections may have been accepted at once."""
         assert isinstance(transport, asyncio.Transport)
+        if self._server is not None and len(self._server.connections) < self._limit:
+            handler = self._server()
+            transport.set_protocol(handler)
+            handler.connection_made(transport)
+            return
         error = ApiError(Code.BUSY, f"{self._limit} connections are open already; try again")
         body = json.dumps(error.body()).encode()
         head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         transport.write(head.encode() + b"\r\nConnection: close\r\n\r\n" + body)
-        transport.close()
+        # To close with its request unread would reset the connection and take the answer back.
+        transport.write_eof()
+        asyncio.get_running_loop().call_later(_LINGER_S, transport.close)

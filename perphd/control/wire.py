@@ -124,7 +124,7 @@ def _decode_plain(hint: Any, data: object, where: str) -> Any:
         return None
     if hint is CpuSet:
         try:
-            return CpuSet.parse(data if isinstance(data, str) else repr(data))
+            return CpuSet.parse(data if isinstance(data, str) else "not text")
         except ParseError as exc:
             raise WireError(where, data, "a CPU list such as 0-3,8") from exc
     if isinstance(hint, type) and issubclass(hint, enum.Enum):
