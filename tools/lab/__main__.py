@@ -23,9 +23,10 @@ from typing import TypeVar
 
 from tools.lab import machine as machines
 from tools.lab import processes, report
-from tools.lab.experiment import CELLS, Bench, Cell, Run, Timing
+from tools.lab.experiment import CELLS, Bench, Cell, Timing
 from tools.lab.groups import PARENT_SHARES, Groups
 from tools.lab.processes import LabError, Ledger
+from tools.lab.records import Run
 from tools.lab.schemes import SCHEMES, Scheme
 from tools.lab.stats import rotated
 
@@ -120,6 +121,7 @@ def _experiment(options: argparse.Namespace) -> None:
         groups = stack.enter_context(Groups())
         stack.callback(ledger.end_all)  # before the groups are removed: they must be empty
         folder = ledger.folder(Path(tempfile.mkdtemp(prefix="perphd-lab-")))
+        groups.shelter()
         print("lab: starting MariaDB and loading its tables", flush=True)
         load_average = os.getloadavg()[0]
         bench = Bench(ledger, groups, folder, timing, options.out / "perphd")

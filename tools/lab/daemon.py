@@ -9,12 +9,12 @@ import signal
 import sqlite3
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from tools.lab import groups as g
 from tools.lab.mariadb import READER, READER_PASSWORD, Server
 from tools.lab.processes import Ledger
+from tools.lab.records import Note
 
 _ROOT = Path(__file__).resolve().parents[2]
 _CONFIG = """\
@@ -38,16 +38,7 @@ password_file = "{password_file}"
 name = "batch"
 cgroup = "{batch}"
 """
-_START_S, _STOP_S = 15.0, 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class Note:
-    """Something that the daemon decided, judged or complained of; ``at_s`` is after the antagonist's start."""
-
-    at_s: float
-    kind: str
-    text: str
+_STOP_S = 20.0
 
 
 class Daemon:

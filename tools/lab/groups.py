@@ -17,7 +17,7 @@ LRA, BATCH, NATIVE, CLIENT = (f"{PARENT}/{name}" for name in ("lra", "batch", "n
 CHILDREN = (LRA, BATCH, NATIVE, CLIENT)
 
 DEFAULT_SHARES = 1024
-PARENT_SHARES = 16 * DEFAULT_SHARES
+PARENT_SHARES = 64 * DEFAULT_SHARES
 """The lab as a whole, so that stray processes of the machine disturb the measurement less."""
 CLIENT_SHARES = 64 * DEFAULT_SHARES
 """The load generator and the daemon: they stand for a remote client, so neither LRA nor batch may hold them up."""
@@ -46,6 +46,7 @@ class Groups:
             trees[self._hierarchies.unified.mount] = self._hierarchies.unified
         self._trees: tuple[Hierarchy, ...] = tuple(trees.values())
         self._enabled: list[tuple[Path, str]] = []
+        self._home = {tree.mount: _home(tree) for tree in self._trees}
 
     @property
     def layout(self) -> str:
@@ -64,6 +65,14 @@ class Groups:
 
     def __exit__(self, *_: object) -> None:
         self.remove()
+
+    def leave(self) -> None:
+        """Put the lab's own process back where it was."""
+        for tree in self._trees:
+            try:
+                Path(tree.path(self._home[tree.mount]), "cgroup.procs").write_text(str(os.getpid()))
+            except OSError:  # that group is gone: the root takes everybody
+                Path(tree.mount, "cgroup.procs").write_text(str(os.getpid()))
 
     def _make(self, tree: Hierarchy) -> None:
         if tree.version == 2:
@@ -91,6 +100,10 @@ class Groups:
     def directories(self, group: str) -> list[str]:
         """The group's directory in every hierarchy that is used."""
         return [tree.path(group) for tree in self._trees]
+
+    def shelter(self) -> None:
+        """Move this process to the client's group, so that it takes its records in time; ``leave`` ends that."""
+        self.enter(CLIENT, os.getpid())
 
     def enter(self, group: str, pid: int) -> None:
         """Move a whole process."""
@@ -165,7 +178,8 @@ class Groups:
         return int(some.rpartition("total=")[2]) / 1e6
 
     def remove(self) -> None:
-        """Remove the groups, ending whatever is left inside: only the lab's own processes can be there."""
+        """Leave and remove the groups, ending whatever is left inside: only what the lab started can be there."""
+        self.leave()
         for group in (*CHILDREN, PARENT):
             for directory in self.directories(group):
                 _remove(Path(directory))
@@ -173,6 +187,16 @@ class Groups:
             with contextlib.suppress(OSError):  # somebody else may have begun to use it
                 control.write_text(f"-{controller}")
         self._enabled.clear()
+
+
+def _home(tree: Hierarchy) -> str:
+    """The cgroup of this process in a hierarchy."""
+    for line in Path("/proc/self/cgroup").read_text().splitlines():
+        number, names, path = line.split(":", 2)
+        controllers = frozenset(names.split(",")) - {""}
+        if (tree.version == 2 and number == "0") or (tree.version == 1 and controllers & tree.controllers):
+            return path
+    return "/"
 
 
 def _remove(directory: Path) -> None:

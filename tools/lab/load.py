@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import time
@@ -56,14 +57,15 @@ class SysbenchReport:
 
     def __init__(self) -> None:
         self._last = Histogram()
-        self._head: tuple[float, int, int] | None = None
+        self._head: tuple[float, float, int, int] | None = None
+        self._epoch_s = math.inf
         self._counts: dict[float, int] = {}
 
     def feed(self, line: str, at_s: float) -> Second | None:
-        """Take one line; a record when it completes one."""
+        """Take one line that was read at ``at_s`` (monotonic); a record when it completes one."""
         head = _SECOND.match(line)
         if head:
-            self._head = (float(head[2]), int(head[3]), int(head[4]))
+            self._head = (float(head[1]), float(head[2]), int(head[3]), int(head[4]))
             self._counts = {}
             return None
         if self._head is None:
@@ -75,9 +77,11 @@ class SysbenchReport:
         if line.strip() != "end":
             return None
         now = Histogram(self._counts)
-        interval_s, events, errors = self._head
+        elapsed_s, interval_s, events, errors = self._head
         self._head = None
-        record = Second(at_s, interval_s, events, errors, now - self._last)
+        # A line may be read late, never early: the earliest start that any line speaks of is the true one.
+        self._epoch_s = min(self._epoch_s, at_s - elapsed_s)
+        record = Second(self._epoch_s + elapsed_s, interval_s, events, errors, now - self._last)
         self._last = now
         return record
 

@@ -13,8 +13,8 @@ import matplotlib.pyplot as plt  # the backend must be chosen before
 
 from tools.lab.analysis import target
 from tools.lab.batch import JOBS
-from tools.lab.experiment import Point, Run
 from tools.lab.load import LOADS
+from tools.lab.records import Point, Run
 from tools.lab.schemes import ALONE, SCHEMES
 from tools.lab.stats import spread
 
@@ -47,7 +47,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
             above.plot(*_line(mine, (lambda p: p.p95_ms) if open_loop else (lambda p: p.tps)), **style)
             if scheme != ALONE:
                 below.plot(*_line(mine, lambda p: p.batch), **style)
-        wanted = spread([bound[1] for run in of_cell if (bound := target(run, of_cell)) is not None])
+        wanted = spread([bound.bound for run in of_cell if (bound := target(run, of_cell)) is not None])
         if wanted is not None:
             above.axhline(wanted.median, color="black", linestyle=":", linewidth=1, label="target")
         if open_loop:

@@ -9,159 +9,192 @@ from pathlib import Path
 
 from tools.lab.analysis import OPEN_P95_RATIO, RECOVERED_SHARE, TOLERANCE_PCT, Row, rows
 from tools.lab.batch import JOBS
-from tools.lab.experiment import UNSETTLED_S, Run, Timing
+from tools.lab.experiment import Timing
+from tools.lab.goals import goals
 from tools.lab.load import CLOSED_THREADS, LOADS, OPEN_RATE, OPEN_THREADS, SLAP_CHUNK, SLAP_CLIENTS
 from tools.lab.machine import Machine, sentence
 from tools.lab.mariadb import TABLE_ROWS, TABLES
-from tools.lab.schemes import ALONE, NATIVE, PERPHD, SCHEMES
+from tools.lab.records import UNSETTLED_S, Run
+from tools.lab.schemes import ALONE, PERPHD, SCHEMES
 from tools.lab.stats import Spread
 
 NOTHING = "–"
+_LOADS = {
+    "closed": f"sysbench oltp_read_write, closed loop, {CLOSED_THREADS} clients as fast as they can",
+    "open": f"sysbench oltp_read_write, open loop, {OPEN_RATE} transactions/s arrive whatever happens "
+    f"({OPEN_THREADS} connections); latency counts from arrival",
+    "slap": f"mysqlslap, {SLAP_CLIENTS} clients, {SLAP_CHUNK} range queries at a time, over and over "
+    "(it reports no latencies)",
+}
+_JOBS = {"pi4": "4 CPU-bound Monte-Carlo PI processes", "stream2": "2 memory-streaming processes"}
 
 
 def show(value: Spread | None, digits: int = 2) -> str:
-    """``median (low-high)``; the median alone for one repetition."""
+    """``median (low–high)``; the median alone for one repetition."""
     if value is None:
         return NOTHING
     text = f"{value.median:.{digits}f}"
     return text if value.count == 1 else f"{text} ({value.low:.{digits}f}–{value.high:.{digits}f})"
 
 
-def write(folder: Path, runs: Sequence[Run], machine: Machine, timing: Timing, command: str) -> list[Path]:
-    """Write report.md, results.json and, where matplotlib is installed, timeline.png. Returns what was written."""
+def write(folder: Path, runs: Sequence[Run], machine: Machine, timing: Timing, command: str) -> None:
+    """Write report.md, results.json and, where matplotlib is installed, timeline.png."""
     folder.mkdir(parents=True, exist_ok=True)
-    page, data = folder / "report.md", folder / "results.json"
-    written = [page, data]
     content = {
         "command": command,
         "machine": dataclasses.asdict(machine),
         "timing_s": dataclasses.asdict(timing),
         "rows": [dataclasses.asdict(row) for row in rows(runs)],
+        "goals": [{**dataclasses.asdict(goal), "met": goal.met} for goal in goals(runs)],
         "runs": [dataclasses.asdict(run) for run in runs],
     }
-    data.write_text(json.dumps(content, indent=1) + "\n")
-    picture: Path | None = folder / "timeline.png"
+    (folder / "results.json").write_text(json.dumps(content, indent=1) + "\n")
+    picture = None
     try:
         from tools.lab.plot import draw
     except ImportError:
-        picture = None
+        pass
     else:
-        assert picture is not None
-        draw(runs, picture)
-        written.append(picture)
-    page.write_text(markdown(runs, machine, timing, command, picture.name if picture else None))
-    return written
+        picture = "timeline.png"
+        draw(runs, folder / picture)
+    (folder / "report.md").write_text(markdown(runs, machine, timing, command, picture))
 
 
 def markdown(
     runs: Sequence[Run], machine: Machine, timing: Timing, command: str, picture: str | None = None
 ) -> str:
     """The whole page."""
-    found = rows(runs)
-    parts = ["# perphd in the lab", f"`{command}` on a {sentence(machine)}.", _method(timing, machine)]
-    for cell in dict.fromkeys(row.cell for row in found):
-        of_cell = [row for row in found if row.cell == cell]
-        parts += [
-            f"## {cell}",
-            _about(cell),
-            *_tables(of_cell),
-            *_history([r for r in runs if r.cell == cell]),
-        ]
+    parts = ["# perphd in the lab", f"`{command}` on a {sentence(machine)}.", summary(runs)]
     if picture is not None:
-        parts.append(f"![throughput, latency and batch work over time]({picture})")
+        parts.append(f"![rate, latency and batch work over time]({picture})")
+    parts += ["## How it was measured", *_method(timing, machine)]
+    for cell in dict.fromkeys(run.cell for run in runs):
+        history = _history([run for run in runs if run.cell == cell])
+        if history:
+            parts += [f"## What perphd did: {cell}", "Seconds count from the antagonist's start.", *history]
     return "\n\n".join(parts) + "\n"
 
 
-def _about(cell: str) -> str:
-    load, _, job = cell.partition("-")
-    what = {
-        "closed": f"sysbench oltp_read_write, closed loop: {CLOSED_THREADS} clients as fast as they can",
-        "open": f"sysbench oltp_read_write, open loop: {OPEN_RATE} transactions/s arrive whatever happens "
-        f"({OPEN_THREADS} connections); latency counts from arrival",
-        "slap": f"mysqlslap, {SLAP_CLIENTS} clients, runs of {SLAP_CHUNK} range queries one after the other "
-        "(it reports no latencies)",
-    }[load]
-    batch = {"pi4": "4 CPU-bound Monte-Carlo PI processes", "stream2": "2 memory-streaming processes"}[job]
-    units = f"Rates are {LOADS[load].unit}/s; batch work is in {JOBS[job].unit} per second"
-    return f"Load: {what}. Batch: {batch}. {units}."
+def summary(runs: Sequence[Run]) -> str:
+    """The tables alone, and how the goals were met."""
+    found = rows(runs)
+    parts: list[str] = []
+    for cell in dict.fromkeys(row.cell for row in found):
+        of_cell = [row for row in found if row.cell == cell]
+        load, _, job = cell.partition("-")
+        units = f"Rates are {LOADS[load].unit}/s; batch work is in {JOBS[job].unit}/s"
+        parts += [f"## {cell}", f"Load: {_LOADS[load]}. Batch: {_JOBS[job]}. {units}.", _absolute(of_cell)]
+        parts += [_relative(of_cell), _goals([run for run in runs if run.cell == cell]), _conditions(of_cell)]
+    return "\n\n".join(part for part in parts if part)
 
 
-def _tables(found: Sequence[Row]) -> list[str]:
-    absolute = [
-        "| scheme | rate 1/s | p50 ms | p95 ms | p99 ms | batch | recovery s | seconds on target |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    relative = [
-        "| scheme | rate / alone | rate / native | p95 / alone | p95 / native | batch / native "
-        "| settled: rate / native | p95 / alone | batch / native |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+def _absolute(found: Sequence[Row]) -> str:
+    lines = _header("scheme", "rate", "p50 ms", "p95 ms", "p99 ms", "batch", "recovery s", "time on target")
     for row in found:
-        reached = "" if row.recovered == row.repetitions else f" in {row.recovered} of {row.repetitions}"
+        alone = row.scheme == ALONE
+        recovery = show(row.recovery_s, 1)
+        if row.recovered < row.repetitions:
+            recovery = f"{recovery}, in {row.recovered} of {row.repetitions}" if row.recovered else "never"
         on_target = NOTHING if row.on_target is None else f"{100 * row.on_target.median:.0f} %"
-        recovery = (show(row.recovery_s, 1) + reached) if row.scheme != ALONE else NOTHING
-        name = f"**{row.scheme}**" if row.scheme == PERPHD else row.scheme
-        batch = NOTHING if row.scheme == ALONE else show(row.batch, 1)
-        absolute.append(
-            f"| {name} | {show(row.tps, 0)} | {show(row.p50_ms)} | {show(row.p95_ms)} | {show(row.p99_ms)} "
-            f"| {batch} | {recovery} | {on_target} |"
+        lines.append(
+            _line(
+                _name(row), show(row.rate, 0), show(row.p50_ms), show(row.p95_ms), show(row.p99_ms),
+                NOTHING if alone else show(row.batch, 1),
+                NOTHING if alone or row.on_target is None else recovery, on_target,
+            )
+        )  # fmt: skip
+    return "\n".join(lines)
+
+
+def _relative(found: Sequence[Row]) -> str:
+    names = ("rate / alone", "rate / native", "p95 / alone", "p95 / native", "batch / native")
+    lines = _header("scheme", *names, f"after {UNSETTLED_S:g} s: {names[1]}", names[2], names[4])
+    for row in found:
+        if row.scheme != ALONE:
+            whole, settled = row.whole, row.settled
+            lines.append(
+                _line(
+                    _name(row), show(whole.rate_to_alone), show(whole.rate_to_native), show(whole.p95_to_alone),
+                    show(whole.p95_to_native), show(whole.batch_to_native), show(settled.rate_to_native),
+                    show(settled.p95_to_alone), show(settled.batch_to_native),
+                )
+            )  # fmt: skip
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
+def _goals(runs: Sequence[Run]) -> str:
+    found = goals(runs)
+    lines = _header("perphd's goal", "wanted", "reached", "")
+    words = {True: "met", False: "missed", None: "not measured"}
+    for goal in found:
+        wanted = f"{'at least' if goal.at_least else 'at most'} {goal.bound:g}"
+        lines.append(_line(goal.text, wanted, show(goal.reached), words[goal.met]))
+    return "\n".join(lines) if found else ""
+
+
+def _conditions(found: Sequence[Row]) -> str:
+    """What could have disturbed the measurement."""
+    parts: list[str] = []
+    if cores := [row.client_cores for row in found if row.client_cores is not None]:
+        text = (
+            f"The load generator used {min(c.low for c in cores):.2f}–{max(c.high for c in cores):.2f} CPUs"
         )
-        if row.scheme == ALONE:
-            continue
-        relative.append(
-            f"| {name} | {show(row.tps_to_alone)} | {show(row.tps_to_native)} | {show(row.p95_to_alone)} "
-            f"| {show(row.p95_to_native)} | {show(row.batch_to_native)} | {show(row.tps_to_native_settled)} "
-            f"| {show(row.p95_to_alone_settled)} | {show(row.batch_to_native_settled)} |"
+        if stalls := [row.client_stalled.high for row in found if row.client_stalled is not None]:
+            text += f" and waited for one in at most {100 * max(stalls):.1f} % of the time"
+        parts.append(text)
+    if others := [row.other_cores for row in found if row.other_cores is not None]:
+        parts.append(
+            f"processes outside the lab used {min(o.low for o in others):.2f}–{max(o.high for o in others):.2f}"
         )
-    stalled = [row.client_stalled.median for row in found if row.client_stalled is not None]
-    cores = [row.client_cores.median for row in found if row.client_cores is not None]
-    client = ""
-    if cores:
-        client = f"The load generator used {min(cores):.2f} to {max(cores):.2f} CPUs"
-        client += (
-            f" and waited for one in {100 * max(stalled):.1f} % of the time at most." if stalled else "."
-        )
-    return ["\n".join(absolute), "\n".join(relative), client]
+    return "; ".join(parts) + "." if parts else ""
 
 
 def _history(runs: Sequence[Run]) -> list[str]:
-    """What perphd did in each repetition: settings as seen in the files, and its decisions."""
+    """What perphd did in each repetition: settings as seen in the files, its decisions, its judgements."""
     parts: list[str] = []
-    for run in (r for r in runs if r.scheme == PERPHD):
-        lines = [
-            f"What perphd did in repetition {run.repetition + 1} (seconds after the antagonist's start):",
-            "",
-        ]
+    for run in (run for run in runs if run.scheme == PERPHD):
         events = [
-            (at_s, f"{group}: " + ", ".join(f"{name} {value}" for name, value in knobs.items()))
+            (at_s, f"{group} has " + ", ".join(f"{name} {value}" for name, value in knobs.items()))
             for at_s, group, knobs in run.settings
         ]
-        events += [(note.at_s, note.text) for note in run.decisions]
-        lines += [f"- {at_s:+.1f} s: {text}" for at_s, text in sorted(events)]
+        events += [(note.at_s, note.text) for note in run.notes]
+        lines = [f"Repetition {run.repetition + 1}:", ""]
+        lines += [f"- {at_s:+.1f}: {text}" for at_s, text in sorted(events)]
         if run.daemon_problem:
-            lines.append(f"- the daemon: {run.daemon_problem}")
+            lines.append(f"- {run.daemon_problem}")
         parts.append("\n".join(lines))
     return parts
 
 
-def _method(timing: Timing, machine: Machine) -> str:
-    schemes = "\n".join(f"- **{scheme.name}**: {scheme.text}" for scheme in SCHEMES)
-    return f"""\
-The schemes, run one after the other in every repetition, each repetition in another order:
+def _method(timing: Timing, machine: Machine) -> list[str]:
+    return [
+        "The schemes, one after the other in every repetition, each repetition in another order:",
+        "\n".join(f"- **{scheme.name}**: {scheme.text}." for scheme in SCHEMES),
+        f"A private MariaDB ({TABLES} tables of {TABLE_ROWS} rows, all in its buffer pool, "
+        "innodb_flush_log_at_trx_commit=0 so that no commit waits for the disk) serves all runs. A run is: the load "
+        f"alone for {timing.warm:g} s (perphd is started then, knowing nothing, and sees the load alone for another "
+        f"{timing.learn:g} s), then the antagonist starts, and with it the measured window of {timing.window:g} s. "
+        f"“After {UNSETTLED_S:g} s” leaves out the window's beginning.",
+        "Load generator, lab and daemon share a group with a high CPU weight on all CPUs, the same in every scheme. "
+        "They stand for a remote client: neither database nor batch holds them up, and the CPU that they use is "
+        f"missing to both alike. The lab as a whole has CPU shares of {machine.lab_shares} (default 1024) against "
+        "the rest of the machine, so that stray processes disturb less.",
+        "Percentiles come from sysbench's own histograms, taken every second. Figures are medians over repetitions "
+        "with (lowest–highest); ratios are taken within one repetition first.",
+        "Recovery is the time from the antagonist's start to the end of the first of three seconds in a row on target. "
+        f"The target of a closed loop is {100 * RECOVERED_SHARE:g} % of V*, V* being {100 - TOLERANCE_PCT:g} % of the "
+        f"run-alone rate of the same repetition; of an open loop, a p95 of at most {OPEN_P95_RATIO:g} times "
+        "run-alone's. A scheme that was never disturbed recovers in its first second.",
+    ]
 
-{schemes}
 
-How it is measured. A private MariaDB ({TABLES} tables of {TABLE_ROWS} rows, all in its buffer pool;
-innodb_flush_log_at_trx_commit=0, so that a commit does not wait for the disk) serves all runs. Each run is: the load
-alone for {timing.warm:g} s (with perphd: the daemon starts then and
-sees the load alone for another {timing.learn:g} s, knowing nothing before), then the antagonist starts and the window of {timing.window:g} s begins;
-"settled" leaves out its first {UNSETTLED_S:g} s. Load generator and daemon have a group of their own with a high CPU
-weight on all CPUs, the same in every scheme: they stand for a remote client, so neither the database nor batch can hold
-them up, and what they use is missing to both alike. The lab as a whole has CPU shares of {machine.lab_shares}
-(default 1024), so that stray processes of the machine disturb less. Percentiles come from sysbench's own histogram of the window. Figures are medians over repetitions
-with (lowest–highest); ratios are taken within one repetition.
+def _name(row: Row) -> str:
+    return f"**{row.scheme}**" if row.scheme == PERPHD else row.scheme
 
-Recovery is the time from the antagonist's start to the end of the first of three seconds in a row that meet the
-target: closed loop: {100 * RECOVERED_SHARE:g} % of V*, which is {100 - TOLERANCE_PCT:g} % of the run-alone rate; open
-loop: p95 at most {OPEN_P95_RATIO:g} times run-alone's. A scheme that was never disturbed recovers in its first second.
-``{NATIVE}`` and ``{ALONE}`` are the references of the ratios."""
+
+def _header(*names: str) -> list[str]:
+    return [_line(*names), _line(*("---" for _ in names))]
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -60,12 +60,12 @@ def share_good(values: Sequence[float], good: Callable[[float], bool]) -> float 
 
 
 def rotated(names: Sequence[str], repetition: int) -> list[str]:
-    """The order of a repetition: turned by one place each time, every second one backwards.
+    """The order of a repetition: turned a little further each time, every second one backwards.
 
     So no scheme always follows the same other one, nor is always early or late.
     """
     if not names:
         return []
-    turn = repetition % len(names)
+    turn = (repetition + repetition % 2) % len(names)
     order = [*names[turn:], *names[:turn]]
     return order[::-1] if repetition % 2 else order

@@ -1,0 +1,75 @@
+"""What perphd is to reach in the lab, and what it reached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tools.lab.analysis import OPEN_P95_RATIO, Ratios, paired, rows
+from tools.lab.load import LOADS
+from tools.lab.records import Run
+from tools.lab.schemes import PERPHD
+from tools.lab.stats import Spread
+
+_RECOVERY_S = 5.0
+_SBS = ("sbs-1024", "sbs-64")
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """One goal of one cell. ``reached``: the spread of the figure; the median decides."""
+
+    cell: str
+    text: str
+    at_least: bool
+    bound: float
+    reached: Spread | None
+    complete: bool = True
+
+    @property
+    def met(self) -> bool | None:
+        """True, False, or None if it was not measured."""
+        if self.reached is None:
+            return None if self.complete else False
+        good = self.reached.median >= self.bound if self.at_least else self.reached.median <= self.bound
+        return good and self.complete
+
+
+def goals(runs: Sequence[Run]) -> list[Goal]:
+    """The goals of the sysbench cells that ran with perphd, in the order of the cells."""
+    found: list[Goal] = []
+    for row in rows(runs):
+        load = LOADS[row.cell.partition("-")[0]]
+        if row.scheme != PERPHD or load.name == "slap":
+            continue
+        of_cell = [run for run in runs if run.cell == row.cell]
+        found += _open(row.cell, row.whole) if load.open_loop else _closed(row.cell, row.whole, of_cell)
+        found.append(
+            Goal(row.cell, "recovery after the antagonist's start, s", False, _RECOVERY_S, row.recovery_s,
+                 complete=row.recovered == row.repetitions)
+        )  # fmt: skip
+    return found
+
+
+def _open(cell: str, whole: Ratios) -> list[Goal]:
+    return [
+        Goal(cell, "p95 / run-alone's", False, OPEN_P95_RATIO, whole.p95_to_alone),
+        Goal(cell, "batch work / native's", True, 0.95, whole.batch_to_native),
+    ]
+
+
+def _closed(cell: str, whole: Ratios, of_cell: Sequence[Run]) -> list[Goal]:
+    mine = [run for run in of_cell if run.scheme == PERPHD]
+    found = [
+        Goal(cell, "rate / native's", True, 1.35, whole.rate_to_native),
+        Goal(cell, "p95 / native's", False, 0.5, whole.p95_to_native),
+    ]
+    for scheme in _SBS:
+        found += [
+            Goal(cell, f"rate / {scheme}'s", True, 1.0, paired(mine, of_cell, scheme, lambda run: run.whole.tps)),
+            Goal(
+                cell, f"batch work / {scheme}'s", True, 1.0,
+                paired(mine, of_cell, scheme, lambda run: run.whole.batch),
+            ),
+        ]  # fmt: skip
+    return found
