@@ -1,0 +1,420 @@
+"""perphctl against a served fake agent: answers, exit codes, JSON, and what people see."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perphd.control import cli_base
+from perphd.control.cli import cli
+from perphd.control.client import Client, NotPermitted, Refused, Unreachable
+from perphd.control.explain import explain_parts, parse_at
+from perphd.control.render import NONE, duration, number, settings_text, status_parts
+from perphd.control.table import Styled, plain, table, text
+from perphd.control.top import score, spark
+from perphd.domain.allocation import UNTOUCHED
+from perphd.domain.decision import Action
+from perphd.domain.errors import Denied, ParseError, PerphError
+from perphd.domain.reading import Unavailable
+from perphd.isolation.restore import FileReport, RestoreReport
+from perphd.monitor.store import Store
+from tests.unit.control_fake import READER, STRANGER, Served, decision, serving
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path) as server:
+        yield server
+
+
+@pytest.fixture
+def run(served: Served) -> Run:
+    return lambda *words: CliRunner().invoke(cli, ["--socket", served.socket, *words])
+
+
+def ok(result: Result) -> str:
+    assert result.exception is None, result.output
+    assert result.exit_code == 0
+    return result.stdout
+
+
+# --- every command ---------------------------------------------------------------------------------------------
+
+ASKING = [
+    ("status",),
+    ("top", "-n", "2", "--interval", "0.1"),
+    ("doctor",),
+    ("mode",),
+    ("mode", "--workload", "db"),
+    ("explain", "db"),
+    ("explain", "db", "--at", "5m", "--limit", "1", "-v"),
+    ("lra", "list"),
+    ("batch", "list"),
+    ("config", "show"),
+    ("groups", "--limit", "5"),
+    ("query", "SELECT 1 AS a, 'x' AS b"),
+]
+CHANGING = [
+    ("mode", "observe"),
+    ("mode", "enforce", "--workload", "db"),
+    ("lra", "add", "new", "/new", "--sli", "push", "-o", "max_age_s=3", "--tolerance-pct", "5"),
+    ("batch", "add", "new", "/new", "--min-memory", "1G", "--mode", "observe"),
+    ("lra", "rm", "db"),
+    ("batch", "rm", "pi"),
+    ("sli", "push", "db", "--work-rate", "1200", "--latency-p95-ms", "8"),
+    ("restore",),
+    ("reload",),
+]
+
+
+@pytest.fixture
+def store(served: Served) -> None:
+    writer = Store(served.config.store_path, 1e6, 1 << 30)
+    writer.start()
+    writer.add_event(1.0, "mode", "db: enforce")
+    writer.close()
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("words", [*ASKING, *CHANGING], ids=" ".join)
+def test_every_command_answers(run: Run, words: tuple[str, ...]):
+    shown = ok(run(*words))
+    assert shown.strip()
+    assert "\x1b" not in shown  # no colours into a pipe
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("words", [*ASKING, *CHANGING], ids=" ".join)
+def test_every_command_answers_in_json(run: Run, words: tuple[str, ...]):
+    shown = ok(run(*words, "--json"))
+    answers = [json.loads(line) for line in shown.splitlines()] if words[0] == "top" else [json.loads(shown)]
+    assert all(isinstance(answer, dict) for answer in answers)
+
+
+@pytest.mark.parametrize("words", [*ASKING[:6], *ASKING[7:9], *CHANGING], ids=" ".join)
+def test_no_daemon(tmp_path: Path, words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    if words[0] in ("doctor", "restore"):
+        return  # they do without
+    result = CliRunner().invoke(cli, [*words, "--socket", f"{tmp_path}/none", "--json"])
+    assert result.exit_code == 3
+    assert json.loads(result.stdout)["error"]["code"] == "unreachable"
+    assert "is perphd running?" in result.stderr
+
+
+@pytest.mark.parametrize("words", CHANGING, ids=" ".join)
+def test_not_permitted(run: Run, served: Served, words: tuple[str, ...]):
+    served.peer = READER
+    result = run(*words)
+    assert result.exit_code == 4
+    assert "perphd-admin" in result.stderr
+    assert served.agent.calls == []
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("explain", "nope"), 5, "no workload 'nope'"),
+        (("mode", "observe", "--workload", "nope"), 5, "no workload 'nope'"),
+        (("mode", "--workload", "nope"), 5, "no workload 'nope'"),
+        (("lra", "rm", "nope"), 5, "no workload 'nope'"),
+        (("batch", "rm", "db"), 5, "perphctl lra rm db"),
+        (("sli", "push", "nope", "--load", "1"), 5, "no workload 'nope'"),
+        (("explain", "pi"), 1, "is batch"),
+        (("explain", "db", "--at", "noonish"), 1, "is not a time"),
+        (("lra", "add", "x", "relative"), 1, "lra.cgroup"),
+        (("lra", "add", "db", "/x"), 1, "already the name"),
+        (("lra", "add", "x", "/x", "--sli", "msql"), 1, "not an SLI source"),
+        (("batch", "add", "x", "/x", "--min-memory", "100 "), 1, "batch.min_memory"),
+        (("sli", "push", "cache", "--load", "1"), 1, "takes no pushed readings"),
+        (("query", "DROP TABLE x"), 1, "SELECT"),
+        (("export", "nope", "-o", "/dev/null"), 1, "not a table"),
+        (("sli", "push", "db"), 2, "at least one reading"),
+        (("sli", "push", "db", "--work-rate", "fast"), 2, "not a valid float"),
+        (("lra", "add", "x", "/x", "-o", "a=b"), 2, "--sli-option without --sli"),
+        (("lra", "add", "x", "/x", "--sli", "push", "-o", "a"), 2, "not KEY=VALUE"),
+        (("mode", "on"), 2, "observe"),
+        (("stauts",), 2, "No such command"),
+        ((), 2, "Usage"),
+    ],
+)
+@pytest.mark.usefixtures("store")
+def test_refusals(run: Run, words: tuple[str, ...], code: int, says: str):
+    result = run(*words)
+    assert result.exit_code == code, result.output
+    assert says in result.output
+    assert "Traceback" not in result.output
+
+
+def test_errors_in_json(run: Run):
+    result = run("--json", "lra", "add", "x", "/a/../b")
+    error = json.loads(result.stdout)["error"]
+    assert (error["code"], error["key"]) == ("refused", "lra.cgroup")
+    assert error["allowed"]
+
+
+def test_restore_through_the_daemon_that_failed(run: Run, served: Served):
+    served.agent.restored = RestoreReport(failed=(FileReport("/sys/x", "pi", "cpus", "0-7", note="EBUSY"),))
+    result = run("restore")
+    assert result.exit_code == 1
+    assert "/sys/x" in result.stdout
+    assert "FAILED" in result.stdout
+
+
+def test_restore_without_a_daemon(tmp_path: Path):
+    words = ["restore", "--socket", f"{tmp_path}/none", "--state-dir", str(tmp_path)]
+    assert "nothing to restore" in ok(CliRunner().invoke(cli, words))
+
+
+def test_doctor_without_a_daemon(tmp_path: Path):
+    words = ["doctor", "--socket", f"{tmp_path}/none"]
+    assert "no daemon answers" in ok(CliRunner().invoke(cli, words))
+    data = json.loads(ok(CliRunner().invoke(cli, [*words, "--json"])))
+    assert {item["present"] for item in data["capabilities"]} <= {True, False}
+
+
+def test_config_check(tmp_path: Path):
+    path = tmp_path / "perphd.toml"
+    path.write_text('[[lra]]\nname = "db"\ncgroup = "/perphd-test-no-such-group"\n')
+    result = CliRunner().invoke(cli, ["config", "check", str(path)])
+    assert "fine; 1 workload, mode observe" in ok(result)
+    assert "waits for it" in result.stderr
+    path.write_text("[daemon]\nmod = 1")
+    result = CliRunner().invoke(cli, ["config", "check", str(path), "--json"])
+    assert result.exit_code == 1
+    assert json.loads(result.stdout)["error"]["key"] == "daemon.mod"
+    assert "did you mean 'mode'" in result.stderr
+
+
+@pytest.mark.usefixtures("store")
+def test_query_and_export_without_a_daemon(served: Served, tmp_path: Path):
+    path = served.config.store_path
+    nobody = ["--socket", f"{tmp_path}/none"]
+    shown = ok(CliRunner().invoke(cli, [*nobody, "query", "SELECT kind, data FROM events", "--store", path]))
+    assert shown == "kind  data\nmode  db: enforce\n"
+    out = tmp_path / "events.csv"
+    ok(CliRunner().invoke(cli, [*nobody, "export", "events", "-o", str(out), "--store", path]))
+    assert out.read_text().splitlines() == ["wall_s,kind,data", "1.0,mode,db: enforce"]
+
+
+@pytest.mark.usefixtures("store")
+def test_export_asks_the_daemon_where_its_store_is(run: Run, tmp_path: Path):
+    out = tmp_path / "events.parquet"
+    assert ": 1 rows of events" in ok(run("export", "events", "--format", "parquet", "-o", str(out)))
+    assert out.stat().st_size > 0
+
+
+def test_events(run: Run, served: Served, monkeypatch: pytest.MonkeyPatch):
+    full = Client.events
+
+    def first_three(self: Client, **query: str | None) -> Iterator[tuple[str, Any]]:
+        stream = full(self, **query)
+        for _ in range(3):
+            yield next(stream)
+        stream.close()
+
+    monkeypatch.setattr(Client, "events", first_three)
+    shown = ok(run("events"))
+    assert "decision  db: grow" in shown
+    assert "tick" not in shown
+    lines = [json.loads(line) for line in ok(run("events", "--json")).splitlines()]
+    assert [line["kind"] for line in lines] == ["decision", "tick"]
+
+
+# --- as a process ----------------------------------------------------------------------------------------------
+
+
+def process(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "perphd.control", *words]
+    root = str(Path(__file__).parents[2])
+    environment = {**os.environ, "PYTHONPATH": root}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+
+
+def test_as_a_process(served: Served):
+    done = process("status", "--socket", served.socket)
+    assert done.returncode == 0
+    assert "perphd 1.2.3: enforce" in done.stdout
+    served.peer = STRANGER
+    done = process("status", "--socket", served.socket, "--json")
+    assert (done.returncode, json.loads(done.stdout)["error"]["code"]) == (4, "not-permitted")
+
+
+def test_a_reader_that_leaves_early_is_no_error_to_talk_about(served: Served):
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "perphd.control", "status", "--socket", served.socket]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    done = subprocess.run(
+        command, stdout=write, stderr=subprocess.PIPE, text=True, env=environment, timeout=60, check=False
+    )
+    os.close(write)
+    assert done.returncode == 1
+    assert done.stderr == ""
+
+
+def test_heavy_modules_stay_out():
+    code = "import sys, perphd.control.cli; print(sorted({'rich', 'aiohttp', 'numpy', 'asyncio'} & set(sys.modules)))"
+    root = str(Path(__file__).parents[2])
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+# --- the client ------------------------------------------------------------------------------------------------
+
+
+def test_a_socket_that_may_not_be_opened(monkeypatch: pytest.MonkeyPatch):
+    def refuse(_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("perphd.control.client._UnixConnection.connect", refuse)
+    with pytest.raises(NotPermitted, match="read group"):
+        Client("/run/x").get("status")
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (Unreachable("x"), 3),
+        (NotPermitted("x"), 4),
+        (Denied("/sys/x", "write", 1), 4),
+        (Refused(404, {"code": "not-found"}), 5),
+        (Refused(404, {"code": "no-route"}), 1),
+        (Refused(500, {}), 1),
+        (PerphError("x"), 1),
+    ],
+)
+def test_exit_codes(error: PerphError, code: int):
+    assert cli_base.exit_code(error) == code
+    assert set(cli_base.error_object(error)) == {"code", "message", "key", "allowed"}
+
+
+# --- what people see -------------------------------------------------------------------------------------------
+
+
+def test_status_for_people(served: Served):
+    shown = plain(status_parts(served.agent.status()))
+    assert "enforce, policy perph, up 2 h 03 min" in shown
+    db = next(line for line in shown.splitlines() if line.startswith("db "))
+    assert "degraded (cpu)" in db
+    assert "812 /s" in db
+    assert "1 206 /s" in db
+    assert "learning" in db
+    assert "cache [observe]  waiting for its cgroup" in shown
+    assert "CPUs 0-3, idle, memory to 2.0 GiB" in shown
+    assert "! the store was damaged" in shown
+    assert "! pi llc_masks cannot be set here: no resctrl" in shown
+
+
+def test_status_of_an_empty_daemon(served: Served):
+    served.agent.specs = {}
+    assert "perphctl lra add" in plain(status_parts(served.agent.status()))
+
+
+def test_explain_for_people():
+    grown, held = decision(100.0), decision(90.0, Action.HOLD)
+    shown = plain(explain_parts([grown, held], 0.0))
+    assert "It was degraded, short of cpu because of pi (for 3 s)." in shown
+    assert "work (sli): 812 /s, expected 1 206 /s (33% below the target)" in shown
+    assert "perphd protected it more: batch on 2 of 4 cores" in shown
+    assert "to   confined(batch on 2/4 cores, weight 20)" in shown
+    assert "perphd left everything as it is" in shown
+    assert "SCORE" not in shown
+    assert "would protect it more" in plain(explain_parts([grown], 0.0, observing=True))
+    verbose = plain(explain_parts([grown], 0.0, verbose=True))
+    assert "0.67 [0.60, 0.75]" in verbose
+    assert "delay unknown (no latency)" in verbose
+
+
+NOW = datetime.datetime(2025, 11, 21, 14, 0, 0, tzinfo=datetime.UTC)
+
+
+@pytest.mark.parametrize(
+    ("content", "ago_s"),
+    [
+        ("90", 90),
+        ("-90", 90),
+        ("90s", 90),
+        ("5m", 300),
+        ("5 min", None),
+        ("5m ago", 300),
+        ("2h", 7200),
+        ("1d", 86400),
+        ("13:59", 60),
+        ("13:59:30", 30),
+        ("14:01", 86400 - 60),
+        ("2025-11-21T13:00+00:00", 3600),
+        ("x", None),
+        ("25:00", None),
+        ("", None),
+    ],
+)
+def test_times_as_people_write_them(content: str, ago_s: float | None):
+    if ago_s is None:
+        with pytest.raises(ParseError, match="14:03"):
+            parse_at(content, NOW)
+    else:
+        assert NOW.timestamp() - parse_at(content, NOW) == ago_s
+
+
+@given(st.text(max_size=30))
+def test_arbitrary_times(content: str):
+    try:
+        assert isinstance(parse_at(content, NOW), float)
+    except ParseError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [(0.0, "0"), (0.4321, "0.432"), (12345.6, "12 346"), (99.95, "100"), (Unavailable("x"), NONE)],
+)
+def test_numbers(value: float | Unavailable, shown: str):
+    assert number(value) == shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [(-1, "0 s"), (59.6, "60 s"), (600, "10 min"), (7500, "2 h 05 min"), (200000, "2 d 7 h")],
+)
+def test_durations(seconds: float, shown: str):
+    assert duration(seconds) == shown
+
+
+def test_nothing_in_force():
+    assert settings_text(UNTOUCHED) == "as found"
+
+
+def test_plain_tables_cut_nothing_and_show_control_characters():
+    shown = plain(
+        [
+            table("T", ("A", "B"), [("x" * 300, "\x1b[31m"), ("日本", Styled("5", "red"))], right=[1]),
+            text("a\tb"),
+        ]
+    )
+    lines = shown.splitlines()
+    assert "x" * 300 in lines[2]
+    assert "\\x1b[31m" in lines[2]
+    assert "\x1b" not in shown
+    assert len(lines[3]) == len(lines[2]) - 2  # two wide characters
+    assert lines[-1] == "a\\tb"
+
+
+def test_sparks(served: Served):
+    assert spark((None, 0.0, 1.25, 9.0, -1.0)) == " ▁██▁"
+    by_name = {item.spec.name: item for item in served.agent.status().workloads}
+    assert score(by_name["db"]) == pytest.approx(812.4 / 1206.0)
+    assert score(by_name["cache"]) is None
