@@ -1,0 +1,115 @@
+"""Control groups of the bench's own, ``/perphd-bench-PID/wNNN``, some with a sleeping process inside."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import time
+from pathlib import Path
+
+from perphd.host.cgroup.hierarchy import Hierarchy, discover
+from perphd.host.fs import RealFs
+
+_NEEDED = ("cpu", "cpuset", "memory")
+_WANTED = (*_NEEDED, "cpuacct", "io")
+_REMOVE_WAIT_S = 10.0
+
+
+class BenchError(Exception):
+    """The bench cannot run here; the text says what is missing."""
+
+
+class BenchGroups:
+    """``count`` groups, the first ``occupied`` of them with one idle process. A context manager that cleans up."""
+
+    def __init__(self, count: int, occupied: int) -> None:
+        if os.geteuid() != 0:
+            raise BenchError(
+                "making control groups needs root: run `make bench` as root or with sudo at hand"
+            )
+        hierarchies = discover(RealFs())
+        absent = [name for name in _NEEDED if hierarchies.of(name) is None]
+        if absent:
+            raise BenchError(
+                f"no cgroup hierarchy has the controllers {', '.join(absent)}: nothing to measure on"
+            )
+        self.layout = str(hierarchies.layout)
+        trees = {tree.mount: tree for name in _WANTED if (tree := hierarchies.of(name)) is not None}
+        if hierarchies.unified is not None:
+            trees[hierarchies.unified.mount] = hierarchies.unified
+        self._trees = tuple(trees.values())
+        self._parent = f"/perphd-bench-{os.getpid()}"
+        self.paths = tuple(f"{self._parent}/w{number:03}" for number in range(count))
+        self._occupied = occupied
+        self._sleepers: list[subprocess.Popen[bytes]] = []
+        self._enabled: list[tuple[Path, str]] = []
+
+    def __enter__(self) -> BenchGroups:
+        try:
+            for tree in self._trees:
+                if tree.version == 2:
+                    self._enable(Path(tree.mount))
+                self._make(tree, self._parent)
+                if tree.version == 2:
+                    self._enable(Path(tree.path(self._parent)))
+                for path in self.paths:
+                    self._make(tree, path)
+            for path in self.paths[: self._occupied]:
+                self._put_sleeper(path)
+        except OSError as exc:
+            self.remove()
+            raise BenchError(f"control groups cannot be made here: {exc}") from exc
+        except BaseException:
+            self.remove()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.remove()
+
+    def _make(self, tree: Hierarchy, path: str) -> None:
+        directory = Path(tree.path(path))
+        directory.mkdir(exist_ok=True)
+        if tree.version == 1 and "cpuset" in tree.controllers:
+            for knob in ("cpuset.mems", "cpuset.cpus"):  # empty until written; no process may enter before
+                (directory / knob).write_text((directory.parent / knob).read_text())
+
+    def _enable(self, directory: Path) -> None:
+        control = directory / "cgroup.subtree_control"
+        on = control.read_text().split()
+        for controller in (directory / "cgroup.controllers").read_text().split():
+            if controller in _WANTED and controller not in on:
+                control.write_text(f"+{controller}")
+                self._enabled.append((control, controller))
+
+    def _put_sleeper(self, path: str) -> None:
+        sleeper = subprocess.Popen(["sleep", "infinity"])
+        self._sleepers.append(sleeper)
+        for tree in self._trees:
+            Path(tree.path(path, "cgroup.procs")).write_text(str(sleeper.pid))
+
+    def remove(self) -> None:
+        """End the sleepers and remove the groups; what somebody else put inside stays, and is named."""
+        for sleeper in self._sleepers:
+            sleeper.kill()
+            sleeper.wait()
+        self._sleepers.clear()
+        for tree in self._trees:
+            for path in (*self.paths, self._parent):
+                _remove(Path(tree.path(path)))
+        for control, controller in reversed(self._enabled):
+            with contextlib.suppress(OSError):  # somebody else may have begun to use it
+                control.write_text(f"-{controller}")
+        self._enabled.clear()
+
+
+def _remove(directory: Path) -> None:
+    give_up_s = time.monotonic() + _REMOVE_WAIT_S
+    while directory.exists():
+        try:
+            directory.rmdir()
+        except OSError:
+            if time.monotonic() > give_up_s:
+                raise
+            time.sleep(0.02)

@@ -1,0 +1,168 @@
+"""The agent as it is measured: on groups of the bench's own, every fifth of them an LRA, all in enforce mode."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from perphd.agent.composition import build_agent
+from perphd.agent.config import parse
+from perphd.agent.loop import Agent
+from perphd.agent.service import protect_self
+
+LRA_SHARE = 5
+"""One workload of so many is an LRA."""
+STATE_BELOW = "/var/tmp"
+"""Where state directories are made: on a disk like the daemon's own, so that an fsync costs what it costs there."""
+T = TypeVar("T")
+
+
+def configuration(paths: Sequence[str], state: Path) -> str:
+    """A configuration with these groups as workloads, the LRAs first, and everything else as shipped."""
+    lras = max(1, len(paths) // LRA_SHARE)
+    lines = ["[daemon]", 'mode = "enforce"', f'state_dir = "{state}"', f'socket = "{state}/perphd.sock"']
+    for number, path in enumerate(paths):
+        kind = "lra" if number < lras else "batch"
+        lines += ["", f"[[{kind}]]", f'name = "{kind}-{number:03}"', f'cgroup = "{path}"']
+    return "\n".join(lines) + "\n"
+
+
+@dataclass(slots=True)
+class Phases:
+    """Seconds of one tick, by phase. ``ended``: when the last write of the tick had been read back, or None."""
+
+    sampling: float = 0.0
+    model: float = 0.0
+    decide: float = 0.0
+    plan: float = 0.0
+    apply: float = 0.0
+    deciding_at: float = 0.0
+    ended_at: float | None = None
+
+
+@dataclass(slots=True)
+class Stopwatch:
+    """Looks inside an agent: notes how long each phase of each tick takes."""
+
+    now: Phases = field(default_factory=Phases)
+
+    def attach(self, agent: Agent) -> None:
+        """Put timers around the agent's parts. They cost a fraction of a microsecond each."""
+        parts: Any = agent._parts
+        agent._parts = replace(
+            parts,
+            monitor=_Timed(parts.monitor, sample=self._timer("sampling", parts.monitor.sample)),
+            policy=_Timed(parts.policy, decide=self._timer("decide", parts.policy.decide, begins=True)),
+            executor=_Timed(
+                parts.executor,
+                plan=self._timer("plan", parts.executor.plan),
+                apply=self._waited("apply", parts.executor.apply),
+            ),
+        )
+        agent._learn = self._timer("model", agent._learn)  # type: ignore[method-assign]
+
+    def _timer(self, phase: str, call: Callable[..., T], begins: bool = False) -> Callable[..., T]:
+        def timed(*args: Any, **kwargs: Any) -> T:
+            began = time.perf_counter()
+            if begins:
+                self.now.deciding_at = began
+            try:
+                return call(*args, **kwargs)
+            finally:
+                setattr(self.now, phase, getattr(self.now, phase) + time.perf_counter() - began)
+
+        return timed
+
+    def _waited(self, phase: str, call: Callable[..., Awaitable[T]]) -> Callable[..., Awaitable[T]]:
+        async def timed(*args: Any, **kwargs: Any) -> T:
+            began = time.perf_counter()
+            result = await call(*args, **kwargs)
+            self.now.ended_at = time.perf_counter()
+            setattr(self.now, phase, getattr(self.now, phase) + self.now.ended_at - began)
+            return result
+
+        return timed
+
+
+class DiskMeter:
+    """Seconds that this process spends in fsync and fdatasync while the meter is installed."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[DiskMeter]:
+        """Meter within the block."""
+        module: Any = os
+        originals = module.fsync, module.fdatasync
+        module.fsync, module.fdatasync = (self._metered(call) for call in originals)
+        try:
+            yield self
+        finally:
+            module.fsync, module.fdatasync = originals
+
+    def _metered(self, call: Callable[[Any], None]) -> Callable[[Any], None]:
+        def metered(fd: Any) -> None:
+            began = time.perf_counter()
+            try:
+                call(fd)
+            finally:
+                self.seconds += time.perf_counter() - began
+
+        return metered
+
+
+def cpu_wait_s() -> float:
+    """How long the threads of this process have waited on run queues so far (schedstat)."""
+    waited_ns = 0
+    for thread in os.listdir("/proc/self/task"):
+        with contextlib.suppress(OSError, IndexError):  # a thread that ended, a kernel without schedstat
+            waited_ns += int(Path(f"/proc/self/task/{thread}/schedstat").read_text().split()[1])
+    return waited_ns / 1e9
+
+
+@contextlib.contextmanager
+def daemon_priority() -> Iterator[None]:
+    """The daemon's own CPU priority within the block."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    protect_self()
+    try:
+        yield
+    finally:
+        os.setpriority(os.PRIO_PROCESS, 0, before)
+
+
+class _Timed:
+    """An object with some of its methods replaced."""
+
+    def __init__(self, inner: Any, **replaced: Any) -> None:
+        self._inner = inner
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
+class Scene:
+    """An agent and its virtual clock: every tick is one second after the last, however long it took."""
+
+    def __init__(self, paths: Sequence[str], state: Path) -> None:
+        self.agent = build_agent(parse(configuration(paths, state), "bench"))
+        self.stopwatch = Stopwatch()
+        self._now_s = 1000.0
+
+    async def tick(self) -> Phases:
+        """One tick; how long its phases took."""
+        self.stopwatch.now = Phases()
+        self._now_s += 1.0
+        await self.agent.tick(self._now_s)
+        return self.stopwatch.now
+
+    async def close(self) -> None:
+        """Give everything back and close."""
+        await self.agent.stop(restore=True)
