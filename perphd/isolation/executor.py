@@ -314,7 +314,9 @@ class Executor:
                 entries[entry.workload, entry.knob].append(entry)
         for key, group in entries.items():
             written = any(entry.path in touched for entry in group)
-            holds = [self._holds_original(entry, written) for entry in group]  # of each: it takes note as well
+            holds = [
+                self._holds_original(entry, written) for entry in group
+            ]  # of each: it takes note as well
             if all(holds):
                 with suppress(KernelError):  # the journal then still names values that the files hold already
                     self._journal.close_out(entry.path for entry in group)

@@ -9,7 +9,8 @@ inside (ENOSPC). It gets all CPUs that its parent gives, which is equal in effec
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from posixpath import basename, dirname
@@ -20,8 +21,6 @@ from perphd.host.cgroup.group import parent_cpus
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.fs import KernelFs
 from perphd.isolation.journal import FILE, Journal, Original
-
-Intents = Callable[[str], Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,11 +96,14 @@ def restore_journal(
     fs: KernelFs, journal: Journal, originals: Sequence[Original], force: bool = False
 ) -> RestoreReport:
     """Give back these originals of an open journal and close them in it."""
-    run = _Run(fs, journal.intents, force)
+    run = _Run(fs, journal, force)
     run.give_back(originals)
     notes = [*journal.notes, *run.notes]
     try:
-        journal.close_out(report.path for report in (*run.restored, *run.already, *run.gone))
+        # A setting is closed as a whole: while its cpu.idle is not given back, its weight may yet be reset by that.
+        unsettled = {(report.workload, report.knob) for report in (*run.failed, *run.foreign)}
+        done = (*run.restored, *run.already, *run.gone)
+        journal.close_out(r.path for r in done if (r.workload, r.knob) not in unsettled)
     except KernelError as exc:
         notes.append(f"the values are given back, but the journal could not be closed: {exc}")
     return RestoreReport(
@@ -142,8 +144,8 @@ def put(fs: KernelFs, path: str, data: bytes) -> str:
 class _Run:
     """One pass over the originals, sorting every file into its list."""
 
-    def __init__(self, fs: KernelFs, intents: Intents, force: bool) -> None:
-        self._fs, self._intents, self._force = fs, intents, force
+    def __init__(self, fs: KernelFs, journal: Journal, force: bool) -> None:
+        self._fs, self._journal, self._force = fs, journal, force
         self.restored: list[FileReport] = []
         self.already: list[FileReport] = []
         self.gone: list[FileReport] = []
@@ -188,7 +190,7 @@ class _Run:
         return found
 
     def _is_own(self, entry: Original, found: str) -> bool:
-        if any(same(entry.path, value, found) for value in self._intents(entry.path)):
+        if any(same(entry.path, value, found) for value in self._journal.intents(entry.path)):
             return True
         # What an interrupted restore leaves where it could not empty the file.
         return not entry.text and found == parent_cpus(self._fs, dirname(entry.path))
@@ -241,6 +243,8 @@ class _Run:
         try:
             have, want = CpuSet.parse(found), CpuSet.parse(entry.text)
             if have | want not in (have, want):
+                with suppress(KernelError):  # lost only if this restore is cut short here as well
+                    self._journal.intend([(entry.path, str(have | want))])
                 self._fs.write(entry.path, f"{have | want}\n".encode())
             elif want != have and have <= want:
                 self._fs.write(entry.path, entry.raw)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -131,10 +131,8 @@ def test_a_daemon_that_dies_at_any_write_leaves_a_restorable_host(
             return None
 
         kernel.before_write = die
-        try:
+        with contextlib.suppress(Killed, KernelError):
             asyncio.run(drive(kernel, directory, sequence))
-        except (Killed, KernelError):
-            pass
         kernel.before_write = None
         report = restore(kernel, directory, boot_id="boot")
         assert not report.failed, report
@@ -157,10 +155,8 @@ def test_an_interrupted_restore_is_finished_by_the_next(
 
         start = kernel.attempts
         kernel.before_write = die
-        try:
+        with contextlib.suppress(Killed):
             restore(kernel, directory, boot_id="boot")
-        except Killed:
-            pass
         kernel.before_write = None
         report = restore(kernel, directory, boot_id="boot")
         assert not report.failed, report
@@ -191,13 +187,13 @@ def test_a_restore_that_fails_somewhere_says_so_and_can_be_repeated(
 
 
 @pytest.fixture
-def changed(tmp_path: Path) -> Iterator[tuple[FakeKernel, Path]]:
+def changed(tmp_path: Path) -> tuple[FakeKernel, Path]:
     kernel = FakeKernel("v2")
     for group in GROUPS:
         kernel.mkdir(group)
     target = {"pi": Settings(cpus=CpuSet.of([3]), cpu_weight=10, memory_high_bytes=1 << 30)}
     asyncio.run(drive(kernel, str(tmp_path), [target]))
-    yield kernel, tmp_path
+    return kernel, tmp_path
 
 
 def test_a_value_that_somebody_else_set_is_left_alone_unless_forced(changed: tuple[FakeKernel, Path]) -> None:
@@ -210,6 +206,7 @@ def test_a_value_that_somebody_else_set_is_left_alone_unless_forced(changed: tup
     assert "set to '55' by somebody else, left alone (original: '100')" in str(report)
     forced = restore(kernel, directory, force=True, boot_id="boot")
     assert [file.path for file in forced.restored] == ["/sys/fs/cgroup/pi/cpu.weight"]
+    assert not restore(kernel, directory, boot_id="boot")
     assert kernel.read("/sys/fs/cgroup/pi/cpu.weight") == b"100\n"
 
 
@@ -268,3 +265,39 @@ def test_a_journal_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     (tmp_path / FILE).mkdir()
     with pytest.raises(KernelError, match="cannot be restored"):
         restore(FakeKernel(), tmp_path, boot_id="boot")
+
+
+def test_a_weight_stays_journaled_until_the_idle_that_resets_it_is_given_back(tmp_path: Path) -> None:
+    kernel = FakeKernel("v2", idle_weight="1")
+    kernel.mkdir("/pi")
+    kernel.set("/sys/fs/cgroup/pi/cpu.weight", "1")
+    asyncio.run(drive(kernel, str(tmp_path), [{"pi": Settings(cpu_weight=IDLE)}]))
+    kernel.before_write = lambda n, path, text: errno.EBUSY
+    report = restore(kernel, tmp_path, boot_id="boot")
+    assert [file.path for file in report.already] == ["/sys/fs/cgroup/pi/cpu.weight"]
+    assert [file.path for file in report.failed] == ["/sys/fs/cgroup/pi/cpu.idle"]
+    kernel.before_write = None
+    assert restore(kernel, tmp_path, boot_id="boot").complete
+    assert kernel.read("/sys/fs/cgroup/pi/cpu.weight") == b"1\n"
+
+
+def test_a_restore_cut_short_while_it_widens_is_no_stranger_to_the_next(tmp_path: Path) -> None:
+    kernel = FakeKernel("v1")
+    kernel.mkdir("/pi", cpus="0")
+    kernel.mkdir("/pi/a")
+    asyncio.run(drive(kernel, str(tmp_path), [{"pi": Settings(cpus=CpuSet.of([1]))}]))
+    start = kernel.attempts
+
+    def die(number: int, _path: str, _text: str) -> int | None:
+        if number == start + 1:
+            raise Killed
+        return None
+
+    kernel.before_write = die
+    with pytest.raises(Killed):
+        restore(kernel, tmp_path, boot_id="boot")
+    assert kernel.read("/sys/fs/cgroup/cpuset/pi/cpuset.cpus") == b"0-1\n"
+    kernel.before_write = None
+    report = restore(kernel, tmp_path, boot_id="boot")
+    assert not report.foreign
+    assert [kernel.read(f"/sys/fs/cgroup/cpuset/pi{kid}/cpuset.cpus") for kid in ("", "/a")] == [b"0\n"] * 2
