@@ -19,7 +19,8 @@ from perphd.domain.sample import Quality, Sample
 from perphd.domain.signals import Performance, contended_ratio
 from perphd.domain.workload import Objective
 
-
+MILD_FACTOR = 3
+"""A shortfall below the effect size must last so many times longer before it is believed."""
 CLOSED_ELASTICITY = 0.3
 """Elasticity from which an LRA's load counts as closed: its work rate falls when it has to wait."""
 UNEXPLAINED_RATIO = 1.3
@@ -48,6 +49,7 @@ class DetectorState:
     health: Health = Health.UNKNOWN
     since_s: float = 0.0
     below: int = 0
+    severe: int = 0
     above: int = 0
     cusum: float = 0.0
 
@@ -96,7 +98,7 @@ def judge(
     unfit = [q for q in sample.quality if q is not Quality.SETTLING]
     if unfit or not target.known or not available(perf.work):
         reason = _why_unknown(sample, perf, target)
-        kept = replace(state, below=0, above=0, cusum=0.0)
+        kept = replace(state, below=0, severe=0, above=0, cusum=0.0)
         return _unknown(kept, now_s, reason)
 
     evidence: list[Evidence] = []
@@ -112,6 +114,7 @@ def judge(
     new = replace(
         state,
         below=state.below + 1 if below else 0,
+        severe=state.severe + 1 if below and score < 1.0 - settings.min_effect_pct / 100.0 else 0,
         above=0 if below else state.above + 1,
         cusum=cusum,
     )
@@ -124,7 +127,7 @@ def judge(
 
 def rearm(state: DetectorState) -> DetectorState:
     """Forget evidence gathered before an own change (lock-out), keeping the health."""
-    return replace(state, below=0, above=0, cusum=0.0)
+    return replace(state, below=0, severe=0, above=0, cusum=0.0)
 
 
 def _is_closed(model: ResPerfModel) -> bool:
@@ -136,7 +139,12 @@ def _known(band: Band | None, settings: PolicySettings) -> Band | None:
 
 
 def _health(before: Health, state: DetectorState, below: bool, settings: PolicySettings) -> Health:
-    if below and (state.below >= settings.confirm_ticks or state.cusum >= settings.cusum_h):
+    confirmed = (
+        state.severe >= settings.confirm_ticks
+        or state.below >= MILD_FACTOR * settings.confirm_ticks
+        or state.cusum >= settings.cusum_h
+    )
+    if below and confirmed:
         return Health.DEGRADED
     if before is Health.DEGRADED and state.above < settings.confirm_ticks:
         return Health.DEGRADED
@@ -179,12 +187,13 @@ def _delay_score(perf: Performance, target: Target, evidence: list[Evidence]) ->
 
 
 def _surprise(perf: Performance, target: Target, witnessed: bool) -> float:
-    """How many sigma the sample is on the bad side of the reference (the worse channel), clipped at 4."""
-    worst = 0.0
-    if witnessed and target.work_band is not None and available(perf.work) and perf.work > 0:
-        worst = math.log(target.work_band.value / perf.work) / max(target.work_band.sd, 0.02)
-    if target.delay_band is not None and available(perf.delay) and perf.delay > 0:
-        excess = math.log(perf.delay / target.delay_band.value) / max(target.delay_band.sd, 0.05)
+    """How many sigma the sample is on the bad side of the target (the worse channel), clipped at 4."""
+    worst = -4.0
+    if target.work_band is not None and available(perf.work) and available(target.work) and perf.work > 0:
+        short = math.log(max(target.work, 1e-9) / perf.work) / max(target.work_band.sd, 0.02)
+        worst = short if witnessed else min(short, 0.0)
+    if target.delay_band is not None and available(perf.delay) and available(target.delay) and perf.delay > 0:
+        excess = math.log(perf.delay / target.delay) / max(target.delay_band.sd, 0.05)
         worst = max(worst, excess)
     return min(worst, 4.0)
 

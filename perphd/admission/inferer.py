@@ -150,24 +150,31 @@ class Stakes:
 
 
 def cheaper(
-    assessed: Sequence[Assessed], current: Assessed, stakes: Stakes, avoid: frozenset[Allocation]
+    assessed: Sequence[Assessed], current: Assessed, stakes: Stakes, avoid: Sequence[Allocation]
 ) -> Assessed | None:
     """The step back towards batch with the greatest expected gain, if that is positive; None if there is none.
 
-    A step is a neighbour on the lattice, or a place that experience speaks for.
+    A step is a neighbour on the lattice. What protects no more than an allocation in ``avoid`` is left out.
     """
     best: tuple[float, Assessed] | None = None
     for item in assessed:
         gain_cores = item.batch_cores - current.batch_cores
-        if item.allocation in avoid or gain_cores <= NEGLIGIBLE_CORES:
+        if gain_cores <= NEGLIGIBLE_CORES or not is_step(current.allocation.cpu, item.allocation.cpu):
             continue
-        if item.prediction.support < 2.0 and not is_step(current.allocation.cpu, item.allocation.cpu):
+        if protects_no_more(current.allocation.cpu, item.allocation.cpu):
+            continue  # tighter in every way: whatever the figures say, that is no step back
+        if any(protects_no_more(item.allocation.cpu, a.cpu) for a in avoid):
             continue
         keeps = chance(item.prediction, stakes.need, stakes.z)
         worth = keeps * gain_cores * stakes.win_s - (1.0 - keeps) * stakes.price_cores * stakes.loss_s
         if worth > 0 and (best is None or worth > best[0]):
             best = (worth, item)
     return best[1] if best is not None else None
+
+
+def protects_no_more(a: CpuGrant, b: CpuGrant) -> bool:
+    """True if ``a`` leaves batch at least what ``b`` does, in cores and in weight."""
+    return a.exclusive == b.exclusive and a.batch_cores >= b.batch_cores and a.weight_ratio >= b.weight_ratio
 
 
 def is_step(a: CpuGrant, b: CpuGrant) -> bool:

@@ -38,6 +38,15 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
+class Regret:
+    """A step back to batch that was too much: nothing that protects no more is tried until ``until_s``."""
+
+    allocation: Allocation
+    until_s: float
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
 class LraState:
     """What is remembered about one LRA. ``scores``: clean scores since the last change, newest last."""
 
@@ -47,7 +56,7 @@ class LraState:
     scores: tuple[float, ...] = ()
     slack_since_s: float | None = None
     quiet_since_s: float | None = None
-    regretted: tuple[tuple[Allocation, float], ...] = ()
+    regrets: tuple[Regret, ...] = ()
 
     @classmethod
     def new(cls, now_s: float) -> LraState:
@@ -202,7 +211,7 @@ class _Turn:
             relaxed = Assessed(step, current.prediction, current.batch_cores + 1.0)
         else:
             relaxed = None
-        avoid = frozenset(a for a, until_s in self.state.regretted if until_s > self.now_s)
+        avoid = [r.allocation for r in self.state.regrets if r.until_s > self.now_s]
         settings = self.settings
         stakes = inferer.Stakes(
             need=1.0 + settings.shrink_margin_pct / 100.0,
@@ -285,10 +294,14 @@ class _Turn:
         )
         if not undo:
             return None
-        until_s = self.now_s + self.settings.regret_s
-        alive = tuple((a, t) for a, t in self.state.regretted if t > self.now_s and a != pending.after)
-        self.state = replace(self.state, regretted=(*alive, (pending.after, until_s)), slack_since_s=None)
-        reason = f"the step back was too much ({text}): taken back, not tried again for {self.settings.regret_s:.0f} s"
+        times = 1 + max((r.times for r in self.state.regrets if r.allocation == pending.after), default=0)
+        wait_s = self.settings.regret_s * 2.0 ** min(times - 1, 6)
+        others = tuple(r for r in self.state.regrets if r.allocation != pending.after)[-15:]
+        regret = Regret(pending.after, self.now_s + wait_s, times)
+        self.state = replace(self.state, regrets=(*others, regret), slack_since_s=None)
+        reason = (
+            f"the step back was too much ({text}): taken back, nothing like it is tried for {wait_s:.0f} s"
+        )
         return _Move(Action.ROLLBACK, pending.before, reason)
 
     def _remember_change(self, move: _Move) -> None:
@@ -364,7 +377,7 @@ class _Turn:
 
     def _was_before(self, allocation: Allocation) -> bool:
         return allocation.cpu.instrument is not CpuInstrument.NONE and any(
-            a == allocation for a, _ in self.state.regretted
+            r.allocation == allocation for r in self.state.regrets
         )
 
     def _hold(self, reason: str) -> _Move:

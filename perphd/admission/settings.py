@@ -17,6 +17,13 @@ class PolicySettings:
     confirm_ticks: int = _key(
         2, 1, 60, "samples", "samples in a row below target, with a witness, before acting"
     )
+    min_effect_pct: float = _key(
+        5.0,
+        0.0,
+        50.0,
+        "%",
+        "shortfall below target that is believed after confirm_ticks; a smaller one must last 3 times longer",
+    )
     witness_min_pct: float = _key(
         3.0,
         0.0,
@@ -61,7 +68,7 @@ class PolicySettings:
         1.0,
         86400.0,
         "s",
-        "after a shrink step had to be taken back, no shrinking to that step for so long",
+        "after a step back had to be undone, none like it for so long; doubled every time, up to 64 times",
     )
     release_after_s: float = _key(
         20.0, 1.0, 3600.0, "s", "how long batch must be gone or idle before everything is given back"

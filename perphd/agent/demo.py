@@ -21,17 +21,14 @@ from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.demo_report import Comparison, Second
 from perphd.agent.loop import Agent
-from perphd.agent.sli import SliOpener
+from perphd.agent.simulated import simulated_sli
 from perphd.domain.decision import Action, Decision, Outcome
 from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import ChangeSet
-from perphd.domain.reading import Reading, Unavailable
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
-from perphd.monitor.sli import SliReading
 from perphd.sim.host import Arrival, Departure, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
-from perphd.sim.sli import SliCursor
 from perphd.sim.workload import Batch, Lra
 
 MIN_SECONDS: Final = 60
@@ -44,38 +41,6 @@ _KNOBS: Final = (
     *("cpu.weight", "cpu.idle", "cpu.max", "cpuset.cpus", "cpuset.mems"),
     *("memory.min", "memory.low", "memory.high", "memory.max"),
 )
-
-
-class SimulatedSli:
-    """The indicators of one simulated application, as an ``SliSource``."""
-
-    def __init__(self, cursor: SliCursor) -> None:
-        self._cursor = cursor
-
-    async def read(self, now_s: float) -> SliReading:
-        """The indicators since the last reading; the host's own clock counts, not ``now_s``."""
-        window = self._cursor.read()
-        if window is None:
-            return SliReading.missing(Unavailable("no time has passed since the last reading"))
-        return SliReading(
-            work_rate_per_s=window.work_rate_per_s,
-            load_per_s=_reading(window.load_per_s, "a closed loop: what is asked is what is answered"),
-            latency_p50_ms=_reading(window.p50_ms, "nothing was answered"),
-            latency_p95_ms=_reading(window.p95_ms, "nothing was answered"),
-            latency_p99_ms=_reading(window.p99_ms, "nothing was answered"),
-        )
-
-    async def close(self) -> None:
-        """Nothing to give back."""
-
-
-def simulated_sli(host: SimHost) -> SliOpener:
-    """Opens sources such as ``SliSpec("simulated", (("workload", "mysql"),))`` on this host."""
-    return lambda spec: SimulatedSli(host.sli(spec.get("workload")))
-
-
-def _reading(value: float | None, otherwise: str) -> Reading:
-    return Unavailable(otherwise) if value is None else value
 
 
 @dataclass(frozen=True, slots=True)

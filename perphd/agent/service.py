@@ -45,6 +45,7 @@ class Service:
     def __init__(self, config_path: Path, config: Config, serve: ServerFactory) -> None:
         self._path, self._config, self._serve = config_path, config, serve
         self._stop = asyncio.Event()
+        self._advance: Callable[[float], None] | None = None
         self._notifier = Notifier()
 
     async def run(self) -> None:
@@ -53,14 +54,7 @@ class Service:
         Raises:
             PerphError: the daemon cannot start (another one runs, the configuration does not fit this host ...).
         """
-        fs = RealFs()
-        for warning in check_against_host(self._config, fs, discover(fs)):
-            log.warning("%s", warning)
-        # What a daemon that was killed left behind is put back before anything is looked at.
-        report = restore(fs, Path(self._config.daemon.state_dir))
-        if report.restored or report.failed:
-            log.warning("a daemon before this one ended without giving back: %s", report)
-        agent = build_agent(self._config, clock=time.monotonic)
+        agent = self._simulated() if self._config.host.kind == "simulated" else self._real()
         server = self._serve(agent, lambda: self._reload(agent))
         try:
             await server.start()
@@ -74,12 +68,31 @@ class Service:
             done = await agent.stop(restore=self._config.daemon.on_stop == "restore")
             log.info("stopped; %s", done if done is not None else "what is in force is kept")
 
+    def _simulated(self) -> Agent:
+        from perphd.agent.simulated import build_simulated  # a real daemon carries no simulator
+
+        agent, self._advance = build_simulated(self._config)
+        return agent
+
+    def _real(self) -> Agent:
+        fs = RealFs()
+        for warning in check_against_host(self._config, fs, discover(fs)):
+            log.warning("%s", warning)
+        # What a daemon that was killed left behind is put back before anything is looked at.
+        report = restore(fs, Path(self._config.daemon.state_dir))
+        if report.restored or report.failed:
+            log.warning("a daemon before this one ended without giving back: %s", report)
+        return build_agent(self._config, clock=time.monotonic)
+
     async def _loop(self, agent: Agent) -> None:
         period_s = self._config.daemon.period_s
-        due_s = time.monotonic()
+        began_s = due_s = time.monotonic()
         while not self._stop.is_set():
             now_s = time.monotonic()
             try:
+                if self._advance is not None:
+                    self._advance(now_s - began_s)
+                    now_s -= began_s
                 await agent.tick(now_s)
             except PerphError as exc:
                 # Fail static: what is in force stays, the next tick tries again.

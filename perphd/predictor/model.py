@@ -21,7 +21,7 @@ from perphd.predictor.residual import Residual
 WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
 """Readings whose undisturbed level is learned beside work and delay, to tell contention from low load."""
 
-_SCALES = np.array([0.35, 1.2, 0.5, 0.35, 0.6])
+_SCALES = np.array([0.25, 0.6, 0.5, 0.35, 0.6])
 _UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING)
 _ELASTIC_DELAY = 1.25
 _ELASTIC_GAIN = 0.1
