@@ -27,7 +27,7 @@ from perphd.host.cgroup.knobs import CONTROLLERS, RESCTRL_SETTINGS, Value, decod
 from perphd.host.fs import KernelFs, read_text
 from perphd.isolation.journal import Journal, Original
 from perphd.isolation.planner import FileState, KnobState, Wanted, plan
-from perphd.isolation.restore import RestoreReport, restore_journal
+from perphd.isolation.restore import FileReport, RestoreReport, restore_journal
 from perphd.isolation.transaction import Identity, Result, Transaction
 from perphd.isolation.watch import Conflict, Key, Watch
 
@@ -110,7 +110,7 @@ class Executor:
     def in_force(self, name: str) -> Settings:
         """What perphd has set on this workload, as last read back; KEEP where nothing."""
         settings = UNTOUCHED
-        for (workload, setting), value in self._force.items():
+        for (workload, setting), value in list(self._force.items()):  # a copy: the worker may add to it
             if workload == name:
                 settings = replace(settings, **{setting: value})  # type: ignore[arg-type]
         return settings
@@ -356,7 +356,11 @@ class Executor:
         async with self._lock:
             done = await self._run(lambda: self._give_back(chosen, force))
         if isinstance(done, Busy):
-            return RestoreReport(notes=(f"nothing restored: {done}",))
+            left = [
+                e for e in list(self._journal.originals.values()) if chosen is None or e.workload in chosen
+            ]
+            failed = tuple(FileReport(e.path, e.workload, e.knob, e.text, note=str(done)) for e in left)
+            return RestoreReport(failed=failed, notes=(f"nothing restored: {done}",))
         if self._on_write is not None:
             for file in done.restored:
                 write = Write(file.workload, file.knob, file.path, file.now, file.found, Stage.GROW)

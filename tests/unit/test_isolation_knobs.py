@@ -174,7 +174,7 @@ def test_a_group_knows_its_directories_identity_and_inhabitants() -> None:
     assert (group.exists(), group.directories(), group.identity()) == (False, (), ())
     assert "does not exist" in str(group.knob("cpus"))
     kernel.mkdir("/a")
-    kernel.mkdir("/a/b.slice")
+    kernel.mkdir("/a/tasks-of-b.slice")
     assert group.exists()
     assert len(group.directories()) == 4
     assert group.procs() == {4711}

@@ -301,3 +301,20 @@ def test_a_restore_cut_short_while_it_widens_is_no_stranger_to_the_next(tmp_path
     report = restore(kernel, tmp_path, boot_id="boot")
     assert not report.foreign
     assert [kernel.read(f"/sys/fs/cgroup/cpuset/pi{kid}/cpuset.cpus") for kid in ("", "/a")] == [b"0\n"] * 2
+
+
+def test_nested_v2_groups_are_widened_from_the_top(tmp_path: Path) -> None:
+    kernel = FakeKernel("v2")
+    for group in ("/db", "/db/inner"):
+        kernel.mkdir(group)
+    specs = [WorkloadSpec(name, Kind.BATCH, name) for name in ("/db", "/db/inner")]
+
+    async def confine() -> None:
+        with Journal(tmp_path, boot_id="boot") as journal:
+            executor = Executor(kernel, kernel.hierarchies, journal, in_thread=False)
+            target = {spec.name: Settings(cpus=CpuSet.of([2])) for spec in specs}
+            assert (await executor.apply(executor.plan(target, specs))).ok
+
+    asyncio.run(confine())
+    assert restore(kernel, tmp_path, boot_id="boot").complete
+    assert kernel.read("/sys/fs/cgroup/db/inner/cpuset.cpus.effective") == b"0-3\n"

@@ -33,7 +33,6 @@ RESCTRL_ABSENT = (
     "cache ways and memory bandwidth are not set through cgroups: this needs resctrl "
     "(a bare-metal host with Intel RDT or AMD PQoS)"
 )
-_V1_FILES = ("cgroup.", "cpuset.", "tasks", "notify_on_release", "release_agent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +204,6 @@ def descendants(fs: KernelFs, directory: str) -> list[str]:
     except KernelError:
         return found
     for name in names:
-        if name.startswith(_V1_FILES):
-            continue
         child = f"{directory}/{name}"
         if fs.exists(f"{child}/cgroup.procs"):
             found.append(child)
