@@ -232,6 +232,8 @@ class Agent:
             self._planned = None
             self._parts.records.change(now_s, changes, "failed and undone")
             text = f"a change could not be made and was undone: {applied.failed}"
+            if applied.problems:
+                text += "; not undone: " + "; ".join(applied.problems)
             self._parts.records.problem("apply", text, now_s)
 
     def _note_protections(self, target: TargetState, now_s: float, changed: bool) -> None:
