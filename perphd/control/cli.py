@@ -71,9 +71,10 @@ def top(out: Out, interval_s: float, count: int | None) -> None:
 @command(cli)
 @click.option("--local", is_flag=True, help="Look with this user's rights, do not ask the daemon.")
 def doctor(out: Out, local: bool) -> None:
-    """Show what this host can measure and enforce, what each absence costs, and how to get it.
+    """Show what this host can measure and enforce.
 
-    The daemon is asked if it runs: it may see more than this user.
+    Below that: what each absence costs, and how to get it. The daemon is asked if it runs: it may see more than
+    this user.
     """
     from perphd.control.render import doctor_parts
     from perphd.control.wire import decode, encode
@@ -113,7 +114,10 @@ def doctor(out: Out, local: bool) -> None:
 )
 @click.option("--workload", metavar="NAME", help="For this workload alone.")
 def mode(out: Out, wanted: str | None, workload: str | None) -> None:
-    """Show the mode, or set it: observe decides and writes nothing, enforce writes."""
+    """Show or set the mode.
+
+    observe decides and writes nothing, enforce writes.
+    """
     if wanted is not None:
         answer = out.client.send("PUT", "mode", {"mode": wanted, "workload": workload})
         out.say(answer, f"{workload or 'all workloads'}: {wanted}")
@@ -138,7 +142,10 @@ def mode(out: Out, wanted: str | None, workload: str | None) -> None:
 )
 @click.option("-v", "--verbose", is_flag=True, help="With targets, scores and the candidates that lost.")
 def explain(out: Out, lra: str, at: str | None, limit: int, verbose: bool) -> None:
-    """Say why an LRA's protection is what it is: what was seen, what followed, what was done."""
+    """Say why an LRA's protection is what it is.
+
+    What was seen, what followed from it, what was done; the newest decision first.
+    """
     from perphd.control.explain import explain_parts, parse_at
     from perphd.control.table import text
     from perphd.control.wire import decode
@@ -197,7 +204,10 @@ def restore(out: Out, force: bool, state_dir: str | None, config_path: str) -> N
 
 @command(cli)
 def reload(out: Out) -> None:
-    """Let the daemon read its configuration files again."""
+    """Read the configuration files again.
+
+    Changes of the period, the socket, the store and the policy's settings take a restart of the daemon.
+    """
     answer = out.client.send("POST", "reload")
     out.warn(answer["warnings"])
     out.say(answer, f"read again: {', '.join(answer['sources'])}")
@@ -209,7 +219,10 @@ def reload(out: Out) -> None:
 )
 @click.option("--workload", metavar="NAME", help="Only about this workload.")
 def events(out: Out, kind: str | None, workload: str | None) -> None:
-    """Follow what the daemon announces, a line each (with --json a JSON object each), until Ctrl-C."""
+    """Follow what the daemon announces.
+
+    A line each (with --json a JSON object each), until Ctrl-C or the daemon stops.
+    """
     import json
 
     offset = time.time() - time.monotonic()
@@ -232,7 +245,10 @@ def config() -> None:
 @command(config)
 @click.argument("path", metavar="[FILE]", default=DEFAULT_CONFIG)
 def check(out: Out, path: str) -> None:
-    """Read a configuration as the daemon would (with the conf.d beside it), and say what is wrong with it."""
+    """Say what is wrong with a configuration.
+
+    It is read as the daemon would read it, with the conf.d beside it, and compared with this host.
+    """
     from perphd.agent.config import check_against_host, load
     from perphd.host.cgroup.hierarchy import discover
     from perphd.host.fs import RealFs
@@ -281,7 +297,10 @@ def show(out: Out) -> None:
 )
 @click.option("--all", "everything", is_flag=True, help="Also those without processes.")
 def groups(out: Out, limit: int, everything: bool) -> None:
-    """List the host's control groups: what can be declared as a workload."""
+    """List the host's control groups.
+
+    These are what can be declared as workloads.
+    """
     from perphd.control.table import table
     from perphd.host.catalogue import list_cgroups
     from perphd.host.cgroup.hierarchy import discover

@@ -44,9 +44,10 @@ def add_store_commands(cli: click.Group) -> None:
         "--store", metavar="FILE", help="The store's file [default: the daemon's, else as configured]."
     )
     def export(out: Out, table: str, form: str, output: str, store: str | None) -> None:
-        """Write a whole TABLE of the store (samples, decisions, outcomes, writes, events) to a file.
+        """Write a table of the store to a file.
 
-        Reads the store's file itself, so it takes the right to read that.
+        TABLE is samples, decisions, outcomes, writes or events. Reads the store's file itself, so it takes the
+        right to read that.
         """
         from perphd.monitor.export import export as write
 

@@ -18,7 +18,10 @@ def add_workload_commands(cli: click.Group) -> None:
 
 @click.group()
 def lra() -> None:
-    """Long-running applications: those that are kept at their performance."""
+    """Long-running applications.
+
+    Those that are kept at their performance.
+    """
 
 
 @click.group()
@@ -61,9 +64,10 @@ _mode = click.option(
 def add_lra(
     out: Out, name: str, cgroup: str, source: str | None, options: tuple[str, ...], **keys: Any
 ) -> None:
-    """Protect the application in CGROUP (a path such as /system.slice/mariadb.service; see perphctl groups).
+    """Protect the application in CGROUP.
 
-    It is remembered over restarts of the daemon. Keys and bounds: perphd.conf(5).
+    A path such as /system.slice/mariadb.service (see perphctl groups). It is remembered over restarts of the
+    daemon. Keys and bounds: perphd.conf(5).
     """
     body = {"kind": "lra", "name": name, "cgroup": cgroup, **_given(keys)}
     if source is not None:
@@ -80,7 +84,10 @@ def add_lra(
 @click.option("--min-cores", type=float, help="Never confine it to fewer cores [default: 1].")
 @click.option("--min-memory", metavar="SIZE", help="Never limit its memory below this, e.g. 1G [default: 0].")
 def add_batch(out: Out, name: str, cgroup: str, **keys: Any) -> None:
-    """Let the work in CGROUP give way to LRAs. It is remembered over restarts of the daemon."""
+    """Let the work in CGROUP give way to LRAs.
+
+    It is remembered over restarts of the daemon.
+    """
     _add(out, {"kind": "batch", "name": name, "cgroup": cgroup, **_given(keys)})
 
 
@@ -99,14 +106,14 @@ def list_batch(out: Out) -> None:
 @command(lra, "rm")
 @click.argument("name")
 def remove_lra(out: Out, name: str) -> None:
-    """Give back what was set for an LRA and forget it."""
+    """Give an LRA's settings back and forget it."""
     _remove(out, "lra", name)
 
 
 @command(batch, "rm")
 @click.argument("name")
 def remove_batch(out: Out, name: str) -> None:
-    """Give back what was set on a batch workload and forget it."""
+    """Give a workload's settings back and forget it."""
     _remove(out, "batch", name)
 
 
@@ -118,7 +125,10 @@ def remove_batch(out: Out, name: str) -> None:
 @click.option("--latency-p95-ms", type=float, help="95th percentile.")
 @click.option("--latency-p99-ms", type=float, help="99th percentile.")
 def push(out: Out, name: str, **readings: float | None) -> None:
-    """Hand over readings of the LRA NAME, whose SLI source must be "push"."""
+    """Hand over readings of the LRA NAME.
+
+    Its SLI source must be "push".
+    """
     given = _given(readings)
     if not given:
         raise click.UsageError("give at least one reading, e.g. --work-rate 1200")

@@ -1,0 +1,197 @@
+"""Writes docs/config.md and the manual page perphd.conf(5) from the schema itself.
+
+Run ``python -m perphd.agent.config_reference`` after a change of the schema. A test compares the files with what
+this module writes, so that neither can drift from what is accepted.
+"""
+
+from __future__ import annotations
+
+import enum
+import re
+from pathlib import Path
+
+from perphd.agent.config import DEFAULT_PATH, TABLES
+from perphd.agent.config_schema import Key, keys_of
+from perphd.agent.config_workloads import RUNTIME_FILE, WORKLOAD_TABLES
+from perphd.domain.workload import Kind
+from perphd.monitor.sli.options import OPTIONS
+
+ABOUT = {
+    "daemon": "How the daemon runs.",
+    "store": "The local time-series store behind perphctl query and perphctl export.",
+    "policy": "Thresholds, rates and delays of the policy. The defaults fit most hosts.",
+    "host": "The host that is controlled.",
+    "lra": "One long-running application that is kept at its performance. May be repeated.",
+    "batch": "Work that gives way. May be repeated.",
+}
+SLI_ABOUT = (
+    "Where an LRA's own indicators (work rate, load, latency) come from. Without one, work is counted in "
+    "instructions or CPU time, and delay by how long the application waits for processors."
+)
+RULES = (
+    f"The main file is {DEFAULT_PATH}; the files conf.d/*.toml beside it follow in the order of their names. "
+    "In tables the key of a later file wins; workloads add up.",
+    "Nothing is ignored: an unknown key, a wrong type, a value out of range, two workloads with one name, and two "
+    "workloads of which one has or contains the other's cgroup are refused, with the file, the key and what is "
+    "allowed. So is a cgroup that perphd itself runs in. A cgroup that does not exist yet is waited for.",
+    "A file that everybody may change is refused: it can name commands that run as root.",
+    'Sizes are texts such as "512M": a whole number, optionally with K, M, G or T (powers of 1024).',
+    f"Workloads added with perphctl are kept in STATE_DIR/{RUNTIME_FILE}, in the same form; a declared workload "
+    "of the same name or cgroup wins over one added there.",
+    "Check a file with perphctl config check FILE; let a running daemon read it again with perphctl reload "
+    "(or SIGHUP). Changes of the period, the socket, the store and the policy's settings take a restart.",
+)
+EXAMPLE = """\
+[daemon]
+mode = "enforce"          # the default, observe, writes nothing
+
+[[lra]]
+name = "mariadb"
+cgroup = "/system.slice/mariadb.service"
+tolerance_pct = 5
+
+[lra.sli]
+source = "mysql"          # over /run/mysqld/mysqld.sock, account perphd
+
+[[batch]]
+name = "nightly"
+cgroup = "/batch.slice"
+min_cores = 1
+min_memory = "1G"
+"""
+
+
+def default_text(key: Key) -> str:
+    """The default as it would stand in a file."""
+    if key.required:
+        return "required"
+    match key.default:
+        case None:
+            return "none"
+        case bool():
+            return str(key.default).lower()
+        case enum.Enum():
+            return f'"{key.default.value}"'
+        case str():
+            return f'"{key.default}"'
+        case int() if key.kind == "size":
+            return f'"{_size(key.default)}"'
+        case _:
+            return f"{key.default:.10g}"
+
+
+def markdown() -> str:
+    """docs/config.md."""
+    parts = [
+        "# Configuration",
+        "<!-- Written by python -m perphd.agent.config_reference; change the schema, not this page. -->",
+        "An example:",
+        f"```toml\n{EXAMPLE}```",
+        "\n".join(f"- {rule}" for rule in RULES),
+    ]
+    for name, table in _tables():
+        head = f"[[{name}]]" if name in tuple(Kind) else f"[{name}]"
+        rows = [
+            f"| `{key.name}` | {key.type_name} | {_code(default_text(key))} | {_cell(key.allowed)} | {_cell(key.doc)} |"
+            for key in keys_of(table)
+        ]
+        parts += [
+            f"## {head}",
+            ABOUT[name],
+            "| key | type | default | allowed | meaning |\n| --- | --- | --- | --- | --- |\n"
+            + "\n".join(rows),
+        ]
+    parts += ["## [lra.sli]", SLI_ABOUT, "`source` is required and names one of the following."]
+    for source, options in OPTIONS.items():
+        rows = [
+            f"| `{option.key}` | {_code('required' if option.required else option.default or 'none')} "
+            f"| {_cell(option.allowed)} | {_cell(option.meaning)} |"
+            for option in options
+        ]
+        parts += [
+            f'### source = "{source}"',
+            "| key | default | allowed | meaning |\n| --- | --- | --- | --- |\n" + "\n".join(rows),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def man() -> str:
+    """docs/man/perphd.conf.5."""
+    lines = [
+        '.\\" Written by python -m perphd.agent.config_reference; change the schema, not this page.',
+        '.TH PERPHD.CONF 5 "" perphd "Configuration of perphd"',
+        ".SH NAME",
+        "perphd.conf \\- configuration of the performance isolation daemon",
+        ".SH SYNOPSIS",
+        f".I {DEFAULT_PATH}",
+        ".br",
+        ".I /etc/perphd/conf.d/*.toml",
+        ".SH DESCRIPTION",
+        "The configuration is TOML.",
+    ]
+    for rule in RULES:
+        lines += [".PP", _man(rule)]
+    for name, table in _tables():
+        head = f"[[{name}]]" if name in tuple(Kind) else f"[{name}]"
+        lines += [f'.SH "TABLE {head}"', _man(ABOUT[name])]
+        for key in keys_of(table):
+            lines += [
+                ".TP",
+                f'.BR {_man(key.name)} " (\\fI{_man(key.type_name)}\\fP)"',
+                _man(f"{_sentence(key.doc)}"),
+            ]
+            default = default_text(key)
+            said = "It is required." if key.required else f"Default: {default}."
+            lines.append(_man(f"Allowed: {key.allowed}. {said}"))
+    lines += ['.SH "TABLE [lra.sli]"', _man(SLI_ABOUT), ".PP", "The key"]
+    lines += [".B source", "is required and names one of the following."]
+    for source, options in OPTIONS.items():
+        lines += [f'.SS "source = \\(dq{source}\\(dq"']
+        for option in options:
+            lines += [".TP", f".B {_man(option.key)}", _man(_sentence(option.meaning))]
+            said = "It is required." if option.required else f"Default: {option.default or 'none'}."
+            lines.append(_man(f"Allowed: {option.allowed}. {said}"))
+    lines += [".SH EXAMPLE", ".nf", *(_man(line) for line in EXAMPLE.splitlines()), ".fi"]
+    lines += [".SH SEE ALSO", ".BR perphctl (1),", ".BR perphd (8)"]
+    return "\n".join(lines) + "\n"
+
+
+def write(docs: Path) -> None:
+    """Write both below this folder."""
+    (docs / "man").mkdir(parents=True, exist_ok=True)
+    (docs / "config.md").write_text(markdown(), encoding="utf-8")
+    (docs / "man" / "perphd.conf.5").write_text(man(), encoding="utf-8")
+
+
+def _tables() -> list[tuple[str, type]]:
+    return [*TABLES.items(), *((kind.value, table) for kind, table in WORKLOAD_TABLES.items())]
+
+
+def _size(count: int) -> str:
+    for suffix, factor in (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if count and count % factor == 0:
+            return f"{count // factor}{suffix}"
+    return str(count)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def _code(text: str) -> str:
+    return text if text in ("required", "none") else f"`{text}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def _man(text: str) -> str:
+    """Text safe for troff: backslashes, minus signs, quotes, and a control character at the start of a line."""
+    escaped = text.replace("\\", "\\e").replace("-", "\\-").replace('"', "\\(dq").replace("~", "\\(ti")
+    escaped = re.sub(r"\^", "\\\\(ha", escaped)
+    return f"\\&{escaped}" if escaped.startswith((".", "'")) else escaped
+
+
+if __name__ == "__main__":
+    write(Path(__file__).parents[2] / "docs")

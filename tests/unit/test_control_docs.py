@@ -1,0 +1,100 @@
+"""The documents say what is so: the configuration reference, the manual pages, and what they name."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from perphd.agent.config import parse
+from perphd.agent.config_reference import EXAMPLE, default_text, man, markdown
+from perphd.agent.config_schema import keys_of, read_value
+from perphd.agent.config_workloads import WORKLOAD_TABLES
+from perphd.control import daemon
+from perphd.control.cli import cli
+from perphd.control.errors import Code
+from perphd.control.limits import Limits
+from perphd.control.routes import Routes
+from tests.unit.control_fake import Served
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGES = ("perphd.8", "perphctl.1", "perphd.conf.5")
+ANEW = "write it anew: python -m perphd.agent.config_reference"
+
+
+def plain_page(name: str) -> str:
+    """A manual page's source without its font changes and escapes."""
+    source = (DOCS / "man" / name).read_text()
+    return re.sub(r"\\f[A-Z]", "", source).replace("\\-", "-")
+
+
+def test_the_configuration_reference_is_what_the_schema_says():
+    assert (DOCS / "config.md").read_text() == markdown(), ANEW
+    assert (DOCS / "man" / "perphd.conf.5").read_text() == man(), ANEW
+
+
+def test_the_example_is_accepted():
+    assert len(parse(EXAMPLE, "example").workloads) == 2
+
+
+@pytest.mark.parametrize("table", WORKLOAD_TABLES.values())
+def test_documented_defaults_are_accepted(table: type):
+    for key in keys_of(table):
+        text = default_text(key)
+        if text not in ("required", "none") and key.type_name == "size":
+            assert read_value(key, text.strip('"'), "docs", key.name) == key.default
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pages_are_clean_for_groff(name: str):
+    groff = shutil.which("groff")
+    if groff is None:
+        pytest.skip("needs groff (apt install groff)")
+    command = [groff, "-man", "-ww", "-Tutf8", "-rLL=100n", str(DOCS / "man" / name)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert done.stdout
+
+
+def commands(
+    group: click.Group, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from commands(command, (*path, name))
+        else:
+            yield (*path, name), command
+
+
+@pytest.mark.parametrize(("group", "page"), [(cli, "perphctl.1"), (daemon.main, "perphd.8")])
+def test_every_command_and_option_is_in_the_manual(group: click.Group, page: str):
+    manual = plain_page(page)
+    for path, command in commands(group):
+        assert " ".join(path) in manual, path
+        for option in command.params:
+            if isinstance(option, click.Option):
+                assert any(name in manual for name in option.opts), (path, option.opts)
+            else:
+                assert command.help, path
+
+
+def test_every_command_says_what_it_does_in_one_line():
+    for path, command in commands(cli):
+        shown = command.get_short_help_str(60)
+        assert shown, path
+        assert not shown.endswith("..."), path
+
+
+def test_every_route_and_code_is_documented(tmp_path: Path):
+    manual = plain_page("perphd.8")
+    served = Served(tmp_path, Limits())
+    routes: Routes = served.server._routes
+    for route in routes.table():
+        path = route.path.replace("{name}", "NAME")
+        assert path in manual or path == "/v1/metrics", route.path
+    assert all(code.status >= 400 for code in Code)
