@@ -150,7 +150,10 @@ class _Turn:
         move = self._move(judged, perf, view.model, clean)
         if move.chosen != self.current and view.enforced:
             self._remember_change(move)
-        return self._record(judged.verdict, move)
+        verdict = judged.verdict
+        if verdict.health is Health.HEALTHY and self.state.slack_since_s is not None:
+            verdict = replace(verdict, health=Health.OVERPROVISIONED, since_s=self.state.slack_since_s)
+        return self._record(verdict, move)
 
     # -- what to do ---------------------------------------------------------------------------------
 
