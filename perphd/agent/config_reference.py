@@ -11,7 +11,7 @@ import re
 from pathlib import Path
 
 from perphd.agent.config import DEFAULT_PATH, TABLES
-from perphd.agent.config_schema import Key, keys_of
+from perphd.agent.config_schema import Key, keys_of, size_text
 from perphd.agent.config_workloads import RUNTIME_FILE, WORKLOAD_TABLES
 from perphd.domain.workload import Kind
 from perphd.monitor.sli.options import OPTIONS
@@ -75,7 +75,7 @@ def default_text(key: Key) -> str:
         case str():
             return f'"{key.default}"'
         case int() if key.kind == "size":
-            return f'"{_size(key.default)}"'
+            return f'"{size_text(key.default)}"'
         case _:
             return f"{key.default:.10g}"
 
@@ -165,13 +165,6 @@ def write(docs: Path) -> None:
 
 def _tables() -> list[tuple[str, type]]:
     return [*TABLES.items(), *((kind.value, table) for kind, table in WORKLOAD_TABLES.items())]
-
-
-def _size(count: int) -> str:
-    for suffix, factor in (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
-        if count and count % factor == 0:
-            return f"{count // factor}{suffix}"
-    return str(count)
 
 
 def _sentence(text: str) -> str:

@@ -182,6 +182,21 @@ def read_value(key: Key, value: object, source: str, where: str) -> Any:
     return _number(key, hint, value, source, where)
 
 
+def file_value(key: Key, value: Any) -> Any:
+    """The value as it would stand in a file: sizes and choices are text there."""
+    if key.kind == "size":
+        return size_text(value)
+    return str(value.value) if isinstance(value, enum.Enum) else value
+
+
+def size_text(count: int) -> str:
+    """``512M``-like text that reads back as exactly this number of bytes."""
+    for suffix, factor in (("T", 1 << 40), ("G", 1 << 30), ("M", 1 << 20), ("K", 1 << 10)):
+        if count and count % factor == 0:
+            return f"{count // factor}{suffix}"
+    return str(count)
+
+
 def unknown_key(source: str, where: str, name: str, known: Iterable[str]) -> ConfigError:
     """The refusal of a key that does not exist, with the closest one that does."""
     names = list(known)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from perphd.agent.config_schema import keys_of, read_values, setting, show
+from perphd.agent.config_schema import file_value, keys_of, read_values, setting, show
 from perphd.domain.errors import ConfigError, PerphError
 from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
 from perphd.monitor.sli import validate_options
@@ -256,7 +256,7 @@ def to_table(spec: WorkloadSpec) -> dict[str, Any]:
         owner = spec.objective if hasattr(spec.objective, key.field) else spec
         value = getattr(owner, key.field)
         if key.required or value != key.default:
-            table[key.name] = str(value) if key.kind == "size" or isinstance(value, Mode) else value
+            table[key.name] = file_value(key, value)
     if spec.sli is not None:
         table["sli"] = {"source": spec.sli.source, **dict(spec.sli.options)}
     return table
@@ -269,7 +269,7 @@ def to_toml(spec: WorkloadSpec) -> str:
     lines = [f"[[{spec.kind}]]", *(f"{name} = {_literal(value)}" for name, value in table.items())]
     if sli is not None:
         lines.append(f"[{spec.kind}.sli]")
-        lines += [f"{_literal(name)} = {_literal(value)}" for name, value in sli.items()]
+        lines += [f"{name} = {_literal(value)}" for name, value in sli.items()]
     return "\n".join(lines) + "\n"
 
 

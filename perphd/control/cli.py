@@ -13,7 +13,7 @@ from perphd import __version__
 from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Out, command
 from perphd.control.cli_store import add_store_commands
 from perphd.control.cli_workloads import add_workload_commands
-from perphd.control.client import SOCKET_VARIABLE, Unreachable
+from perphd.control.client import SOCKET_VARIABLE, NotPermitted, Unreachable
 from perphd.domain.errors import ConfigError
 
 DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
@@ -88,6 +88,8 @@ def doctor(out: Out, local: bool) -> None:
             data = out.client.get("doctor")
         except Unreachable:
             seen_by = "perphctl (no daemon answers)"
+        except NotPermitted:
+            seen_by = "perphctl (this user may not ask the daemon)"
     if data is None:
         from perphd.host.capabilities import probe
         from perphd.host.cgroup.hierarchy import discover

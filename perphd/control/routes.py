@@ -16,7 +16,7 @@ from aiohttp import web
 
 from perphd.agent.config import TABLES, Config
 from perphd.agent.config_host import check_workloads_on_host
-from perphd.agent.config_schema import keys_of, show, unknown_key
+from perphd.agent.config_schema import file_value, keys_of, show, unknown_key
 from perphd.agent.config_workloads import (
     Declared,
     check_workloads,
@@ -368,9 +368,8 @@ def _no_constant(name: str) -> float:
 
 
 def _keys(table: type, values: object) -> dict[str, Any]:
-    """A table as it would stand in a file: sizes are text there."""
-    pairs = ((key, getattr(values, key.field)) for key in keys_of(table))
-    return {key.name: str(value) if key.kind == "size" else encode(value) for key, value in pairs}
+    """A table as it would stand in a file."""
+    return {key.name: file_value(key, getattr(values, key.field)) for key in keys_of(table)}
 
 
 def _table(spec: WorkloadSpec) -> dict[str, Any]:

@@ -227,7 +227,7 @@ def test_config_reads_like_a_file_and_hides_accounts(served: Served):
     assert status == 201
     assert "secret" not in json.dumps([answer, *(ask(served, "GET", path)[1] for _, path in READING)])
     _, config = ask(served, "GET", "/v1/config")
-    assert config["store"]["max_size"] == str(512 << 20)
+    assert config["store"]["max_size"] == "512M"
     assert config["lra"][0]["name"] == "db"
     assert config["store_path"].endswith("perphd.db")
 

@@ -186,6 +186,11 @@ def test_doctor_without_a_daemon(tmp_path: Path):
     assert {item["present"] for item in data["capabilities"]} <= {True, False}
 
 
+def test_doctor_for_somebody_who_may_not_ask(run: Run, served: Served):
+    served.peer = STRANGER
+    assert "may not ask the daemon" in ok(run("doctor"))
+
+
 def test_config_check(tmp_path: Path):
     path = tmp_path / "perphd.toml"
     path.write_text('[[lra]]\nname = "db"\ncgroup = "/perphd-test-no-such-group"\n')
