@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from perphd.admission import arbiter, inferer
-from perphd.admission.context import batch_demand_cores, batches, lras, model_context, total_cores
+from perphd.admission.context import (
+    STARVED_PCT,
+    batch_demand_cores,
+    batches,
+    lras,
+    model_context,
+    total_cores,
+)
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
 from perphd.admission.inferer import Assessed, Knobs
 from perphd.admission.settings import PolicySettings
@@ -22,6 +29,8 @@ from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.signals import Performance, performance
 
 SHOWN_CANDIDATES = 8
+BUSY_SHARE = 0.9
+"""Share of the host's cores in use from which CPU counts as contended."""
 HELPED_RATIO = 1.03
 """A change that raises the score by less than this did not help."""
 
@@ -181,7 +190,7 @@ class _Turn:
 
     def _rescue(self, judged: Judgement, model: ResPerfModel) -> _Move:
         self.state = replace(self.state, slack_since_s=None)
-        if judged.verdict.cause not in (Cause.CPU, Cause.UNKNOWN):
+        if judged.verdict.cause not in (Cause.CPU, Cause.UNKNOWN) and not self._cpu_is_contended():
             what = judged.verdict.cause
             return self._hold(
                 f"{what} is contended: CPU would not help, and batch's use of it is not limited here"
@@ -363,6 +372,17 @@ class _Turn:
             self.state, quiet_since_s=(since_s if since_s is not None else self.now_s) if quiet else None
         )
         return quiet
+
+    def _cpu_is_contended(self) -> bool:
+        """True if the host has hardly an idle core left, or batch itself has to wait for one.
+
+        Then CPU is worth a try whatever else stalls: I/O completes late, too, when its threads do not run.
+        """
+        busy = self.snapshot.host.busy_cores
+        if available(busy) and busy >= BUSY_SHARE * total_cores(self.snapshot):
+            return True
+        waits = (v.sample.cpu_some_pct for v in batches(self.snapshot) if v.sample is not None)
+        return any(value_or(w, 0.0) >= STARVED_PCT for w in waits)
 
     def _knobs(self) -> Knobs:
         """What can be turned: of the batch workloads that are enforced, or of all while everything is only observed."""
