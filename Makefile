@@ -14,7 +14,7 @@ OUT := out
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 PYTEST_ARGS ?=
 
-.PHONY: help demo test check lab bench format lock clean
+.PHONY: help demo venv test check lab bench format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
@@ -22,6 +22,8 @@ help: ## this list
 
 demo: $(VENV)/.stamp-runtime ## the whole loop on a simulated host: no root, no kernel writes, under a minute
 	@$(VENV)/bin/perphd demo
+
+venv: $(VENV)/.stamp-runtime ## perphd and perphctl in .venv/bin, to run them from here: no root, no compiler
 
 test: $(VENV)/.stamp-dev ## all tests; those that lack root, cgroups or a VM skip and say so
 	$(PY) -m pytest $(PYTEST_ARGS)
