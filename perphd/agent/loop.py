@@ -348,7 +348,7 @@ class Agent:
         """Take a workload, already checked against the others, into the loop; replaces one of that name."""
         async with self._lock:
             self._specs[spec.name] = spec
-            self._sli_followed = False
+            await self._parts.sli.follow(self._all_specs())
         self._parts.records.event(Event(self._now_s, EventKind.WORKLOAD, f"{spec.kind} added", spec.name))
 
     async def remove_workload(self, name: str) -> None:

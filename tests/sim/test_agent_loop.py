@@ -1,0 +1,293 @@
+"""The whole agent on the simulated host: modes, restart, removal, reload, refusals, announcements."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perphd.agent.composition import build_agent
+from perphd.agent.config import Config, DaemonConfig, StoreConfig
+from perphd.agent.loop import Agent
+from perphd.agent.simulated import build_simulated, simulated_sli
+from perphd.domain.decision import Action, Health
+from perphd.domain.errors import ConfigError
+from perphd.domain.event import Event, EventKind
+from perphd.domain.reading import available
+from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
+from perphd.isolation.journal import JournalInUse
+from perphd.monitor.query import run_query
+from perphd.monitor.sli import SliReading
+from perphd.sim.host import Arrival, Departure, SimHost
+from perphd.sim.machine import CGROUP_ROOT, Machine
+from perphd.sim.workload import Batch, Lra
+
+DB = Lra("db", "/t/db", clients=10, service_ms=2.0, serial_ms=0.05, wait_ms=1.5)
+PI = Batch("pi", "/t/pi", threads=8)
+KNOBS = ("cpu.weight", "cpu.idle", "cpuset.cpus", "memory.low", "memory.high")
+ARRIVES_S = 20.0
+
+
+class Bench:
+    """A simulated host with an agent on it."""
+
+    def __init__(
+        self, state: Path, mode: Mode = Mode.ENFORCE, leaves_s: float = 1e9, **config: object
+    ) -> None:
+        self.host = SimHost(
+            (DB, PI),
+            machine=Machine(1, 8),
+            events=(Arrival(ARRIVES_S, "pi"), Departure(leaves_s, "pi")),
+            seed=3,
+            pmu=True,
+        )
+        for work in (DB, PI):
+            self.host.fs.write(f"{CGROUP_ROOT}{work.cgroup}/cpuset.cpus", b"0-7")
+        specs = (
+            WorkloadSpec("db", Kind.LRA, "/t/db", sli=SliSpec("simulated", (("workload", "db"),))),
+            WorkloadSpec("pi", Kind.BATCH, "/t/pi"),
+        )
+        self.config = replace(
+            Config(
+                daemon=DaemonConfig(mode=mode, state_dir=str(state)),
+                store=StoreConfig(enabled=False),
+                workloads=specs,
+            ),
+            **config,  # type: ignore[arg-type]
+        )
+        self.agent = self.start()
+        self.now_s = 0.0
+        self.before = self.files()
+
+    def start(self) -> Agent:
+        return build_agent(
+            self.config,
+            fs=self.host.fs,
+            opener=self.host.perf_opener,
+            sli_opener=simulated_sli(self.host),
+        )
+
+    async def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now_s += 1.0
+            self.host.advance(self.now_s)
+            await self.agent.tick(self.now_s)
+
+    def files(self) -> dict[str, bytes]:
+        return {
+            f"{work.cgroup}/{knob}": self.host.fs.read(f"{CGROUP_ROOT}{work.cgroup}/{knob}")
+            for work in (DB, PI)
+            for knob in KNOBS
+        }
+
+
+@asynccontextmanager
+async def bench(state: Path, **more: object) -> AsyncIterator[Bench]:
+    found = Bench(state, **more)  # type: ignore[arg-type]
+    try:
+        yield found
+    finally:
+        await found.agent.stop(restore=False)
+
+
+async def test_rescues_and_gives_everything_back_when_batch_leaves(tmp_path: Path) -> None:
+    async with bench(tmp_path, leaves_s=60.0) as b:
+        await b.run(20)
+        assert b.files() == b.before
+        await b.run(15)
+        assert b.files() != b.before
+        assert b.agent.status().journal_entries > 0
+        decision = b.agent.decisions("db")[0]
+        assert decision.verdict.health in (Health.HEALTHY, Health.OVERPROVISIONED)
+        await b.run(60)
+        assert b.files() == b.before
+        assert b.agent.status().journal_entries == 0
+
+
+async def test_observing_writes_nothing_and_says_what_it_would_do(tmp_path: Path) -> None:
+    async with bench(tmp_path, mode=Mode.OBSERVE) as b:
+        await b.run(35)
+        assert b.files() == b.before
+        grown = [d for d in b.agent.decisions("db") if d.action is Action.GROW]
+        assert grown
+        assert grown[0].candidates
+
+
+async def test_going_back_to_observe_gives_back_at_once(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.run(35)
+        assert b.files() != b.before
+        b.agent.set_mode(Mode.OBSERVE)
+        await b.run(1)
+        assert b.files() == b.before
+        b.agent.set_mode(Mode.ENFORCE, "pi")
+        b.agent.set_mode(Mode.ENFORCE, "db")
+        await b.run(5)
+        assert b.files() != b.before
+
+
+async def test_mode_of_single_workloads(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        b.agent.set_mode(Mode.OBSERVE, "pi")
+        await b.run(35)
+        assert b.files() == b.before
+        with pytest.raises(ConfigError, match="no workload is named 'nope'"):
+            b.agent.set_mode(Mode.ENFORCE, "nope")
+
+
+async def test_restore_is_a_way_back_that_stays(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.run(35)
+        report = await b.agent.restore()
+        assert report.complete
+        assert b.files() == b.before
+        await b.run(10)
+        assert b.files() == b.before
+        assert b.agent.status().mode is Mode.OBSERVE
+
+
+async def test_stop_restores_if_asked(tmp_path: Path) -> None:
+    b = Bench(tmp_path)
+    await b.run(35)
+    assert b.files() != b.before
+    report = await b.agent.stop(restore=True)
+    assert report is not None
+    assert b.files() == b.before
+
+
+async def test_what_a_stopped_agent_kept_is_taken_up_by_the_next(tmp_path: Path) -> None:
+    b = Bench(tmp_path)
+    await b.run(35)
+    kept = b.files()
+    await b.agent.stop(restore=False)
+    assert b.files() == kept
+    b.agent = b.start()
+    await b.run(1)
+    assert b.files() == b.before, "a new agent knows no protection yet and gives back what the journal holds"
+    await b.agent.stop(restore=True)
+    assert b.files() == b.before
+
+
+async def test_a_second_agent_on_the_same_journal_is_refused(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        with pytest.raises(JournalInUse):
+            b.start()
+
+
+async def test_removed_workloads_are_given_back_and_forgotten(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.run(35)
+        await b.agent.remove_workload("pi")
+        assert b.host.fs.read(f"{CGROUP_ROOT}/t/pi/cpuset.cpus") == b.before["/t/pi/cpuset.cpus"]
+        await b.run(3)
+        assert [w.spec.name for w in b.agent.status().workloads] == ["db"]
+        with pytest.raises(ConfigError):
+            await b.agent.remove_workload("pi")
+        await b.agent.add_workload(WorkloadSpec("pi", Kind.BATCH, "/t/pi"))
+        await b.run(12)
+        assert len(b.agent.status().workloads) == 2
+
+
+async def test_a_workload_that_does_not_exist_is_waited_for_visibly(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.agent.add_workload(WorkloadSpec("later", Kind.LRA, "/t/later"))
+        await b.run(3)
+        status = b.agent.status()
+        later = next(w for w in status.workloads if w.spec.name == "later")
+        assert not later.present
+        assert any("later" in p and "does not exist" in p for p in status.problems)
+        b.host.cgroups.make("/t/later")
+        await b.run(12)
+        assert not any("later" in p for p in b.agent.status().problems)
+
+
+async def test_reload_takes_over_workloads_and_mode(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.run(35)
+        observed = replace(b.config, daemon=replace(b.config.daemon, mode=Mode.OBSERVE))
+        await b.agent.reload(replace(observed, workloads=b.config.workloads[:1]))
+        assert b.files() == b.before or b.host.fs.read(f"{CGROUP_ROOT}/t/db/cpuset.cpus")
+        await b.run(2)
+        assert b.files() == b.before
+        assert [w.spec.name for w in b.agent.status().workloads] == ["db"]
+
+
+async def test_foreign_writers_are_told_and_yielded_to(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.run(35)
+        path = f"{CGROUP_ROOT}/t/pi/cpuset.cpus"
+        ours = b.host.fs.read(path)
+        for _ in range(4):
+            b.host.fs.write(path, b"0-5\n" if ours.strip() != b"0-5" else b"0-4\n")
+            await b.run(6)
+        assert any("changed by somebody else" in p for p in b.agent.status().problems)
+
+
+async def test_everything_is_announced_and_told_once(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        seen: list[Event] = []
+
+        async def listen() -> None:
+            async for event in b.agent.subscribe():
+                seen.append(event)
+
+        task = asyncio.create_task(listen())
+        await asyncio.sleep(0)
+        for _ in range(40):
+            await b.run(1)
+            await asyncio.sleep(0)
+        kinds = [e.kind for e in seen]
+        assert kinds.count(EventKind.TICK) == 40
+        assert EventKind.CHANGE in kinds
+        assert EventKind.OUTCOME in kinds
+        changes = [e.text for e in seen if e.kind is EventKind.CHANGE]
+        assert all("->" in text for text in changes)
+        problems = [e.text for e in seen if e.kind is EventKind.PROBLEM]
+        assert len(problems) == len(set(problems))
+        task.cancel()
+
+
+async def test_pushed_readings_only_where_they_are_expected(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.run(1)
+        with pytest.raises(ConfigError, match="push"):
+            b.agent.push_sli("db", SliReading())
+
+
+async def test_decisions_and_writes_are_in_the_store(tmp_path: Path) -> None:
+    b = Bench(tmp_path, store=StoreConfig(enabled=True))
+    await b.run(40)
+    await b.agent.stop(restore=True)
+    path = Path(b.config.store_path)
+    samples = run_query(path, "select count(*) from samples where workload = 'db'", 10, 5.0)
+    assert samples.rows[0][0] == 40
+    written = run_query(path, "select distinct result from writes order by 1", 10, 5.0)
+    assert [row[0] for row in written.rows] == ["restored", "written"]
+    acted = run_query(path, "select count(*) from decisions where action = 'grow'", 10, 5.0)
+    assert acted.rows[0][0] >= 1
+
+
+async def test_its_own_cost_is_measured(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.run(12)
+        cost = b.agent.status().cost
+        assert available(cost.rss_bytes)
+        assert cost.rss_bytes > 1 << 20
+        assert available(cost.tick_ms_p50)
+        assert available(cost.cpu_pct)
+
+
+async def test_embedded_simulated_host_needs_no_configuration(tmp_path: Path) -> None:
+    config = Config(daemon=DaemonConfig(state_dir=str(tmp_path)), store=StoreConfig(enabled=False))
+    agent, advance = build_simulated(config)
+    for now_s in range(1, 6):
+        advance(float(now_s))
+        await agent.tick(float(now_s))
+    status = agent.status()
+    assert {w.spec.name for w in status.workloads} == {"mysql", "pi"}
+    assert all(w.present for w in status.workloads)
+    await agent.stop(restore=True)
