@@ -264,11 +264,11 @@ async def test_decisions_and_writes_are_in_the_store(tmp_path: Path) -> None:
     await b.agent.stop(restore=True)
     path = Path(b.config.store_path)
     samples = run_query(path, "select count(*) from samples where workload = 'db'", 10, 5.0)
-    assert samples.rows[0][0] == 40
+    assert samples.rows == ((40,),)
     written = run_query(path, "select distinct result from writes order by 1", 10, 5.0)
     assert [row[0] for row in written.rows] == ["restored", "written"]
     acted = run_query(path, "select count(*) from decisions where action = 'grow'", 10, 5.0)
-    assert acted.rows[0][0] >= 1
+    assert acted.rows != ((0,),)
 
 
 async def test_its_own_cost_is_measured(tmp_path: Path) -> None:
