@@ -64,11 +64,12 @@ $(VENV)/.stamp-venv: requirements/bootstrap.txt packaging/python-venv
 	@packaging/python-venv $(VENV)
 	@touch $@
 
-# --no-build-isolation: perphd and the few packages without wheels are built by the pinned setuptools.
+# --no-build-isolation: perphd and the few packages without wheels are built by the pinned setuptools, whose
+# remark that an editable installation is one needs no reader.
 $(VENV)/.stamp-runtime: $(VENV)/.stamp-venv requirements/runtime.txt pyproject.toml
 	@echo "Installing what perphd runs on into $(VENV)"
 	@$(PIP) --require-hashes --no-build-isolation -r requirements/runtime.txt
-	@$(PIP) --no-deps --no-build-isolation -e .
+	@PYTHONWARNINGS=ignore $(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp-runtime requirements/dev.txt packaging/apt-packages.txt
