@@ -346,6 +346,27 @@ async def test_prometheus_counter_gauge_and_summary():
         await scraped.close()
 
 
+@pytest.mark.parametrize(
+    ("page", "kind", "expected"),
+    [
+        ("# TYPE queries counter\nqueries {}\n", "auto", 1.0),  # a counter without the usual ending
+        ("# TYPE queries untyped\nqueries {}\n", "counter", 1.0),
+        ("queries {}\n", "auto", 3000.0),
+        ("queries_total {}\n", "auto", 1.0),
+        ("queries_total {}\n", "gauge", 3000.0),
+    ],
+)
+async def test_prometheus_kinds_of_metrics(page: str, kind: str, expected: float):
+    async with exposing() as app:
+        name = "queries_total" if "_total" in page else "queries"
+        scraped = source("prometheus", url=app.url, timeout_s="10", work=name, kind=kind)
+        app.text = page.format(2000)
+        await scraped.read(0.0)
+        app.text = page.format(3000)
+        assert (await scraped.read(1000.0)).work_rate_per_s == pytest.approx(expected, rel=0.01)
+        await scraped.close()
+
+
 async def test_prometheus_histogram_gives_percentiles_of_the_interval():
     async with exposing() as app:
         scraped = source(

@@ -68,7 +68,7 @@ def _is_command(text: str) -> bool:
 
 
 def _one_of(*words: str) -> tuple[str, Callable[[str], bool]]:
-    return " or ".join(words), lambda text: text in words
+    return f"{', '.join(words[:-1])} or {words[-1]}", lambda text: text in words
 
 
 def _path(key: str, meaning: str, default: str = "", required: bool = False) -> Option:
@@ -133,6 +133,12 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
                 "completed requests: a counter gives its rate, a gauge its value; matching series are added",
             ),
             _selector("load", "offered requests per second, likewise"),
+            Option(
+                "kind",
+                "how work and load are read; auto: as the endpoint declares them, untyped ones by their name (_total)",
+                *_one_of("auto", "counter", "gauge"),
+                default="auto",
+            ),
             _selector("latency_p50", "median latency; of several matching series the largest"),
             _selector("latency_p95", "95th percentile of latency, likewise"),
             _selector("latency_p99", "99th percentile of latency, likewise"),
@@ -194,7 +200,7 @@ def validate_options(source: str, options: Mapping[str, str]) -> SliSpec:
         raise ConfigError("sli", "host", "socket and host are both given", "one of the two")
     if "port" in options and "host" not in options:
         raise ConfigError("sli", "port", "a port is given without a host", "host and port, or socket")
-    if source == "prometheus" and not options.keys() - {"url", "latency_unit", "timeout_s"}:
+    if source == "prometheus" and not options.keys() - {"url", "kind", "latency_unit", "timeout_s"}:
         metrics = ", ".join(
             key for key in by_key if key.startswith(("work", "load", "latency_p", "latency_h"))
         )

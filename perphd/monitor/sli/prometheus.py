@@ -53,8 +53,13 @@ class Selector:
         return cls(found[1], tuple(labels))
 
     def matches(self, name: str, labels: Mapping[str, str]) -> bool:
-        """True for a series of this name with at least these labels."""
-        return name == self.name and all(labels.get(key) == value for key, value in self.labels)
+        """True for a series of this name with at least these labels.
+
+        The parser gives every counter the ending ``_total``, also one that is exposed without.
+        """
+        return name in (self.name, f"{self.name}_total") and all(
+            labels.get(key) == value for key, value in self.labels
+        )
 
     def __str__(self) -> str:
         inside = ",".join(f'{key}="{value}"' for key, value in self.labels)
@@ -83,6 +88,7 @@ def parse_series(text: str, names: Iterable[str]) -> list[Series]:
     for family in text_string_to_metric_families("\n".join(lines) + "\n"):
         for sample in family.samples:
             counts = family.type in _COUNTER_TYPES and "quantile" not in sample.labels
+            counts = counts or (family.type == "unknown" and sample.name.endswith("_total"))
             found.append(Series(sample.name, sample.labels, float(sample.value), counts))
     return found
 
@@ -93,6 +99,7 @@ class PrometheusSource(PolledSource):
     def __init__(self, spec: SliSpec) -> None:
         super().__init__("prometheus", seconds(spec, "timeout_s"))
         self._url = setting(spec, "url")
+        self._kind = setting(spec, "kind")
         self._to_ms = 1000.0 if setting(spec, "latency_unit") == "s" else 1.0
         keys = ("work", "load", *_PERCENTILES, "latency_histogram")
         self._selectors = {key: Selector.parse(spec.get(key)) for key in keys if spec.get(key)}
@@ -148,7 +155,8 @@ class PrometheusSource(PolledSource):
         total = sum(s.value for s in found)
         if not found or not math.isfinite(total):
             return Unavailable(f"{self._url} has no number for {selector}")
-        return self._rates[key].update(total, at_s) if found[0].counts else total
+        grows = found[0].counts if self._kind == "auto" else self._kind == "counter"
+        return self._rates[key].update(total, at_s) if grows else total
 
     def _largest(self, values: Sequence[float], selector: Selector) -> Reading:
         # A summary without observations in its window says NaN.
