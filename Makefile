@@ -13,6 +13,8 @@ OUT := out
 # Real cgroups are root's.
 SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 PYTEST_ARGS ?=
+LAB_ARGS ?=
+BENCH_ARGS ?=
 
 .PHONY: help demo venv test check lab bench format lock clean
 
@@ -35,10 +37,10 @@ check: $(VENV)/.stamp-dev ## lint, types, layers of imports
 
 lab: $(VENV)/.stamp-dev ## the real experiment: MariaDB beside batch jobs, scheme by scheme (root)
 	@packaging/apt-install lab
-	$(SUDO) $(PY) -m tools.lab --out $(OUT)/lab
+	$(SUDO) $(PY) -m tools.lab --out $(OUT)/lab $(LAB_ARGS)
 
 bench: $(VENV)/.stamp-dev ## what perphd itself costs: tick, CPU share, memory, reaction (root)
-	$(SUDO) $(PY) -m tools.bench --out $(OUT)/bench
+	$(SUDO) $(PY) -m tools.bench --out $(OUT)/bench $(BENCH_ARGS)
 
 format: $(VENV)/.stamp-dev ## put the code into its one layout
 	$(VENV)/bin/ruff check --fix-only

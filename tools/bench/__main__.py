@@ -70,7 +70,7 @@ def _layout() -> str:
 
 def _ticks(quick: bool) -> tuple[str, list[report.Tick]]:
     """pyperf in processes of its own, on groups that are made once."""
-    effort = ["--processes=1", "--values=3"] if quick else ["--processes=5", "--values=5"]
+    effort = ["--processes=1", "--values=3"] if quick else ["--processes=3", "--values=5"]
     with (
         BenchGroups(max(TICK_SIZES), max(TICK_SIZES)) as groups,
         tempfile.TemporaryDirectory(prefix="perphd-bench-") as folder,
