@@ -18,6 +18,7 @@ import pyperf
 from tools.bench import micro, reaction, report, whole
 from tools.bench.groups import BenchError, BenchGroups
 
+ROOT = Path(__file__).parents[2]
 TICK_SIZES = (1, 50, 200)
 REACTION_SIZES = (2, 10, 50)
 LOOPS = 25
@@ -76,11 +77,14 @@ def _ticks(quick: bool) -> tuple[str, list[report.Tick]]:
         tempfile.TemporaryDirectory(prefix="perphd-bench-") as folder,
     ):
         results = Path(folder) / "micro.json"
-        environment = {micro.GROUPS: ":".join(groups.paths), micro.SIZES: ",".join(map(str, TICK_SIZES))}
-        inherited = ",".join([*environment, "PYTHONPATH"])
+        environment = {
+            micro.GROUPS: ":".join(groups.paths),
+            micro.SIZES: ",".join(map(str, TICK_SIZES)),
+            "PYTHONPATH": str(ROOT),  # pyperf starts its workers by path, not as modules
+        }
         done = subprocess.run(
             [sys.executable, "-m", "tools.bench.micro", *effort, "--warmups=1", f"--loops={LOOPS}", "--quiet",
-             f"--inherit-environ={inherited}", "-o", str(results)],
+             f"--inherit-environ={','.join(environment)}", "-o", str(results)],
             env={**os.environ, **environment},
             check=False,
         )  # fmt: skip
