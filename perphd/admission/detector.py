@@ -233,7 +233,10 @@ def _witnesses(
 
 def _why_unknown(sample: Sample, perf: Performance, target: Target) -> str:
     if sample.quality:
-        return "the sample is not fit to be judged: " + ", ".join(q.value for q in sample.quality)
+        reason = "the sample is not fit to be judged: " + ", ".join(q.value for q in sample.quality)
+        if sample.has(Quality.SLI_MISSING) and isinstance(sample.work_rate_per_s, Unavailable):
+            reason += f" ({sample.work_rate_per_s.reason})"
+        return reason
     if isinstance(perf.work, Unavailable):
         return f"no work signal: {perf.work.reason}"
     if isinstance(target.work, Unavailable):

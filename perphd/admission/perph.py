@@ -262,8 +262,11 @@ class _Turn:
             return self._hold(
                 f"{reason}; a probe follows if it stays so for {self.settings.probe_after_s:g} s"
             )
-        floor = self._floor_cores() if self._knobs().batch_cpus else self.nothing.cpu.total_cores
-        probe = replace(self.nothing, cpu=CpuGrant(self.nothing.cpu.total_cores, floor, IDLE))
+        knobs, total = self._knobs(), self.nothing.cpu.total_cores
+        floor = self._floor_cores() if knobs.batch_cpus else total
+        probe = replace(self.nothing, cpu=CpuGrant(total, floor, IDLE if knobs.batch_weight else 100))
+        if probe == self.nothing:
+            return self._hold(f"{reason}; no probe: neither the CPUs nor the weight of batch can be set here")
         text = "batch was there first: protecting strongly to learn what undisturbed performance is"
         return _Move(Action.EXPLORE, probe, text)
 
@@ -385,9 +388,14 @@ class _Turn:
         return any(value_or(w, 0.0) >= STARVED_PCT for w in waits)
 
     def _knobs(self) -> Knobs:
-        """What can be turned: of the batch workloads that are enforced, or of all while everything is only observed."""
+        """What can be turned: of the batch workloads that are enforced, or of all while everything is only observed.
+
+        Batch of which nothing can be set (a systemd unit, a group that is not there yet) is no reason to leave the
+        rest of batch alone.
+        """
         everybody = batches(self.snapshot)
         batch = tuple(v for v in everybody if v.enforced) or everybody
+        batch = tuple(v for v in batch if v.enforceable & {"cpus", "cpu_weight"})
         return Knobs(
             batch_cpus=bool(batch) and all("cpus" in v.enforceable for v in batch),
             batch_weight=bool(batch) and all("cpu_weight" in v.enforceable for v in batch),

@@ -49,6 +49,8 @@ class World:
     loss: Callable[[Allocation], float] = lambda _: 1.0
     batch_running: bool = False
     load: float = 1.0
+    batch_knobs: frozenset[str] = KNOBS
+    more_batch: tuple[WorkloadView, ...] = ()
 
     def __post_init__(self) -> None:
         self.policy = PerphPolicy(self.settings)
@@ -131,7 +133,8 @@ class World:
                 enforceable=KNOBS,
                 enforced=self.enforced,
             ),
-            WorkloadView(self.batch, pi, enforceable=KNOBS, enforced=self.enforced),
+            WorkloadView(self.batch, pi, enforceable=self.batch_knobs, enforced=self.enforced),
+            *self.more_batch,
         )
         snapshot = Snapshot(self.tick, self.now_s, 1.0, HostView(topology(self.cores)), views, self.memory)
         self._learn(snapshot)

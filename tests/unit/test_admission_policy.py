@@ -125,6 +125,27 @@ def test_batch_was_there_first_so_the_reference_is_probed() -> None:
     assert world.true_work() >= 0.85 * world.work_alone
 
 
+def test_batch_that_cannot_be_set_does_not_keep_the_rest_from_giving_way() -> None:
+    unit = WorkloadSpec("unit", Kind.BATCH, "/system.slice/unit.service")
+    world = World(more_batch=(WorkloadView(unit, None, enforced=True),))
+    world.step(20)
+    world.antagonist(True)
+    world.step(4)
+    assert world.true_work() >= 0.9 * world.work_alone
+
+
+@pytest.mark.parametrize("batch_first", [True, False])
+def test_nothing_is_said_to_protect_where_nothing_of_batch_can_be_set(batch_first: bool) -> None:
+    world = World(batch_knobs=frozenset(), settings=PolicySettings(probe_after_s=5))
+    world.antagonist(batch_first)
+    world.step(20)
+    world.antagonist(True)
+    world.step(20)
+    assert world.protection == untouched(2)
+    assert actions(world) == []
+    assert ("neither" in world.history[-1].reason) == batch_first
+
+
 def test_decisions_replay_identically() -> None:
     def run() -> list[object]:
         world = World(cores=4, lra_demand=2.5, seed=7)
