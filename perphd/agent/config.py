@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +31,7 @@ __all__ = [
     "check_against_host",
     "load",
     "parse",
+    "state_dir_of",
 ]
 
 DEFAULT_PATH = "/etc/perphd/perphd.toml"
@@ -152,6 +153,19 @@ def load(path: str | Path = DEFAULT_PATH, *, runtime: bool = True) -> Config:
     parts += [_parse_part(_read(directory / name), str(directory / name)) for name in names]
     config = _assemble(parts)
     return _with_runtime(config) if runtime else config
+
+
+def state_dir_of(path: str | Path, warn: Callable[[str], None]) -> str:
+    """Where the journal of originals is, whatever state the configuration is in.
+
+    A configuration that cannot be used is told to ``warn`` and must not keep values from being given back: the
+    journal is then taken to be where it is by default.
+    """
+    try:
+        return load(path, runtime=False).daemon.state_dir
+    except ConfigError as exc:
+        warn(f"{exc}; using the default state directory")
+        return DaemonConfig().state_dir
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,6 @@ from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Out, command
 from perphd.control.cli_store import add_store_commands
 from perphd.control.cli_workloads import add_workload_commands
 from perphd.control.client import SOCKET_VARIABLE, NotPermitted, Unreachable
-from perphd.domain.errors import ConfigError
 
 DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
 
@@ -316,14 +315,9 @@ def groups(out: Out, limit: int, everything: bool) -> None:
 
 
 def _state_dir(config_path: str) -> str:
-    from perphd.agent.config import DaemonConfig, load
+    from perphd.agent.config import state_dir_of
 
-    try:
-        return load(config_path, runtime=False).daemon.state_dir
-    except ConfigError as exc:
-        # Values must be given back even when the configuration is broken: the journal is where it always is.
-        click.echo(f"perphctl: warning: {exc}; using the default state directory", err=True)
-        return DaemonConfig().state_dir
+    return state_dir_of(config_path, lambda text: click.echo(f"perphctl: warning: {text}", err=True))
 
 
 def _toml(value: object) -> str:

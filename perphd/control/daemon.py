@@ -11,7 +11,7 @@ from typing import NoReturn
 import click
 
 from perphd import __version__
-from perphd.agent.config import DEFAULT_PATH, load
+from perphd.agent.config import DEFAULT_PATH, load, state_dir_of
 from perphd.domain.errors import PerphError
 
 EXIT_FAILED = 1
@@ -78,7 +78,9 @@ def restore(config_path: str, state_dir: str | None, force: bool) -> None:
 
     try:
         if state_dir is None:
-            state_dir = load(config_path, runtime=False).daemon.state_dir
+            state_dir = state_dir_of(
+                config_path, lambda text: click.echo(f"perphd: warning: {text}", err=True)
+            )
         report = put_back(RealFs(), Path(state_dir), force=force)
     except PerphError as exc:
         _refuse(exc)

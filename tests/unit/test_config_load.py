@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from perphd.agent.config import Config, check_against_host, load
+from perphd.agent.config import Config, check_against_host, load, state_dir_of
 from perphd.agent.config_workloads import forget_runtime, read_runtime, remember_runtime
 from perphd.domain.errors import ConfigError
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
@@ -180,3 +180,15 @@ def test_a_host_without_cgroups(tmp_path: Path):
     fs = RealFs(tmp_path)
     config = Config(workloads=(WorkloadSpec("x", Kind.LRA, "/x"),))
     assert len(check_against_host(config, fs, Hierarchies(Layout.NONE, None, {}))) == 1
+
+
+@pytest.mark.parametrize("text", [None, "[daemon", '[daemon]\nmode = "enforec"\nstate_dir = "/elsewhere"\n'])
+def test_a_broken_configuration_does_not_hide_the_journal(tmp_path: Path, text: str | None) -> None:
+    path = tmp_path / "perphd.toml"
+    if text is not None:
+        path.write_text(text)
+    warnings: list[str] = []
+    assert state_dir_of(path, warnings.append) == "/var/lib/perphd"
+    assert str(path) in warnings[0]
+    path.write_text('[daemon]\nstate_dir = "/elsewhere"\n')
+    assert state_dir_of(path, pytest.fail) == "/elsewhere"

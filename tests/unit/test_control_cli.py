@@ -217,6 +217,7 @@ def test_query_and_export_without_a_daemon(served: Served, tmp_path: Path):
 
 @pytest.mark.usefixtures("store")
 def test_export_asks_the_daemon_where_its_store_is(run: Run, tmp_path: Path):
+    pytest.importorskip("pyarrow", reason="needs pyarrow (perphd[export])")
     out = tmp_path / "events.parquet"
     assert ": 1 rows of events" in ok(run("export", "events", "--format", "parquet", "-o", str(out)))
     assert out.stat().st_size > 0
