@@ -25,6 +25,7 @@ from tools.lab import machine as machines
 from tools.lab import processes, report
 from tools.lab.experiment import CELLS, Bench, Cell, Timing
 from tools.lab.groups import PARENT_SHARES, Groups
+from tools.lab.mariadb import DATA_BYTES
 from tools.lab.processes import LabError, Ledger
 from tools.lab.records import Run
 from tools.lab.schemes import SCHEMES, Scheme
@@ -121,10 +122,12 @@ def _experiment(options: argparse.Namespace) -> None:
         groups = stack.enter_context(Groups())
         stack.callback(ledger.end_all)  # before the groups are removed: they must be empty
         folder = ledger.folder(Path(tempfile.mkdtemp(prefix="perphd-lab-")))
+        memory = _memory_folder()
+        data = ledger.folder(Path(tempfile.mkdtemp(prefix="perphd-lab-", dir=memory))) if memory else folder
         groups.shelter()
         print("lab: starting MariaDB and loading its tables", flush=True)
         load_average = os.getloadavg()[0]
-        bench = Bench(ledger, groups, folder, timing, options.out / "perphd")
+        bench = Bench(ledger, groups, folder, data, timing, options.out / "perphd")
         described = machines.describe(
             cgroups=groups.layout, mariadb=bench.server.version(), batch_language=bench.programs.language,
             lab_shares=PARENT_SHARES, load_average=load_average,
@@ -146,6 +149,19 @@ def _experiment(options: argparse.Namespace) -> None:
             time.sleep(_BETWEEN_RUNS_S / 2)
     print((options.out / "report.md").read_text())
     print(f"lab: report, data and plot are in {options.out}/")
+
+
+def _memory_folder() -> Path | None:
+    """A tmpfs with room for the database: on a disk, its stalls would hide what is measured."""
+    for candidate in (Path("/dev/shm"), Path("/run")):
+        try:
+            room = os.statvfs(candidate)
+        except OSError:
+            continue
+        if room.f_bavail * room.f_frsize >= DATA_BYTES:
+            return candidate
+    print("lab: there is no tmpfs with room for the database: its data are on disk", flush=True)
+    return None
 
 
 def _plan(

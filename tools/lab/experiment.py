@@ -48,7 +48,7 @@ class Timing:
 
     warm: float = 4.0
     learn: float = 15.0
-    window: float = 30.0
+    window: float = 25.0
 
     def of(self, scheme: Scheme) -> float:
         """Length of one run."""
@@ -58,14 +58,18 @@ class Timing:
 class Bench:
     """The server, the groups and the batch programs that all runs share.
 
-    ``folder`` is removed at the end; ``keep`` gets what the daemon leaves of every run.
+    ``folder`` (programs, the daemon's state) and ``data`` (the database, the batch jobs' counters; in memory, if
+    possible) are removed at the end; ``keep`` gets what the daemon leaves of every run.
     """
 
-    def __init__(self, ledger: Ledger, groups: Groups, folder: Path, timing: Timing, keep: Path) -> None:
+    def __init__(
+        self, ledger: Ledger, groups: Groups, folder: Path, data: Path, timing: Timing, keep: Path
+    ) -> None:
         self.ledger, self.groups, self.folder, self.timing = ledger, groups, folder, timing
+        self._data = data
         self._keep = keep
         self.programs = Programs(folder)
-        self.server = Server(ledger, folder, groups.directories(g.LRA))
+        self.server = Server(ledger, data, groups.directories(g.LRA))
         self.server.load_tables()
 
     def run(self, cell: Cell, scheme: Scheme, repetition: int) -> Run:
@@ -96,7 +100,7 @@ class Bench:
             batch: Batch | None = None
             if scheme.with_batch:
                 where = groups.directories(scheme.batch_group)
-                batch = Batch(self.ledger, JOBS[cell.job], self.programs, self.folder, where)
+                batch = Batch(self.ledger, JOBS[cell.job], self.programs, self._data, where)
                 stack.callback(batch.stop)
             seconds, counts = records.until(begin_s + timing.window, batch)
             cores, client_stalled = usage.cores(scheme.one_group), usage.client_stalled()

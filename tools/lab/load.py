@@ -15,7 +15,7 @@ from tools.lab.processes import LabError, Ledger
 
 CLOSED_THREADS = 4
 OPEN_RATE, OPEN_THREADS = 500, 16
-SLAP_CLIENTS, SLAP_CHUNK = 4, 8000
+SLAP_CLIENTS, SLAP_CHUNK = 4, 25_000
 
 _SECOND = re.compile(r"second ([0-9.]+) interval ([0-9.]+) events ([0-9]+) errors ([0-9]+)")
 
@@ -124,7 +124,7 @@ class Mysqlslap:
     def __init__(self, ledger: Ledger, server: Server, groups: list[str]) -> None:
         self._ledger, self._groups = ledger, groups
         self._command = [
-            "mysqlslap", "--no-defaults", f"--socket={server.socket}", "--user=root", f"--create-schema={DATABASE}",
+            "mysqlslap", "--no-defaults", *server.client(), f"--create-schema={DATABASE}",
             f"--concurrency={SLAP_CLIENTS}", f"--number-of-queries={SLAP_CHUNK}", "--query",
             f"SELECT SUM(k) FROM sbtest1 WHERE id BETWEEN {TABLE_ROWS // 2} AND {TABLE_ROWS // 2 + 99}",
         ]  # fmt: skip

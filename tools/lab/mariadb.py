@@ -1,11 +1,13 @@
-"""A private MariaDB server: its own data folder and socket, no network, gone with the lab."""
+"""A private MariaDB server: its own data folder and socket, on loopback only, gone with the lab."""
 
 from __future__ import annotations
 
 import os
 import pwd
+import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,7 +16,10 @@ from tools.lab.processes import LabError, Ledger
 
 TABLES = 4
 TABLE_ROWS = 50_000
+DATA_BYTES = 1 << 30
+"""Room for the data folder: tables, redo log, temporary files."""
 DATABASE = "sbtest"
+_CLIENT = "sysbench"
 READER, READER_PASSWORD = "perphd", "perphd-lab"
 """The account from which perphd reads status counters: it may log in and nothing else."""
 
@@ -26,7 +31,8 @@ socket={folder}/mariadb.sock
 pid-file={folder}/mariadb.pid
 log-error={folder}/error.log
 tmpdir={folder}
-skip-networking
+bind-address=127.0.0.1
+port={port}
 skip-log-bin
 skip-name-resolve
 performance-schema=OFF
@@ -48,14 +54,16 @@ class Server:
                 )
         self.folder = folder
         self.socket = folder / "mariadb.sock"
+        self.port = _free_port()
+        self._password = secrets.token_hex(16)
         self._ledger = ledger
         try:
             self._user = pwd.getpwnam("mysql").pw_name
         except KeyError as exc:
             raise LabError("there is no user mysql: is mariadb-server installed?") from exc
         config = folder / "my.cnf"
-        config.write_text(_CONFIG.format(folder=folder))
-        os.chmod(folder, 0o755)
+        config.write_text(_CONFIG.format(folder=folder, port=self.port))
+        os.chmod(folder, 0o700)  # its socket lets everybody in
         shutil.chown(folder, self._user)
         self._run(
             "mariadb-install-db",
@@ -102,17 +110,27 @@ class Server:
             "mariadb", "--no-defaults", f"--socket={self.socket}", "-uroot", "-N", "-B", "-e", statement
         )
 
+    def client(self, prefix: str = "") -> list[str]:
+        """Options with which a load generator connects, as a remote client would: over TCP."""
+        values = {"host": "127.0.0.1", "port": str(self.port), "user": _CLIENT, "password": self._password}
+        return [f"--{prefix}{name}={value}" for name, value in values.items()]
+
     def sysbench(self, *arguments: str) -> list[str]:
         """A sysbench command line for this server's tables."""
         return [
-            "sysbench", str(_OLTP), f"--mysql-socket={self.socket}", "--mysql-user=root",
-            f"--mysql-db={DATABASE}", f"--tables={TABLES}", f"--table-size={TABLE_ROWS}", *arguments,
+            "sysbench", str(_OLTP), *self.client("mysql-"), f"--mysql-db={DATABASE}",
+            f"--tables={TABLES}", f"--table-size={TABLE_ROWS}", *arguments,
         ]  # fmt: skip
 
     def load_tables(self) -> None:
         """Make the account, the database and its tables."""
         self.sql(
-            f"CREATE DATABASE {DATABASE}; CREATE USER '{READER}'@'localhost' IDENTIFIED BY '{READER_PASSWORD}'"
+            # The installation's root may connect over TCP without a password: nobody else on this machine shall.
+            "DELETE FROM mysql.global_priv WHERE User = 'root' AND Host != 'localhost'; FLUSH PRIVILEGES;"
+            f"CREATE DATABASE {DATABASE};"
+            f"CREATE USER '{READER}'@'localhost' IDENTIFIED BY '{READER_PASSWORD}';"
+            f"CREATE USER '{_CLIENT}'@'127.0.0.1' IDENTIFIED BY '{self._password}';"
+            f"GRANT ALL ON {DATABASE}.* TO '{_CLIENT}'@'127.0.0.1'"
         )
         self._run(*self.sysbench("--threads=2", "prepare"))
 
@@ -123,3 +141,10 @@ class Server:
     def stop(self) -> None:
         """End the server."""
         self._ledger.end(self.process, signal.SIGTERM, 30.0)
+
+
+def _free_port() -> int:
+    """A TCP port of loopback that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
