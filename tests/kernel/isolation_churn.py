@@ -9,7 +9,7 @@ import asyncio
 import random
 import sys
 
-from perphd.domain.allocation import IDLE, KEEP, Settings
+from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Keep, Limit, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import discover
@@ -17,11 +17,14 @@ from perphd.host.fs import RealFs
 from perphd.isolation import Executor, Journal
 
 
-def settings(rng: random.Random, cpus: list[int]) -> Settings:
+def settings(rng: random.Random, cpus: list[int], memory: bool) -> Settings:
+    ceilings: list[Limit | Keep] = [KEEP, NO_LIMIT, rng.randint(32 << 20, 1 << 30)]
     return Settings(
         cpus=rng.choice([KEEP, CpuSet.of(rng.sample(cpus, rng.randint(1, len(cpus))))]),
         cpu_weight=rng.choice([KEEP, IDLE, rng.randint(1, 10000)]),
         cpu_max_cores=rng.choice([KEEP, rng.uniform(0.05, 2.0)]),
+        memory_low_bytes=rng.choice([KEEP, rng.randint(0, 64 << 20)]) if memory else KEEP,
+        memory_high_bytes=rng.choice(ceilings) if memory else KEEP,
     )
 
 
@@ -34,7 +37,10 @@ async def main(group: str, state: str, seed: int) -> None:
     ]
     cpuset = hierarchies.of("cpuset")
     assert cpuset is not None
-    cpus = list(CpuSet.parse(fs.read(cpuset.path(group, "cpuset.cpus")).decode()))
+    file = "cpuset.cpus" if cpuset.version == 1 else "cpuset.cpus.effective"
+    cpus = list(CpuSet.parse(fs.read(cpuset.path(group, file)).decode()))
+    memory = hierarchies.of("memory")
+    has_memory = memory is not None and memory.version == 2
     rng = random.Random(seed)
     executor = Executor(fs, hierarchies, Journal(state))
     target = {"batch": Settings(cpus=CpuSet.of(cpus[:1]), cpu_weight=IDLE, cpu_max_cores=0.5)}
@@ -45,7 +51,7 @@ async def main(group: str, state: str, seed: int) -> None:
             return
         if target.keys() == {"batch"}:
             print("ready", flush=True)
-        target = {"lra": settings(rng, cpus), "batch": settings(rng, cpus)}
+        target = {"lra": settings(rng, cpus, has_memory), "batch": settings(rng, cpus, has_memory)}
 
 
 if __name__ == "__main__":

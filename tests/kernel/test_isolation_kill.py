@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +14,12 @@ from perphd.domain.allocation import IDLE, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import discover
-from perphd.host.cgroup.group import Cgroups, descendants
-from perphd.host.fs import RealFs
+from perphd.host.cgroup.group import Cgroups
 from perphd.isolation import Executor, Journal, JournalInUse, restore
+from tests.kernel.isolation_groups import FS, churn, contents, kill, sleeper
 
 pytestmark = [pytest.mark.requires_root, pytest.mark.requires_cgroup_v1("cpu", "cpuset", "memory")]
 
-CHURN = Path(__file__).with_name("isolation_churn.py")
-FS = RealFs()
 MOMENTS = 20
 
 
@@ -55,40 +51,10 @@ def group() -> Iterator[str]:
             os.rmdir(mount + path)
 
 
-def contents(group: str) -> dict[str, bytes]:
-    """Every settable file of the group and all below it."""
-    found: dict[str, bytes] = {}
-    for directory in Cgroups(FS, discover(FS)).group(group).directories():
-        for cgroup in (directory, *descendants(FS, directory)):
-            for name in FS.listdir(cgroup):
-                path = Path(cgroup, name)
-                if not path.is_file() or not path.stat().st_mode & 0o200 or name.endswith("pressure"):
-                    continue
-                try:
-                    found[str(path)] = path.read_bytes()
-                except OSError:
-                    continue  # write-only files and those that this group cannot show
-    assert any(path.endswith("cpu.shares") for path in found)
-    assert any(path.endswith("memory.limit_in_bytes") for path in found)
-    return found
-
-
-def sleeper() -> subprocess.Popen[bytes]:
-    return subprocess.Popen(["sleep", "60"])
-
-
-def churn(group: str, state: Path, seed: int) -> subprocess.Popen[str]:
-    command = [sys.executable, str(CHURN), group, str(state), str(seed)]
-    environment = {**os.environ, "PYTHONPATH": str(CHURN.parents[2])}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line == "ready\n", line
-    return process
-
-
 def test_killed_at_random_moments_everything_comes_back(group: str, tmp_path: Path) -> None:
     before = contents(group)
+    assert any(path.endswith("cpu.shares") for path in before)
+    assert any(path.endswith("memory.limit_in_bytes") for path in before)
     rng = random.Random(20261121)
     changed = 0
     for seed in range(MOMENTS):
@@ -96,11 +62,8 @@ def test_killed_at_random_moments_everything_comes_back(group: str, tmp_path: Pa
         try:
             time.sleep(rng.uniform(0.0, 0.05))
         finally:
-            process.kill()
-            process.wait()
-        assert process.stdout is not None
-        assert process.stdout.read() == ""
-        process.stdout.close()
+            said = kill(process)
+        assert said == ""
         changed += contents(group) != before
         report = restore(FS, tmp_path)
         assert not report.failed, str(report)
@@ -113,10 +76,7 @@ def test_killed_at_random_moments_everything_comes_back(group: str, tmp_path: Pa
 async def test_started_again_on_a_dead_ones_journal_it_continues(group: str, tmp_path: Path) -> None:
     before = contents(group)
     process = churn(group, tmp_path, 4)
-    process.kill()
-    process.wait()
-    assert process.stdout is not None
-    process.stdout.close()
+    kill(process)
     specs = [
         WorkloadSpec("lra", Kind.LRA, f"{group}/lra"),
         WorkloadSpec("batch", Kind.BATCH, f"{group}/batch"),
@@ -141,10 +101,7 @@ async def test_a_live_process_keeps_restore_and_a_second_writer_out(group: str, 
         with pytest.raises(JournalInUse, match=f"process {process.pid}"):
             Journal(tmp_path)
     finally:
-        process.kill()
-        process.wait()
-        assert process.stdout is not None
-        process.stdout.close()
+        kill(process)
         restore(FS, tmp_path)
 
 
