@@ -22,7 +22,7 @@ from types import FrameType
 from typing import TypeVar
 
 from tools.lab import machine as machines
-from tools.lab import processes, report
+from tools.lab import processes, report, usage
 from tools.lab.experiment import CELLS, Bench, Cell, Timing
 from tools.lab.groups import PARENT_SHARES, Groups
 from tools.lab.mariadb import DATA_BYTES
@@ -35,6 +35,10 @@ T = TypeVar("T")
 OUT = Path("out/lab")
 _QUICK = Timing(warm=3.0, learn=12.0, window=15.0)
 _BETWEEN_RUNS_S = 1.5
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_QUIET_CORES = 0.1
+_DISTURBED_CORES = 0.2
+_AGAIN = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -42,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     if options.cleanup:
         return _cleanup()
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in _ENDING:
         signal.signal(number, _interrupt)
     try:
         _experiment(options)
@@ -56,6 +60,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
+    for ending in _ENDING:
+        signal.signal(ending, signal.SIG_IGN)  # cleaning up is not interrupted again
     raise KeyboardInterrupt
 
 
@@ -73,6 +79,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--learn", type=_positive, default=None, metavar="S",
                         help="seconds that perphd sees the load alone")  # fmt: skip
     parser.add_argument("--out", type=Path, default=OUT, metavar="DIR", help=f"where the report goes ({OUT})")
+    parser.add_argument("--patience", type=int, default=30, metavar="S",
+                        help="longest wait for a quiet machine before a run (default 30)")  # fmt: skip
     parser.add_argument(
         "--cleanup", action="store_true", help="undo what a killed lab left, and do nothing else"
     )
@@ -139,9 +147,7 @@ def _experiment(options: argparse.Namespace) -> None:
                 f"lab: [{number}/{len(plan)}] repetition {repetition + 1}: {cell.name} {scheme.name} "
                 f"({_minutes(left_s)} left)", flush=True,
             )  # fmt: skip
-            run = bench.run(cell, scheme, repetition)
-            runs.append(run)
-            print(f"lab:     {_line(run)}", flush=True)
+            runs.append(_undisturbed(bench, cell, scheme, repetition, float(options.patience)))
             left_s -= timing.of(scheme) + _BETWEEN_RUNS_S
             report.write(
                 options.out, runs, described, timing, command.strip()
@@ -149,6 +155,19 @@ def _experiment(options: argparse.Namespace) -> None:
             time.sleep(_BETWEEN_RUNS_S / 2)
     print((options.out / "report.md").read_text())
     print(f"lab: report, data and plot are in {options.out}/")
+
+
+def _undisturbed(bench: Bench, cell: Cell, scheme: Scheme, repetition: int, patience_s: float) -> Run:
+    """Run when the machine is quiet, and again when somebody else used the CPUs meanwhile, whatever came out."""
+    attempt = 0
+    while True:
+        usage.wait_for_quiet(_QUIET_CORES, patience_s)
+        run = bench.run(cell, scheme, repetition, attempt)
+        print(f"lab:     {_line(run)}", flush=True)
+        if run.cores.others is None or run.cores.others < _DISTURBED_CORES or attempt == _AGAIN:
+            return run
+        print(f"lab:     others used {run.cores.others:.2f} CPUs meanwhile: once more", flush=True)
+        attempt += 1
 
 
 def _memory_folder() -> Path | None:

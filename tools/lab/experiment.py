@@ -72,7 +72,7 @@ class Bench:
         self.server = Server(ledger, data, groups.directories(g.LRA))
         self.server.load_tables()
 
-    def run(self, cell: Cell, scheme: Scheme, repetition: int) -> Run:
+    def run(self, cell: Cell, scheme: Scheme, repetition: int, attempt: int = 0) -> Run:
         """One run, from groups at their defaults to groups at their defaults.
 
         Raises:
@@ -111,6 +111,7 @@ class Bench:
                 cell=cell.name,
                 scheme=scheme.name,
                 repetition=repetition,
+                attempt=attempt,
                 whole=window(seconds, points),
                 settled=window(seconds, points, after_s=UNSETTLED_S),
                 timeline=points,

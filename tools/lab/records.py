@@ -65,7 +65,8 @@ class Run:
     """All that one run gave. Times are seconds after the antagonist's start.
 
     ``settings``: (time, group, knobs) as they were seen to change. ``client_stalled``: share of the time in
-    which some task of the load generator waited for a CPU; None where the kernel does not tell.
+    which some task of the load generator waited for a CPU; None where the kernel does not tell. ``attempt``: how often the run was
+    made before and set aside because somebody else used the CPUs.
     """
 
     cell: str
@@ -79,6 +80,7 @@ class Run:
     cores: Cores
     client_stalled: float | None
     daemon_problem: str = ""
+    attempt: int = 0
     started: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
 
 

@@ -179,6 +179,8 @@ def _method(timing: Timing, machine: Machine) -> list[str]:
         "They stand for a remote client: neither database nor batch holds them up, and the CPU that they use is "
         f"missing to both alike. The lab as a whole has CPU shares of {machine.lab_shares} (default 1024) against "
         "the rest of the machine, so that stray processes disturb less.",
+        "A run starts when the machine is quiet, if it becomes so in time, and is made again, whatever came out of it, "
+        "when processes outside the lab used more than a fifth of a CPU during its window.",
         "Percentiles come from sysbench's own histograms, taken every second. Figures are medians over repetitions "
         "with (lowest–highest); ratios are taken within one repetition first.",
         "Recovery is the time from the antagonist's start to the end of the first of three seconds in a row on target. "

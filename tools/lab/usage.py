@@ -45,6 +45,18 @@ class Usage:
         return (now_s - self._stalled_s) / (time.monotonic() - self._start_s)
 
 
+def wait_for_quiet(cores: float, patience_s: float) -> bool:
+    """Wait until less than so many CPUs are used for a second, by anybody; False if that did not come in time."""
+    deadline_s = time.monotonic() + patience_s
+    while time.monotonic() < deadline_s:
+        before = machine_seconds()
+        time.sleep(1.0)
+        after = machine_seconds()
+        if before is None or after is None or after[0] - before[0] < cores:
+            return True
+    return False
+
+
 def machine_seconds(text: str | None = None) -> tuple[float, float] | None:
     """CPU seconds that the whole machine was busy, and that the hypervisor stole, from /proc/stat."""
     if text is None:
