@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from posixpath import basename, dirname
 from typing import TypeVar
 
@@ -89,6 +89,8 @@ class Executor:
         self._watch = Watch(journal)
         self._force: dict[Key, Value] = {}
         self._skipped: dict[str, tuple[NotEnforceable, ...]] = {}
+        self._goals: dict[str, Settings] = {}
+        self._pending: set[Key] = set()
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -119,6 +121,16 @@ class Executor:
         """What the last plan wanted for this workload and could not have."""
         return self._skipped.get(name, ())
 
+    def blocked(self, name: str) -> tuple[str, ...]:
+        """Fields of ``Settings`` of this workload that are not as the last plan wanted them.
+
+        Because they cannot be set here, were refused, are yielded to somebody else, or because their write (or the
+        one that gives them back) is not made yet: not applied, failed and undone, or stuck in the kernel.
+        """
+        missing = {left_out.knob for left_out in self._skipped.get(name, ())}
+        missing |= {knob for workload, knob in list(self._pending) if workload == name}
+        return tuple(field.name for field in fields(Settings) if field.name in missing)
+
     def conflicts(self) -> tuple[Conflict, ...]:
         """Knobs that somebody else has written to since perphd did."""
         return self._watch.conflicts
@@ -140,6 +152,7 @@ class Executor:
         Workloads without a target are given back what perphd had changed; those not in ``specs`` are not touched.
         """
         if self._running is not None:
+            self._note_waiting(targets, specs)
             return ChangeSet((), (), "an earlier change is still being written")
         self._identities.clear()
         self._planned.clear()
@@ -158,7 +171,19 @@ class Executor:
         changes = plan(wanted, skipped)
         for left_out in changes.skipped:
             self._skipped[left_out.workload] = (*self._skipped.get(left_out.workload, ()), left_out)
+        self._goals = {spec.name: targets.get(spec.name, UNTOUCHED) for spec in specs}
+        self._pending = {(write.workload, write.knob) for write in changes.writes}
         return changes
+
+    def _note_waiting(self, targets: Mapping[str, Settings], specs: Sequence[WorkloadSpec]) -> None:
+        """What is wanted otherwise than by the plan that is being written must wait until that is through."""
+        for spec in specs:
+            before, after = self._goals.get(spec.name, UNTOUCHED), targets.get(spec.name, UNTOUCHED)
+            self._pending |= {
+                (spec.name, field.name)
+                for field in fields(Settings)
+                if getattr(before, field.name) != getattr(after, field.name)
+            }
 
     def _wanted(
         self, spec: WorkloadSpec, target: Settings, changed: set[tuple[str, str]], claimed: set[str]
@@ -303,6 +328,7 @@ class Executor:
         else:
             for write in result.written:
                 self._watch.succeeded((write.workload, write.knob))
+            self._pending -= {(write.workload, write.knob) for write in writes}
         self._settle({(write.workload, write.knob) for write in writes}, touched)
         return result
 
@@ -373,6 +399,7 @@ class Executor:
         for entry in originals:
             self._watch.forget(entry.path)
             self._force.pop((entry.workload, entry.knob), None)
+        self._pending = {key for key in self._pending if names is not None and key[0] not in names}
         return report
 
     # -- the worker ----------------------------------------------------------------------------------------------

@@ -150,6 +150,24 @@ async def test_a_failed_write_undoes_everything_and_says_what(bench: Bench) -> N
     assert bench.executor.in_force("pi") == UNTOUCHED
 
 
+async def test_what_is_wanted_and_not_in_force_is_named(v2: Bench) -> None:
+    wanted = {"pi": Settings(cpus=CpuSet.of([3]), memory_high_bytes=1 << 20, llc_masks=((0, 15),))}
+    v2.executor.plan(wanted, (LRA, BATCH))
+    assert v2.executor.blocked("pi") == ("cpus", "memory_high_bytes", "llc_masks")
+    assert v2.executor.blocked("db") == ()
+    v2.kernel.before_write = lambda n, path, text: errno.EINVAL if "memory.high" in path else None
+    assert not (await v2.go(wanted)).ok
+    assert v2.executor.blocked("pi") == ("cpus", "memory_high_bytes", "llc_masks"), "all was undone"
+    assert (await v2.go(wanted)).ok
+    assert v2.executor.blocked("pi") == ("memory_high_bytes", "llc_masks")
+    v2.kernel.before_write = lambda n, path, text: errno.EBUSY
+    assert not (await v2.go({})).ok
+    assert v2.executor.blocked("pi") == ("cpus",), "wanted back, and not given back"
+    v2.kernel.before_write = None
+    assert (await v2.go({})).ok
+    assert v2.executor.blocked("pi") == ()
+
+
 async def test_a_refused_value_is_not_tried_again_until_another_is_wanted(v2: Bench) -> None:
     refuse = {"on": True}
     v2.kernel.before_write = lambda n, path, text: (
@@ -424,6 +442,10 @@ async def test_a_write_that_the_kernel_never_answers_blocks_nothing_else(v1: Ben
     first = await executor.apply(changes)
     assert "has not answered an earlier write" in str(first.failed)
     assert not (await executor.apply(changes)).ok
+    assert executor.blocked("pi") == ("cpus", "cpu_weight", "cpu_max_cores")
+    assert executor.blocked("db") == ()
+    executor.plan({"db": Settings(cpu_weight=50)}, (LRA, BATCH))
+    assert executor.blocked("db") == ("cpu_weight",)
     report = await executor.restore()
     assert "nothing restored" in str(report)
     assert not report.complete
