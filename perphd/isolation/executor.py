@@ -18,7 +18,7 @@ from typing import TypeVar
 
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import Busy, Gone, KernelError
+from perphd.domain.errors import Busy, Gone, KernelError, ParseError
 from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
 from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.group import RESCTRL_ABSENT, Cgroup, Cgroups, Knob, descendants, parent_cpus
@@ -26,7 +26,7 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import CONTROLLERS, RESCTRL_SETTINGS, Value, decode
 from perphd.host.fs import KernelFs, read_text
 from perphd.isolation.journal import Journal, Original
-from perphd.isolation.planner import FileState, KnobState, Wanted, plan
+from perphd.isolation.planner import FileState, KnobState, Wanted, attainable_cpus, plan
 from perphd.isolation.restore import FileReport, RestoreReport, restore_journal
 from perphd.isolation.transaction import Identity, Result, Transaction
 from perphd.isolation.watch import Conflict, Key, Watch
@@ -238,7 +238,8 @@ class Executor:
         conflict = self._watch.yielded(key)
         if conflict is not None:
             return str(conflict)
-        if target is KEEP and any(self._watch.is_foreign(file) for file in files):
+        foreign = any(self._watch.is_foreign(file) for file in files)
+        if target is KEEP and foreign:
             return ""
         if refused := self._watch.refused(key, target):
             return refused
@@ -249,9 +250,10 @@ class Executor:
             outer = next((path for path in _ancestors(spec.cgroup) if path in claimed), None)
             if outer is not None:
                 return f"{spec.cgroup} lies within the workload {outer}, whose CPUs bind it on cgroup v1"
-            if target is KEEP or decode(setting, 1, {"cpuset.cpus": files[0].now}) != target:
-                files += self._below(knob.directory)
-        return Wanted(KnobState(spec.name, knob, files, parent_cpus(self._fs, knob.directory)), target)
+        state = KnobState(spec.name, knob, files, parent_cpus(self._fs, knob.directory), foreign)
+        if knob.version == 1 and not _is_attained(state, target):
+            state = replace(state, files=files + self._below(knob.directory))
+        return Wanted(state, target)
 
     def _file(self, path: str, identity: Identity) -> FileState:
         original = self._journal.originals.get(path)
@@ -438,6 +440,16 @@ class Executor:
         """End the worker thread; the journal is the caller's to close."""
         if self._thread is not None:
             self._thread.shutdown(wait=False)
+
+
+def _is_attained(state: KnobState, target: Value) -> bool:
+    """True if the group has the CPUs that it is to have, so that those below it need no look."""
+    try:
+        return isinstance(target, CpuSet) and CpuSet.parse(state.files[0].now) == attainable_cpus(
+            state, target
+        )
+    except ParseError:
+        return False
 
 
 def _ancestors(cgroup: str) -> Iterable[str]:

@@ -2,6 +2,7 @@
 
 Order: demote, shrink donors, grow receivers, promote. Whether a write shrinks or grows is told from the old and the new
 value. A setting that is KEEP gives the original back where perphd had changed it. No difference: no write.
+What the operator had set is a bound: CPUs are never widened beyond those found, a weight is never raised above it.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ class KnobState:
     """One setting of one workload as read back.
 
     ``files``: those of ``knob`` in its order; for a v1 cpuset then the ``cpuset.cpus`` of all groups below it, parents
-    before children. ``around``: the CPUs that the parent gives, as text (cpuset only).
+    before children. ``around``: the CPUs that the parent gives, as text (cpuset only). ``foreign``: somebody else has
+    changed it since perphd did, so that the original is no longer the value to go back to.
     """
 
     workload: str
     knob: Knob
     files: tuple[FileState, ...]
     around: str = ""
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,10 @@ class _Impossible(Exception):
     """A wanted value that cannot be had here; the text is the reason."""
 
 
+class _Pinned(_Impossible):
+    """The operator's own setting leaves nothing of the wanted one."""
+
+
 def plan(wanted: Iterable[Wanted], skipped: Iterable[NotEnforceable] = (), reason: str = "") -> ChangeSet:
     """The change set that leads to the wanted state; values that cannot be stated join ``skipped``."""
     writes: list[Write] = []
@@ -62,6 +69,8 @@ def plan(wanted: Iterable[Wanted], skipped: Iterable[NotEnforceable] = (), reaso
             writes += _PLANNERS.get(item.state.knob.setting, _plan_limit)(item.state, item.target)
         except (ParseError, _Impossible) as exc:
             left_out.append(NotEnforceable(item.state.workload, item.state.knob.setting, str(exc)))
+            if isinstance(exc, _Pinned) and not item.state.foreign:
+                writes += _plan_cpus(item.state, KEEP)  # what an earlier target took goes back
     writes.sort(key=lambda write: write.stage)
     return ChangeSet(tuple(writes), tuple(left_out), reason)
 
@@ -84,16 +93,20 @@ def _plan_limit(state: KnobState, target: Value) -> list[Write]:
 
 
 def _plan_weight(state: KnobState, target: Value) -> list[Write]:
-    """Weight and idle: idle goes first, since it resets the weight."""
+    """Weight and idle: idle goes first, since it resets the weight. Never more than was found."""
     weight, *rest = state.files
     idle = rest[0] if rest else None
+    found_idle = idle is not None and (idle.now if idle.original is None else idle.original) == "1"
     if target is KEEP:
         wanted_weight = weight.original
         wanted_idle = None if idle is None else idle.original
     else:
         texts = encode(state.knob, target, {})
         wanted_weight = texts.get(weight.path)
-        wanted_idle = None if idle is None else texts[idle.path]
+        wanted_idle = None if idle is None else "1" if found_idle else texts[idle.path]
+        if wanted_weight is not None and not found_idle:
+            found = weight.now if weight.original is None else weight.original
+            wanted_weight = min(wanted_weight, found, key=lambda text: magnitude(weight.path, text))
     is_idle = idle is not None and idle.now == "1"
     becomes_idle = is_idle if wanted_idle is None else wanted_idle == "1"
     if becomes_idle:
@@ -161,16 +174,29 @@ def _wanted_cpus(state: KnobState, target: Value, around: CpuSet) -> dict[str, C
             raise _Impossible(
                 f"none of the CPUs {cpus} is among {around}, all that {dirname(state.knob.directory)} has"
             )
-        if state.knob.version == 1 and around:
-            cpus = cpus & around  # what v2 does by itself: v1 refuses CPUs that the parent lacks
+        cpus = attainable_cpus(state, cpus)
+        if not cpus:
+            raise _Pinned(f"the operator pinned it to {_found_cpus(root)}, which does not meet {target}")
     else:
-        cpus = CpuSet.parse(root.now if root.original is None else root.original)
+        cpus = _found_cpus(root)
     wanted = {root.path: cpus}
     for file in below:
         parent = wanted[f"{dirname(dirname(file.path))}/cpuset.cpus"]
-        own = CpuSet.parse(file.now if file.original is None else file.original)
-        wanted[file.path] = own & parent or parent
+        wanted[file.path] = _found_cpus(file) & parent or parent
     return wanted
+
+
+def attainable_cpus(state: KnobState, wanted: CpuSet) -> CpuSet:
+    """What of these CPUs the group may be given: those found on it (all, if it had none of its own); may be empty."""
+    found, around = _found_cpus(state.files[0]), CpuSet.parse(state.around)
+    cpus = wanted & found if found else wanted
+    # Within the parent's: what v2 does by itself, while v1 refuses CPUs that the parent lacks.
+    return cpus & around if around and state.knob.version == 1 else cpus
+
+
+def _found_cpus(file: FileState) -> CpuSet:
+    """The CPUs that perphd found in this file."""
+    return CpuSet.parse(file.now if file.original is None else file.original)
 
 
 _PLANNERS = {"cpu_weight": _plan_weight, "cpus": _plan_cpus}

@@ -289,7 +289,7 @@ async def test_a_value_that_changed_between_plan_and_apply_is_not_overwritten(v2
 
 
 async def test_a_vanished_group_is_skipped_quietly_and_the_others_go_on(bench: Bench) -> None:
-    changes = bench.executor.plan({**CONFINED, "db": Settings(cpu_weight=200)}, (LRA, BATCH))
+    changes = bench.executor.plan({**CONFINED, "db": Settings(cpu_weight=50)}, (LRA, BATCH))
     bench.kernel.rmdir("/pi")
     applied = await bench.executor.apply(changes)
     assert applied.ok
@@ -375,10 +375,33 @@ async def test_a_restarted_executor_continues_with_the_same_originals(bench: Ben
 
 
 async def test_restoring_one_workload_leaves_the_others(bench: Bench) -> None:
-    await bench.go({**CONFINED, "db": Settings(cpu_weight=200)})
+    await bench.go({**CONFINED, "db": Settings(cpu_weight=50)})
     await bench.executor.restore(["pi"])
     assert bench.executor.in_force("pi") == UNTOUCHED
-    assert bench.executor.in_force("db") == Settings(cpu_weight=200)
+    assert bench.executor.in_force("db") == Settings(cpu_weight=50)
+
+
+async def test_the_operators_own_pins_and_weights_bound_what_is_set(bench: Bench) -> None:
+    v2 = bench.kernel.layout == "v2"
+    cpuset, cpu = ("/sys/fs/cgroup",) * 2 if v2 else ("/sys/fs/cgroup/cpuset", "/sys/fs/cgroup/cpu")
+    if not v2:
+        bench.kernel.set(f"{cpuset}/pi/kid/cpuset.cpus", "0-1")
+    bench.kernel.set(f"{cpuset}/db/cpuset.cpus", "2-3")
+    bench.kernel.set(f"{cpuset}/pi/cpuset.cpus", "0-1")
+    bench.kernel.set(f"{cpu}/pi/cpu.idle", "1")
+    before = bench.kernel.texts()
+    wanted = {
+        "db": Settings(cpus=CpuSet.of([0, 1, 2]), cpu_weight=100),
+        "pi": Settings(cpus=CpuSet.of([3]), cpu_weight=25),
+    }
+    for _ in range(2):
+        assert (await bench.go(wanted)).ok
+        assert bench.kernel.writes == [(f"{cpuset}/db/cpuset.cpus", "2")]
+    assert bench.executor.in_force("db") == Settings(cpus=CpuSet.of([2]))
+    assert (bench.executor.blocked("db"), bench.executor.blocked("pi")) == ((), ("cpus",))
+    assert "the operator pinned it to 0-1" in bench.executor.not_enforceable("pi")[0].reason
+    assert (await bench.go({})).ok
+    assert bench.kernel.texts() == before
 
 
 async def test_workloads_that_are_not_named_are_never_read_or_written(bench: Bench) -> None:

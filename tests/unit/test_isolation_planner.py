@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.domain.allocation import IDLE, KEEP
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.plan import Stage
+from perphd.domain.plan import NotEnforceable, Stage
 from perphd.host.cgroup.group import Knob
 from perphd.host.cgroup.knobs import Value
 from perphd.isolation.planner import FileState, KnobState, Wanted, plan
@@ -30,9 +33,9 @@ def steps(*wanted: Wanted) -> list[tuple[str, str, Stage]]:
 
 def test_donors_shrink_before_receivers_grow_and_demotion_comes_first() -> None:
     batch = state("cpus", 2, "batch", cpuset__cpus=("0-3", None))
-    lra = state("cpus", 2, "lra", cpuset__cpus=("2-3", None))
+    lra = state("cpus", 2, "lra", cpuset__cpus=("2-3", ""))
     weight = state("cpu_weight", 2, "batch", cpu__weight=("100", None), cpu__idle=("0", None))
-    rises = state("cpu_weight", 2, "lra", cpu__weight=("50", None), cpu__idle=("0", None))
+    rises = state("cpu_weight", 2, "lra", cpu__weight=("50", "100"), cpu__idle=("0", "0"))
     protect = state("memory_low_bytes", 2, "lra", memory__low=("0", None))
     squeeze = state("memory_high_bytes", 2, "batch", memory__high=("max", None))
     assert steps(
@@ -85,14 +88,14 @@ def test_a_group_that_was_idle_goes_back_to_idle_without_touching_its_weight() -
 
 
 def test_moving_to_overlapping_cpus_gives_before_it_takes() -> None:
-    assert steps(Wanted(state("cpus", 2, cpuset__cpus=("0-1", None)), CpuSet.of([1, 2]))) == [
+    assert steps(Wanted(state("cpus", 2, cpuset__cpus=("0-1", "")), CpuSet.of([1, 2]))) == [
         ("w/cpuset.cpus", "1", Stage.SHRINK),
         ("w/cpuset.cpus", "1-2", Stage.GROW),
     ]
 
 
 def test_moving_a_single_group_to_other_cpus_is_one_write() -> None:
-    assert steps(Wanted(state("cpus", 1, cpuset__cpus=("0", None)), CpuSet.of([1]))) == [
+    assert steps(Wanted(state("cpus", 1, cpuset__cpus=("0", "0-3")), CpuSet.of([1]))) == [
         ("w/cpuset.cpus", "1", Stage.GROW)
     ]
 
@@ -120,8 +123,78 @@ def test_values_that_cannot_be_are_skipped_with_a_reason_and_the_rest_goes_on() 
 
 
 def test_v1_takes_only_what_the_parent_has() -> None:
-    limited = state("cpus", 1, around="0-1", cpuset__cpus=("0", None))
+    limited = state("cpus", 1, around="0-1", cpuset__cpus=("0", "0-3"))
     assert steps(Wanted(limited, CpuSet.of(range(4)))) == [("w/cpuset.cpus", "0-1", Stage.GROW)]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_cpus_stay_within_what_the_operator_gave(version: int) -> None:
+    around = "0-7"
+    lra = state("cpus", version, around=around, cpuset__cpus=("4-7", None))
+    assert steps(Wanted(lra, CpuSet.of(range(6)))) == [("w/cpuset.cpus", "4-5", Stage.SHRINK)]
+    held = state("cpus", version, around=around, cpuset__cpus=("4-5", "4-7"))
+    assert not plan([Wanted(held, CpuSet.of(range(6)))])
+    assert steps(Wanted(held, CpuSet.of(range(7)))) == [("w/cpuset.cpus", "4-6", Stage.GROW)]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_cpus_that_the_operator_pinned_elsewhere_are_left_alone_with_the_reason(version: int) -> None:
+    batch = state("cpus", version, around="0-7", cpuset__cpus=("0-3", None))
+    target = CpuSet.of(range(4, 8))
+    changes = plan([Wanted(batch, target)])
+    assert not changes
+    assert changes.skipped == (
+        NotEnforceable("w", "cpus", "the operator pinned it to 0-3, which does not meet 4-7"),
+    )
+    held = state("cpus", version, around="0-7", cpuset__cpus=("0-1", "0-3"))
+    assert steps(Wanted(held, target)) == [("w/cpuset.cpus", "0-3", Stage.GROW)], (
+        "an earlier target goes back"
+    )
+    assert not plan([Wanted(replace(held, foreign=True), target)])
+
+
+@pytest.mark.parametrize(
+    ("version", "found", "target", "wanted"),
+    [
+        (2, ("100", "1"), 25, []),
+        (2, ("100", "1"), IDLE, []),
+        (2, ("2", "0"), 25, []),
+        (2, ("100", "0"), 200, []),
+        (2, ("100", "0"), IDLE, [("w/cpu.idle", "1", Stage.DEMOTE)]),
+        (2, ("100", "0"), 25, [("w/cpu.weight", "25", Stage.DEMOTE)]),
+        (1, ("3", "1"), 25, []),
+        (1, ("20", "0"), 25, []),
+        (1, ("2048", "0"), 100, [("w/cpu.shares", "1024", Stage.DEMOTE)]),
+        (1, ("1024", "0"), IDLE, [("w/cpu.idle", "1", Stage.DEMOTE)]),
+    ],
+)
+def test_a_weight_is_never_raised_above_what_was_found(
+    version: int, found: tuple[str, str], target: Value, wanted: list[tuple[str, str, Stage]]
+) -> None:
+    weight, idle = found
+    name = "cpu__shares" if version == 1 else "cpu__weight"
+    group = state("cpu_weight", version, "w", "", **{name: (weight, None), "cpu__idle": (idle, None)})
+    assert steps(Wanted(group, target)) == wanted
+
+
+def test_a_weight_rises_to_what_was_found_and_no_further() -> None:
+    held = state("cpu_weight", 2, cpu__weight=("20", "80"), cpu__idle=("0", "0"))
+    assert steps(Wanted(held, 100)) == [("w/cpu.weight", "80", Stage.PROMOTE)]
+    idle = state("cpu_weight", 1, cpu__shares=("3", "512"), cpu__idle=("1", "0"))
+    assert steps(Wanted(idle, 100)) == [
+        ("w/cpu.idle", "0", Stage.PROMOTE),
+        ("w/cpu.shares", "512", Stage.PROMOTE),
+    ]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_without_idle_in_the_kernel_a_fainter_weight_stays(version: int) -> None:
+    name = "cpu__shares" if version == 1 else "cpu__weight"
+    faint, fainter = ("3", "2") if version == 1 else ("1", "1")
+    assert not plan([Wanted(state("cpu_weight", version, "w", "", **{name: (fainter, None)}), IDLE)])
+    assert steps(Wanted(state("cpu_weight", version, "w", "", **{name: ("50", None)}), IDLE)) == [
+        (f"w/{name.replace('__', '.')}", faint, Stage.DEMOTE)
+    ]
 
 
 cpu_sets = st.sets(st.integers(0, 3), min_size=1).map(CpuSet.of)
@@ -154,11 +227,11 @@ def test_v1_trees_move_through_valid_states_only(
             parent = path.rsplit("/", 1)[0]
             assert held[f"{path}/cpuset.cpus"] <= held[f"{parent}/cpuset.cpus"], write
     end = {path: held[f"{path}/cpuset.cpus"] for path in TREE}
-    if target is KEEP:
-        assert end == (now if originals is None else originals)
+    base = now if originals is None else originals
+    if not isinstance(target, CpuSet) or not target & base[TREE[0]]:
+        assert end == base
     else:
-        assert end[TREE[0]] == target
-        base = now if originals is None else originals
+        assert end[TREE[0]] == target & base[TREE[0]]
         for path in TREE[1:]:
             above = end[path.rsplit("/", 1)[0]]
             assert end[path] == (base[path] & above or above)
