@@ -6,6 +6,7 @@ the highest numbers, so that a small change moves few cores.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -18,7 +19,7 @@ from perphd.domain.allocation import (
 )
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.policy import WorkloadView
-from perphd.domain.reading import available, value_or
+from perphd.domain.reading import Unavailable, available, value_or
 from perphd.domain.topology import Topology
 from perphd.domain.units import page_floor_bytes
 
@@ -100,20 +101,29 @@ def _divide_memory(
         return
     reserve = topology.memory_bytes * settings.memory_reserve_pct / 100.0
     rest = max(0.0, topology.memory_bytes - protected - reserve)
-    uses = {v.spec.name: _used_bytes(v) for v in batch}
+    # Batch whose use cannot be read is left alone: a limit from nothing would be a guess about its life.
+    uses = {v.spec.name: used for v in batch if (used := _used_bytes(v)) is not None}
     total_use = sum(uses.values())
+    room = max(0.0, rest - total_use) / max(1, len(uses))
+    quantum = max(LEAST_BATCH_BYTES, topology.memory_bytes // 64)
     for view in batch:
         name = view.spec.name
-        share = uses[name] / total_use if total_use > 0 else 1.0 / len(batch)
+        if name not in uses:
+            continue
         # Down in steps, and never below what it works with: this must not become an out-of-memory of our making.
         step = uses[name] * (1.0 - settings.memory_step_pct / 100.0)
         floor = max(float(view.spec.min_memory_bytes), float(LEAST_BATCH_BYTES), _working_set_bytes(view))
-        high = page_floor_bytes(int(max(rest * share, step, floor)))
-        result[name] = replace(result[name], memory_high_bytes=high)
+        fair = uses[name] + room if rest >= total_use else rest * uses[name] / total_use
+        wanted = max(fair, step, floor)
+        # In coarse quanta, rounded up: use moves all the time, and the limit is not to be written all the time.
+        high = math.ceil(wanted / quantum) * quantum
+        result[name] = replace(result[name], memory_high_bytes=page_floor_bytes(high))
 
 
-def _used_bytes(view: WorkloadView) -> float:
-    return value_or(view.sample.memory_current_bytes, 0.0) if view.sample is not None else 0.0
+def _used_bytes(view: WorkloadView) -> float | None:
+    if view.sample is None or isinstance(view.sample.memory_current_bytes, Unavailable):
+        return None
+    return view.sample.memory_current_bytes
 
 
 def _working_set_bytes(view: WorkloadView) -> float:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from perphd.domain.policy import ModelContext, ResPerfModel, Snapshot, WorkloadView
 from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.sample import Quality
@@ -30,45 +28,73 @@ def total_cores(snapshot: Snapshot) -> int:
     return max(1, len(snapshot.host.topology.usable_cores))
 
 
-def batch_demand_cores(views: Iterable[WorkloadView], total: float) -> float:
-    """CPU that batch would use if nobody stopped it, capped at the host.
+def cores_per_cpu(snapshot: Snapshot) -> float:
+    """Physical cores per logical CPU: readings count CPU seconds of hardware threads, allocations whole cores."""
+    return total_cores(snapshot) / max(1, len(snapshot.host.topology.usable))
 
-    A batch workload that waits for CPU wants at least one core a thread; one that does not wait wants what it uses.
+
+def batch_demand_cores(snapshot: Snapshot) -> float:
+    """CPU that batch would use if nobody stopped it, in physical cores, capped at the host.
+
+    A batch workload that waits for CPU wants at least one CPU a thread; one that does not wait wants what it
+    uses; one whose use cannot be read is taken to want a CPU a thread.
     """
     demand = 0.0
-    for view in views:
+    for view in batches(snapshot):
         sample = view.sample
         if sample is None or sample.has(Quality.GONE):
             continue
-        usage = value_or(sample.cpu_usage_cores, 0.0)
-        if value_or(sample.cpu_some_pct, 0.0) >= STARVED_PCT and available(sample.threads):
-            usage = max(usage, sample.threads)
+        threads = value_or(sample.threads, 0.0)
+        usage = value_or(sample.cpu_usage_cores, threads)
+        if value_or(sample.cpu_some_pct, 0.0) >= STARVED_PCT:
+            usage = max(usage, threads)
         demand += usage
-    return min(demand, total)
+    return min(demand * cores_per_cpu(snapshot), float(total_cores(snapshot)))
 
 
-def batch_use_cores(views: Iterable[WorkloadView]) -> Reading:
-    """CPU that batch used, in cores; Unavailable if any present batch workload's use is."""
+def batch_is_quiet(snapshot: Snapshot, idle_cores: float, protected: bool) -> bool:
+    """True if batch neither uses nor wants CPU.
+
+    Args:
+        snapshot: the host now.
+        idle_cores: demand below which batch counts as idle.
+        protected: batch is held back at present; where stall times cannot be read (no PSI), starved and idle
+            look alike, and batch that has threads then counts as not quiet.
+    """
+    if batch_demand_cores(snapshot) >= idle_cores:
+        return False
+    for view in batches(snapshot):
+        sample = view.sample
+        if sample is None or sample.has(Quality.GONE):
+            continue
+        blind = not available(sample.cpu_some_pct) and not sample.has(Quality.FIRST)
+        if protected and blind and value_or(sample.threads, 1.0) > 0:
+            return False
+    return True
+
+
+def batch_use_cores(snapshot: Snapshot) -> Reading:
+    """CPU that batch used, in physical cores; Unavailable if any present batch workload's use is."""
     used = 0.0
-    for view in views:
+    for view in batches(snapshot):
         if view.sample is None or view.sample.has(Quality.GONE):
             continue
         usage = view.sample.cpu_usage_cores
         if isinstance(usage, Unavailable):
             return usage
         used += usage
-    return used
+    return used * cores_per_cpu(snapshot)
 
 
 def other_cores(snapshot: Snapshot) -> float:
-    """CPU used by everything that is no workload of perphd's, in cores; 0 where it cannot be told."""
+    """CPU used by everything that is no workload of perphd's, in physical cores; 0 where it cannot be told."""
     busy = snapshot.host.busy_cores
     if isinstance(busy, Unavailable):
         return 0.0
     for view in snapshot.workloads:
         if view.sample is not None:
             busy -= value_or(view.sample.cpu_usage_cores, 0.0)
-    return min(max(busy, 0.0), 0.9 * total_cores(snapshot))
+    return min(max(busy, 0.0) * cores_per_cpu(snapshot), 0.9 * total_cores(snapshot))
 
 
 def model_context(snapshot: Snapshot, lra: WorkloadView, model: ResPerfModel | None) -> ModelContext:
@@ -81,8 +107,8 @@ def model_context(snapshot: Snapshot, lra: WorkloadView, model: ResPerfModel | N
         if reference is not None:
             usage = max(usage, reference.value)
     return ModelContext(
-        lra_demand_cores=min(usage, total),
-        batch_demand_cores=batch_demand_cores(batches(snapshot), total),
+        lra_demand_cores=min(usage * cores_per_cpu(snapshot), total),
+        batch_demand_cores=batch_demand_cores(snapshot),
         total_cores=total,
         other_cores=other_cores(snapshot),
     )

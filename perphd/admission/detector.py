@@ -23,7 +23,7 @@ MILD_FACTOR = 3
 """A shortfall below the effect size must last so many times longer before it is believed."""
 CLOSED_ELASTICITY = 0.3
 """Elasticity from which an LRA's load counts as closed: its work rate falls when it has to wait."""
-UNEXPLAINED_RATIO = 1.3
+UNEXPLAINED_RATIO = 1.2
 """If work would be higher by more than this were waiting its only trouble, the load has fallen."""
 
 
@@ -69,8 +69,8 @@ def target_of(
     """The target under the present load: absolute objectives first, else tolerance below the reference."""
     work: Reading = Unavailable("the reference is not known yet")
     delay: Reading = Unavailable("the reference is not known yet")
-    work_band = _known(model.reference("work", perf.load), settings)
-    delay_band = _known(model.reference("delay", perf.load), settings)
+    work_band = _known(model.reference(f"work:{perf.work_source}", perf.load), settings)
+    delay_band = _known(model.reference(f"delay:{perf.delay_source}", perf.load), settings)
     if objective.min_work_rate_per_s is not None and perf.work_source == "sli":
         work = objective.min_work_rate_per_s
     elif work_band is not None:
@@ -95,11 +95,14 @@ def judge(
 ) -> Judgement:
     """Judge one sample. Pure; UNKNOWN (with the reason as evidence) when it cannot be judged."""
     now_s = sample.at_s
-    unfit = [q for q in sample.quality if q is not Quality.SETTLING]
-    if unfit or not target.known or not available(perf.work):
+    if _is_unfit(sample, perf) or not target.known or not available(perf.work):
         reason = _why_unknown(sample, perf, target)
-        kept = replace(state, below=0, severe=0, above=0, cusum=0.0)
-        return _unknown(kept, now_s, reason)
+        # A gap (a late sample, an application that did not answer: likely just when it suffers) is no good news:
+        # what was counted so far stays. Another cgroup or none is a new beginning.
+        gap = sample.has(Quality.SLI_MISSING, Quality.LATE) and not sample.has(
+            Quality.GONE, Quality.RESTARTED
+        )
+        return _unknown(state if gap else rearm(state), now_s, reason, keep_health=gap)
 
     evidence: list[Evidence] = []
     witnesses, cause = _witnesses(sample, perf, target, model, settings, evidence)
@@ -130,6 +133,12 @@ def rearm(state: DetectorState) -> DetectorState:
     return replace(state, below=0, severe=0, above=0, cusum=0.0)
 
 
+def _is_unfit(sample: Sample, perf: Performance) -> bool:
+    flags = [q for q in sample.quality if q not in (Quality.SETTLING, Quality.MULTIPLEXED)]
+    # Counters that hardly ran spoil MIPS, not what an application says itself.
+    return bool(flags) or (sample.has(Quality.MULTIPLEXED) and perf.work_source == "mips")
+
+
 def _is_closed(model: ResPerfModel) -> bool:
     return model.elasticity is not None and model.elasticity >= CLOSED_ELASTICITY
 
@@ -155,10 +164,10 @@ def _work_score(perf: Performance, target: Target, stalled: bool, evidence: list
     """Work / target, where a fall of work counts only as far as waiting explains it (or something else stalls)."""
     if not available(perf.work) or not available(target.work) or target.work <= 0:
         return math.inf
-    score = perf.work / target.work
+    score = max(perf.work / target.work, 1e-6)
     text = f"{abs(score - 1):.0%} {'above' if score >= 1 else 'below'} the target"
     if score < 1.0 and not stalled and target.work_band is not None:
-        raw = perf.work / target.work_band.value
+        raw = max(perf.work / target.work_band.value, 1e-6)
         counted = contended_ratio(raw, _delay_ratio(perf, target))
         score *= counted / raw
         if score >= 1.0 or counted > UNEXPLAINED_RATIO * raw:
@@ -244,8 +253,8 @@ def _why_unknown(sample: Sample, perf: Performance, target: Target) -> str:
     return "nothing to judge by"
 
 
-def _unknown(state: DetectorState, now_s: float, reason: str) -> Judgement:
+def _unknown(state: DetectorState, now_s: float, reason: str, keep_health: bool) -> Judgement:
     since_s = state.since_s if state.health is Health.UNKNOWN else now_s
-    new = replace(state, health=Health.UNKNOWN, since_s=since_s)
+    new = state if keep_health else replace(state, health=Health.UNKNOWN, since_s=since_s)
     seen = Evidence("none", Unavailable(reason), Unavailable(reason), "", reason)
     return Judgement(Verdict(Health.UNKNOWN, Cause.NONE, since_s, (seen,)), new, Unavailable(reason))

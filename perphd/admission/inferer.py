@@ -16,12 +16,14 @@ from perphd.domain.allocation import IDLE, Allocation, CpuGrant, Weight
 from perphd.domain.decision import Candidate, Prediction
 from perphd.domain.policy import Band, ModelContext, ResPerfModel
 
-WEIGHTS: tuple[Weight, ...] = (IDLE, 6, 12, 25, 50, 100, 200, 400)
-"""Batch weights tried, weakest first (an LRA's default is 100)."""
+WEIGHTS: tuple[Weight, ...] = (IDLE, 6, 12, 25, 50, 100)
+"""Batch weights tried, weakest first. 100 is everybody's default: batch is never raised above an LRA."""
 MAX_CORE_STEPS = 16
 """At most so many different batch core counts are tried; on large hosts they are spread geometrically."""
 SURE, FAIR, SLIM = 0.85, 0.35, 0.1
 """Chances of meeting the target: as good as certain; worth trying; worth exploring when the target is missed."""
+LEAST_GAIN_SHARE = 0.05
+"""A step back must promise batch this share more than it has: less is within the noise of what is measured."""
 NEGLIGIBLE_CORES = 0.02
 """Differences in batch's share below this are no reason to prefer a candidate."""
 
@@ -60,9 +62,6 @@ def lattice(current: Allocation, floor_cores: int, knobs: Knobs) -> tuple[Alloca
     grants: dict[CpuGrant, None] = {CpuGrant(total, total, 100): None, current.cpu: None}
     for cores in core_steps(total, floor_cores) if knobs.batch_cpus else (total,):
         for weight in weights:
-            # Batch everywhere with more weight than the LRA protects nobody.
-            if cores == total and weight is not IDLE and weight > 100:
-                continue
             grants[CpuGrant(total, cores, weight)] = None
         if knobs.lra_cpus and knobs.batch_cpus and cores < total:
             grants[CpuGrant(total, cores, 100, exclusive=True)] = None
@@ -71,11 +70,12 @@ def lattice(current: Allocation, floor_cores: int, knobs: Knobs) -> tuple[Alloca
 
 @dataclass(frozen=True, slots=True)
 class Assessed:
-    """One allocation with its predicted score band and what batch is predicted to get."""
+    """One allocation with its predicted score band and what batch is predicted to get (sd in cores)."""
 
     allocation: Allocation
     prediction: Prediction
     batch_cores: float
+    batch_sd_cores: float = 0.0
 
 
 def assess(
@@ -90,7 +90,12 @@ def assess(
     delay = model.predict_delay(allocations, context)
     batch = model.batch_cores(allocations, context)
     return tuple(
-        Assessed(allocation, _score(work[i], delay[i], target, z), batch[i])
+        Assessed(
+            allocation,
+            _score(work[i], delay[i], target, z),
+            batch[i].value,
+            batch[i].value * batch[i].sd,
+        )
         for i, allocation in enumerate(allocations)
     )
 
@@ -110,7 +115,13 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
     1 plus batch's share of the cores). Above ``SURE`` a chance counts as certain, so that among allocations that
     are enough the cheapest wins. A wrong guess is seen and corrected after a few samples. When nothing has a
     fair chance: an untried place if there is one that could do, else what comes nearest, at least cost.
+
+    What protects less than the present allocation is considered only when nothing else has a fair chance: a
+    model that was just wrong about here is not to be trusted to do with less.
     """
+    stronger = [a for a in assessed if not protects_no_more(a.allocation.cpu, current.cpu)]
+    if len(stronger) < len(assessed) and any(chance(a.prediction, 1.0, z) >= FAIR for a in stronger):
+        assessed = stronger
     chances = {a.allocation: chance(a.prediction, 1.0, z) for a in assessed}
     best = max(
         assessed,
@@ -157,9 +168,11 @@ def cheaper(
     A step is a neighbour on the lattice. What protects no more than an allocation in ``avoid`` is left out.
     """
     best: tuple[float, Assessed] | None = None
+    counts = sorted({item.allocation.cpu.batch_cores for item in assessed})
+    least = max(NEGLIGIBLE_CORES, LEAST_GAIN_SHARE * current.batch_cores)
     for item in assessed:
-        gain_cores = item.batch_cores - current.batch_cores
-        if gain_cores <= NEGLIGIBLE_CORES or not is_step(current.allocation.cpu, item.allocation.cpu):
+        gain_cores = _expected_gain(item, current.batch_cores)
+        if gain_cores <= least or not is_step(current.allocation.cpu, item.allocation.cpu, counts):
             continue
         if protects_no_more(current.allocation.cpu, item.allocation.cpu):
             continue  # tighter in every way: whatever the figures say, that is no step back
@@ -172,25 +185,42 @@ def cheaper(
     return best[1] if best is not None else None
 
 
+def _expected_gain(item: Assessed, have_cores: float) -> float:
+    """E[max(0, batch's cores there - those it has)]: the expected improvement of a normal prediction.
+
+    What is uncertain is worth a look in proportion to how much better it could be (Mockus 1978).
+    """
+    sd = item.batch_sd_cores
+    difference = item.batch_cores - have_cores
+    if sd <= 0:
+        return max(0.0, difference)
+    u = difference / sd
+    cumulative = 0.5 * (1.0 + math.erf(u / math.sqrt(2.0)))
+    density = math.exp(-0.5 * u * u) / math.sqrt(2.0 * math.pi)
+    return sd * (u * cumulative + density)
+
+
 def protects_no_more(a: CpuGrant, b: CpuGrant) -> bool:
     """True if ``a`` leaves batch at least what ``b`` does, in cores and in weight."""
     return a.exclusive == b.exclusive and a.batch_cores >= b.batch_cores and a.weight_ratio >= b.weight_ratio
 
 
-def is_step(a: CpuGrant, b: CpuGrant) -> bool:
-    """True if the grants differ by one step in one dimension (core counts: the next step of ``core_steps``)."""
+def no_stronger_here(a: CpuGrant, b: CpuGrant) -> bool:
+    """True if ``a`` is on the same cores as ``b`` with no less weight for batch: what ``b`` lacked, ``a`` lacks."""
+    return (a.exclusive, a.batch_cores) == (b.exclusive, b.batch_cores) and a.weight_ratio >= b.weight_ratio
+
+
+def is_step(a: CpuGrant, b: CpuGrant, counts: Sequence[int]) -> bool:
+    """True if the grants differ by one step in one dimension; ``counts``: the core counts of the lattice."""
     same_weight, same_cores = a.batch_weight == b.batch_weight, a.batch_cores == b.batch_cores
+    few, many = sorted((a.batch_cores, b.batch_cores))
+    adjacent = not any(few < c < many for c in counts)
     if a.exclusive != b.exclusive:
-        return same_cores
+        shared, split = (a, b) if b.exclusive else (b, a)
+        return same_cores or (adjacent and split.batch_cores < shared.batch_cores)
     if same_cores and not same_weight:
         return abs(_weight_index(a.batch_weight) - _weight_index(b.batch_weight)) == 1
-    if same_weight and not same_cores:
-        counts = core_steps(a.total_cores, 1)
-        between = [
-            c for c in counts if min(a.batch_cores, b.batch_cores) < c < max(a.batch_cores, b.batch_cores)
-        ]
-        return not between
-    return False
+    return same_weight and not same_cores and adjacent
 
 
 def as_candidate(item: Assessed, most_batch: float, verdict: str) -> Candidate:

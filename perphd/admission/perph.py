@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from perphd.admission import arbiter, inferer
 from perphd.admission.context import (
     STARVED_PCT,
-    batch_demand_cores,
+    batch_is_quiet,
     batches,
     lras,
     model_context,
@@ -65,6 +65,7 @@ class LraState:
     scores: tuple[float, ...] = ()
     slack_since_s: float | None = None
     quiet_since_s: float | None = None
+    unknown_since_s: float | None = None
     regrets: tuple[Regret, ...] = ()
 
     @classmethod
@@ -108,7 +109,10 @@ class PerphPolicy:
         decisions: list[Decision] = []
         outcomes: list[Outcome] = []
         protections: dict[str, Allocation] = {}
-        for view in lras(snapshot):
+        batch_gives = any(v.enforced for v in batches(snapshot))
+        for declared in lras(snapshot):
+            # Nothing is in force for an LRA while no batch may be written.
+            view = replace(declared, enforced=declared.enforced and batch_gives)
             state = memory.lras.get(view.spec.name) or LraState.new(snapshot.at_s)
             turn = _Turn(self._settings, snapshot, view, state)
             decision = turn.run()
@@ -145,6 +149,9 @@ class _Turn:
             verdict = Verdict(Health.UNKNOWN, Cause.NONE, self.now_s, ())
             return self._record(verdict, _Move(Action.RELEASE, self.nothing, reason))
         perf = performance(view.sample, view.spec.objective.latency_percentile)
+        if self.state.pending is not None and self.state.pending.after != self.current:
+            # What was decided is not what is in force (refused, undone, restored): there is nothing to judge.
+            self.state = replace(self.state, pending=None)
         self.target = target_of(view.spec.objective, view.model, perf, self.settings)
         judged = judge(self.state.detector, view.sample, perf, self.target, view.model, self.settings)
         clean = self._is_clean()
@@ -171,8 +178,12 @@ class _Turn:
             return self._when_quiet()
         if not available(judged.score):
             return self._when_unknown(judged, perf)
+        self.state = replace(self.state, unknown_since_s=None)
         if not clean:
             return self._hold("the last change is settling")
+        blind = self.target.work_band is None and self.target.delay_band is None
+        if blind and judged.verdict.health is Health.DEGRADED and self.current == self.nothing:
+            return self._probe("below its objective, and what it does undisturbed is not known yet")
         if self.state.pending is not None:
             if len(self.state.scores) < self.settings.evaluate_ticks and judged.score >= 1.0:
                 return self._hold("the last change is being judged")
@@ -185,6 +196,8 @@ class _Turn:
         if memory_move is not None:
             return memory_move
         if judged.verdict.health is Health.DEGRADED:
+            if judged.score >= 1.0:
+                return self._hold("back on target; watching")
             return self._rescue(judged, model)
         return self._give_back(judged, model)
 
@@ -196,18 +209,33 @@ class _Turn:
                 f"{what} is contended: CPU would not help, and batch's use of it is not limited here"
             )
         assessed = self._assess(model)
-        chosen, why = inferer.choose(assessed, self.current, self.settings.confidence_z)
         current = next(a for a in assessed if a.allocation == self.current)
+        z = self.settings.confidence_z
+        measured = _mean(self.state.scores[-5:]) if self.state.scores else current.prediction.score
+        poor = [r.allocation.cpu for r in self.state.regrets if r.until_s > self.now_s]
+        eligible = tuple(
+            a
+            for a in assessed
+            if a.allocation == self.current
+            or not any(inferer.no_stronger_here(a.allocation.cpu, p) for p in poor)
+        )
+        if self.current != self.nothing and measured >= 1.0 - self.settings.min_effect_pct / 100.0:
+            # Close to the target, a guess may lose more than it wins: only what is sure is worth a change.
+            eligible = tuple(a for a in eligible if inferer.chance(a.prediction, 1.0, z) >= inferer.SURE)
+            if not eligible:
+                return self._hold("best effort: slightly below target, and nothing is sure to do better")
+        chosen, why = inferer.choose(eligible, self.current, z)
         candidates = self._candidates(assessed, chosen, current)
         if chosen.allocation == self.current:
             return _Move(Action.HOLD, self.current, "best effort: " + why, candidates)
-        measured = _mean(self.state.scores[-5:]) if self.state.scores else current.prediction.score
         exploring = "exploring" in why
         hopeless = chosen.prediction.score < measured * HELPED_RATIO and chosen.prediction.lower < 1.0
         if hopeless and not exploring:
             reason = "best effort: nothing is predicted to do clearly better than what is in force"
             return _Move(Action.HOLD, self.current, reason, candidates)
         action = Action.EXPLORE if exploring else Action.GROW
+        if self.current != self.nothing:
+            self._regret(self.current)  # it did not do: not again soon
         if chosen.batch_cores > current.batch_cores + inferer.NEGLIGIBLE_CORES and action is Action.GROW:
             action = Action.ROLLBACK if self._was_before(chosen.allocation) else Action.GROW
         return _Move(action, chosen.allocation, why, candidates)
@@ -220,14 +248,19 @@ class _Turn:
         current = next(a for a in assessed if a.allocation == self.current)
         if self.current.memory_bytes and not self._memory_pressed():
             step = replace(self.current, memory_bytes=0)
-            relaxed = Assessed(step, current.prediction, current.batch_cores + 1.0)
+            released = Assessed(step, current.prediction, current.batch_cores + 1.0)
+            relaxed = None if self._is_regretted(step) else released
         else:
             relaxed = None
-        avoid = [r.allocation for r in self.state.regrets if r.until_s > self.now_s]
+        avoid = [
+            r.allocation
+            for r in self.state.regrets
+            if r.until_s > self.now_s and r.allocation.memory_bytes == self.current.memory_bytes
+        ]
         settings = self.settings
         stakes = inferer.Stakes(
             need=1.0 + settings.shrink_margin_pct / 100.0,
-            win_s=settings.regret_s,
+            win_s=settings.gain_horizon_s,
             loss_s=settings.settle_s + (settings.evaluate_ticks + 1) * self.snapshot.period_s,
             price_cores=settings.violation_price_cores,
             z=settings.confidence_z,
@@ -254,21 +287,41 @@ class _Turn:
 
     def _when_unknown(self, judged: Judgement, perf: Performance) -> _Move:
         reason = judged.score.reason if isinstance(judged.score, Unavailable) else ""
-        waited_s = self.now_s - self.state.first_seen_s
+        since_s = self.state.unknown_since_s if self.state.unknown_since_s is not None else self.now_s
+        self.state = replace(self.state, unknown_since_s=since_s)
+        waited_s = self.now_s - since_s
+        if self.current != self.nothing:
+            if waited_s < self.settings.unknown_release_s:
+                return self._hold(reason)
+            self._regret(self._probe_allocation())
+            text = f"nothing could be judged for {waited_s:.0f} s: everything is given back; {reason}"
+            return _Move(Action.RELEASE, self.nothing, text)
         blind = not self.target.known and available(perf.work)
-        if not (blind and self.settings.probe_reference and self.current == self.nothing):
+        if not (blind and self.settings.probe_reference) or self._is_regretted(self._probe_allocation()):
             return self._hold(reason)
         if waited_s < self.settings.probe_after_s:
             return self._hold(
                 f"{reason}; a probe follows if it stays so for {self.settings.probe_after_s:g} s"
             )
-        knobs, total = self._knobs(), self.nothing.cpu.total_cores
-        floor = self._floor_cores() if knobs.batch_cpus else total
-        probe = replace(self.nothing, cpu=CpuGrant(total, floor, IDLE if knobs.batch_weight else 100))
+        return self._probe("batch was there first")
+
+    def _probe(self, why: str) -> _Move:
+        probe = self._probe_allocation()
         if probe == self.nothing:
-            return self._hold(f"{reason}; no probe: neither the CPUs nor the weight of batch can be set here")
-        text = "batch was there first: protecting strongly to learn what undisturbed performance is"
+            return self._hold(f"{why}; no probe: neither the CPUs nor the weight of batch can be set here")
+        if self._is_regretted(probe):
+            return self._hold(f"{why}; a probe has taught nothing and is not repeated yet")
+        text = f"{why}: protecting strongly to learn what undisturbed performance is"
         return _Move(Action.EXPLORE, probe, text)
+
+    def _probe_allocation(self) -> Allocation:
+        """The strongest demotion that can be had without keeping the LRA off any core."""
+        knobs, total = self._knobs(), self.nothing.cpu.total_cores
+        cores = self._floor_cores() if knobs.batch_cpus else total
+        return replace(self.nothing, cpu=CpuGrant(total, cores, IDLE if knobs.batch_weight else 100))
+
+    def _is_regretted(self, allocation: Allocation) -> bool:
+        return any(r.allocation == allocation and r.until_s > self.now_s for r in self.state.regrets)
 
     def _memory_move(self, judged: Judgement) -> _Move | None:
         sample = self.view.sample
@@ -281,7 +334,9 @@ class _Turn:
             return None
         margin = 1.0 + self.settings.memory_margin_pct / 100.0
         wanted = max(int(working_set * margin), int(self.current.memory_bytes * margin))
-        wanted = min(wanted, int(self.snapshot.host.topology.memory_bytes * 0.9))
+        # What it does not use needs no protection; stalls beyond that come from elsewhere (its own limit, say).
+        used = value_or(sample.memory_current_bytes, working_set)
+        wanted = min(wanted, int(max(used, working_set) * margin))
         if wanted <= self.current.memory_bytes:
             return None
         reason = f"memory stalls {value_or(sample.memory_some_pct, 0.0):.0f} %: its working set is protected"
@@ -309,15 +364,21 @@ class _Turn:
         )
         if not undo:
             return None
-        times = 1 + max((r.times for r in self.state.regrets if r.allocation == pending.after), default=0)
-        wait_s = self.settings.regret_s * 2.0 ** min(times - 1, 6)
-        others = tuple(r for r in self.state.regrets if r.allocation != pending.after)[-15:]
-        regret = Regret(pending.after, self.now_s + wait_s, times)
-        self.state = replace(self.state, regrets=(*others, regret), slack_since_s=None)
+        wait_s = self._regret(pending.after)
+        self.state = replace(self.state, slack_since_s=None)
         reason = (
             f"the step back was too much ({text}): taken back, nothing like it is tried for {wait_s:.0f} s"
         )
         return _Move(Action.ROLLBACK, pending.before, reason)
+
+    def _regret(self, allocation: Allocation) -> float:
+        """Note that an allocation was not enough; returns for how long it is not tried again (s), doubling."""
+        times = 1 + max((r.times for r in self.state.regrets if r.allocation == allocation), default=0)
+        wait_s = self.settings.regret_s * 2.0 ** min(times - 1, 6)
+        others = tuple(r for r in self.state.regrets if r.allocation != allocation)[-15:]
+        regret = Regret(allocation, self.now_s + wait_s, times)
+        self.state = replace(self.state, regrets=(*others, regret))
+        return wait_s
 
     def _remember_change(self, move: _Move) -> None:
         score = _mean(self.state.scores[-3:]) if self.state.scores else Unavailable("no clean score before")
@@ -368,8 +429,7 @@ class _Turn:
         return begin_s + slack_s >= self.view.protected_since_s + self.settings.settle_s
 
     def _batch_is_quiet(self) -> bool:
-        demand = batch_demand_cores(batches(self.snapshot), float(total_cores(self.snapshot)))
-        quiet = demand < self.settings.batch_idle_cores
+        quiet = batch_is_quiet(self.snapshot, self.settings.batch_idle_cores, self.current != self.nothing)
         since_s = self.state.quiet_since_s
         self.state = replace(
             self.state, quiet_since_s=(since_s if since_s is not None else self.now_s) if quiet else None
@@ -382,7 +442,7 @@ class _Turn:
         Then CPU is worth a try whatever else stalls: I/O completes late, too, when its threads do not run.
         """
         busy = self.snapshot.host.busy_cores
-        if available(busy) and busy >= BUSY_SHARE * total_cores(self.snapshot):
+        if available(busy) and busy >= BUSY_SHARE * len(self.snapshot.host.topology.usable):
             return True
         waits = (v.sample.cpu_some_pct for v in batches(self.snapshot) if v.sample is not None)
         return any(value_or(w, 0.0) >= STARVED_PCT for w in waits)

@@ -56,6 +56,13 @@ class PolicySettings:
     shrink_margin_pct: float = _key(
         3.0, 0.0, 50.0, "%", "margin above target that the smaller allocation must be predicted to keep"
     )
+    gain_horizon_s: float = _key(
+        120.0,
+        1.0,
+        86400.0,
+        "s",
+        "how long a step back to batch is expected to pay: the longer, the more is tried",
+    )
     violation_price_cores: float = _key(
         3.0,
         0.0,
@@ -72,6 +79,13 @@ class PolicySettings:
     )
     release_after_s: float = _key(
         20.0, 1.0, 3600.0, "s", "how long batch must be gone or idle before everything is given back"
+    )
+    unknown_release_s: float = _key(
+        120.0,
+        1.0,
+        86400.0,
+        "s",
+        "how long an LRA may be impossible to judge before its protection is given back",
     )
     batch_idle_cores: float = _key(
         0.05, 0.0, 8.0, "cores", "CPU use of all batch below which batch counts as idle"

@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from perphd import __version__
+from perphd.admission.arbiter import strictest
 from perphd.admission.context import (
-    batch_demand_cores,
+    batch_is_quiet,
     batch_use_cores,
-    batches,
     lras,
     model_context,
     total_cores,
@@ -33,7 +33,7 @@ from perphd.domain.errors import ConfigError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import NotEnforceable
 from perphd.domain.policy import HostView, Policy, Snapshot, TargetState, WorkloadView
-from perphd.domain.reading import NOT_MEASURED, Reading
+from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.status import AgentStatus, WorkloadStatus
 from perphd.domain.topology import Topology
@@ -47,6 +47,8 @@ from perphd.predictor import Observation, Registry
 
 RESYNC_S = 5.0
 """The kernel is read back so often even when nothing new is wanted, to notice foreign writers."""
+_STEADY_KNOBS = ("memory_high_bytes", "memory.high")
+"""Writes of these do not disturb what a sample says about CPU."""
 ENFORCEABLE_S = 30.0
 """What can be enforced on a workload is looked at anew so often, and when its cgroup (re)appears."""
 
@@ -189,20 +191,26 @@ class Agent:
 
     def _learn(self, snapshot: Snapshot) -> None:
         total = total_cores(snapshot)
-        demand = batch_demand_cores(batches(snapshot), float(total))
-        quiet = demand < self._config.policy.batch_idle_cores
+        use = batch_use_cores(snapshot)
+        held = any(p.allocation != untouched(total) for p in self._protections.values())
+        quiet = available(use) and batch_is_quiet(snapshot, self._config.policy.batch_idle_cores, held)
+        in_force = strictest([p.allocation.cpu for p in self._protections.values()])
         for view in lras(snapshot):
             if view.sample is None:
                 continue
             model = self._registry.model(view.spec.name)
             allocation = view.protection if view.protection is not None else untouched(total)
+            if in_force is not None:
+                # Batch is held back by whoever asked for most: that is what this LRA's sample was taken under.
+                shared = replace(in_force, exclusive=allocation.cpu.exclusive)
+                allocation = replace(allocation, cpu=shared)
             model.observe(
                 Observation(
                     view.sample,
                     allocation,
                     model_context(snapshot, view, model),
                     undisturbed=quiet and not allocation.cpu.exclusive,
-                    batch_cores=batch_use_cores(batches(snapshot)),
+                    batch_cores=use,
                     latency_percentile=view.spec.objective.latency_percentile,
                 )
             )
@@ -212,14 +220,20 @@ class Agent:
             name: target.settings.get(name, UNTOUCHED) if self.mode_of(spec) is Mode.ENFORCE else UNTOUCHED
             for name, spec in self._specs.items()
         }
-        new = self._planned is None or self._planned[0] != wanted
+        # A cgroup that (re)appeared has the kernel's defaults, whatever was written to the one before it.
+        fresh = any(s.has(Quality.FIRST, Quality.RESTARTED) for s in self._samples.values())
+        new = fresh or self._planned is None or self._planned[0] != wanted
         if not new and self._planned is not None and now_s - self._planned[1] < RESYNC_S:
             self._note_protections(target, now_s, changed=False)
             return
         executor = self._parts.executor
         changes = executor.plan(wanted, self._all_specs())
         self._planned = (wanted, now_s)
+        if changes.reason:
+            self._parts.records.problem("apply", changes.reason, now_s)
+            return
         if not changes:
+            self._parts.records.problem("apply", None, now_s)
             self._note_protections(target, now_s, changed=False)
             return
         applied = await executor.apply(changes)
@@ -227,7 +241,8 @@ class Agent:
         if applied.ok:
             self._parts.records.change(now_s, changes, "written")
             self._parts.records.problem("apply", None, now_s)
-            self._note_protections(target, now_s, changed=True)
+            steady = all(write.knob in _STEADY_KNOBS for write in changes.writes)
+            self._note_protections(target, now_s, changed=not steady)
         else:
             self._planned = None
             self._parts.records.change(now_s, changes, "failed and undone")
@@ -362,7 +377,11 @@ class Agent:
                 raise ConfigError(
                     "request", "workload", f"no workload is named {name!r}", ", ".join(self._specs)
                 )
-            await self._parts.executor.restore((name,))
+            report = await self._parts.executor.restore((name,))
+            if report.failed or report.foreign:
+                self._parts.records.problem(
+                    f"left:{name}", f"{name}: not all was given back: {report}", self._now_s
+                )
             del self._specs[name]
             for kept in (self._protections, self._enforceable, self._modes, self._samples):
                 kept.pop(name, None)
@@ -392,10 +411,17 @@ class Agent:
 
     async def reload(self, config: Config) -> None:
         """Take over a configuration that was read and checked. Models of workloads that stay are kept."""
-        for name in [n for n in self._specs if all(s.name != n for s in config.workloads)]:
-            await self.remove_workload(name)
+        new = {spec.name: spec for spec in config.workloads}
+        for name, old in list(self._specs.items()):
+            spec = new.get(name)
+            if spec is None or (spec.cgroup, spec.kind) != (old.cgroup, old.kind):
+                await self.remove_workload(name)
         async with self._lock:
-            self._config = config
+            # What only a start can change stays as it is.
+            daemon = replace(config.daemon, period_s=self._config.daemon.period_s)
+            self._config = replace(
+                config, daemon=daemon, policy=self._config.policy, store=self._config.store
+            )
             self._mode = config.daemon.mode
             self._modes.clear()
             self._specs = {spec.name: spec for spec in config.workloads}

@@ -27,9 +27,10 @@ class ResPerfModel(Protocol):
     """
 
     def reference(self, signal: str, load: Reading) -> Band | None:
-        """Expected value of a signal (``work``, ``delay`` or a Sample reading) at the reference allocation.
+        """Expected value of a signal at the reference allocation; None while it is not known yet.
 
-        Returns None while it is not known yet.
+        Signals: ``work:SOURCE`` and ``delay:SOURCE`` (see ``domain.signals``: what comes from one source is never
+        compared with another), ``cpu_usage_cores``, and the stall shares (plus 1) such as ``cpu_some_pct``.
         """
 
     @property
@@ -42,7 +43,7 @@ class ResPerfModel(Protocol):
     def predict_delay(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Delay ratio to the reference for each allocation."""
 
-    def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[float, ...]:
+    def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """CPU that batch is predicted to get under each allocation, in cores."""
 
 

@@ -66,16 +66,25 @@ def _delay(sample: Sample, percentile: str) -> tuple[Reading, str]:
     return Unavailable("no latency, schedstat or PSI"), "none"
 
 
-def contended_ratio(work_ratio: float, delay_ratio: float | None) -> float:
-    """The part of a fall of work that waiting explains: max(work ratio, 1 / delay ratio), at most 1.
+WAITING_RATIO = 1.15
+"""Growth of delay from which something is believed to wait."""
+SAME_LOAD_RATIO = 0.6
+"""Work in flight, relative to the reference, from which the load counts as what it was."""
 
-    Little's law: work rate x delay = work in flight. If work fell and delay grew by less, less was in flight:
-    less was asked for, and that part of the fall is nobody's fault.
+
+def contended_ratio(work_ratio: float, delay_ratio: float | None) -> float:
+    """The part of a fall of work that contention explains, as a work ratio of at most 1.
+
+    Little's law: work rate x delay = work in flight. If delay grew and about as much is in flight as at the
+    reference, all of the fall counts. If much less is in flight, less was asked for, and only what waiting
+    explains counts: max(work ratio, 1 / delay ratio).
 
     Args:
         work_ratio: work rate / work rate at the reference.
         delay_ratio: delay / delay at the reference; None if there is no delay signal: all of the fall counts.
     """
     if delay_ratio is None:
+        return min(work_ratio, 1.0)
+    if delay_ratio >= WAITING_RATIO and work_ratio * delay_ratio >= SAME_LOAD_RATIO:
         return min(work_ratio, 1.0)
     return min(max(work_ratio, 1.0 / max(delay_ratio, 1.0)), 1.0)

@@ -13,7 +13,7 @@ from perphd.domain.allocation import Allocation, CpuInstrument
 from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
-from perphd.domain.signals import contended_ratio, performance
+from perphd.domain.signals import Performance, contended_ratio, performance
 from perphd.predictor.physics import CpuGrants, Floats, expect
 from perphd.predictor.reference import Reference
 from perphd.predictor.residual import Residual
@@ -29,6 +29,8 @@ _LEAST_CORES = 0.02
 _LEAST_RATIO, _MOST_RATIO = 0.02, 50.0
 BOOTSTRAP_SUPPORT = 10.0
 """Until a reference has this much support, strongly protected samples may stand in for undisturbed ones."""
+BOOTSTRAP_LOAD = 0.7
+"""Share of the host's cores up to which an LRA's use counts as what it wants, while batch shares all of them."""
 PROTECTED_RATIO = 0.9
 """Prior work ratio from which a sample counts as strongly protected."""
 
@@ -74,17 +76,23 @@ class LraModel:
         if not available(perf.work) or perf.work <= 0:
             self.skipped["no work"] += 1
             return
-        if seen.undisturbed:
-            self._learn_reference(seen, perf.work, perf.delay, perf.load, 1.0)
+        if perf.work_source == "mips" and sample.has(Quality.MULTIPLEXED):
+            self.skipped[Quality.MULTIPLEXED.value] += 1
             return
-        self._learn_ratio(seen, perf.work, perf.delay, perf.load)
+        if seen.undisturbed:
+            self._learn_reference(seen, perf, 1.0)
+        else:
+            self._learn_ratio(seen, perf, perf.work)
 
     def _learn_reference(
-        self, seen: Observation, work: float, delay: Reading, load: Reading, weight: float
+        self, seen: Observation, perf: Performance, weight: float, scale: float = 1.0
     ) -> None:
-        self._reference.update("work", work, load, weight)
+        """Learn an undisturbed sample; ``scale``: the share of the reference's work that it is believed to show."""
+        work, delay, load = perf.work, perf.delay, perf.load
+        if available(work):
+            self._reference.update(f"work:{perf.work_source}", work / scale, load, weight)
         if available(delay):
-            self._reference.update("delay", delay, load, weight)
+            self._reference.update(f"delay:{perf.delay_source}", delay * scale, load, weight)
         usage = seen.sample.cpu_usage_cores
         if available(usage):
             self._reference.update("cpu_usage_cores", usage, load, weight)
@@ -93,13 +101,14 @@ class LraModel:
             if available(value):
                 self._reference.update(name, value + 1.0, load, weight)
 
-    def _learn_ratio(self, seen: Observation, work: float, delay: Reading, load: Reading) -> None:
-        reference = self._reference.get("work", load)
+    def _learn_ratio(self, seen: Observation, perf: Performance, work: float) -> None:
+        delay, load = perf.delay, perf.load
+        reference = self._reference.get(f"work:{perf.work_source}", load)
         if reference is None or reference.support < BOOTSTRAP_SUPPORT:
-            self._bootstrap(seen, work, delay, load)
+            self._bootstrap(seen, perf)
             if reference is None:
                 return
-        delay_reference = self._reference.get("delay", load)
+        delay_reference = self._reference.get(f"delay:{perf.delay_source}", load)
         delay_ratio: float | None = None
         if available(delay) and delay > 0 and delay_reference is not None:
             delay_ratio = min(max(delay / delay_reference.value, 1 / _MOST_RATIO), _MOST_RATIO)
@@ -128,14 +137,22 @@ class LraModel:
         before = self._elasticity if self._elasticity is not None else seen
         self._elasticity = before + _ELASTIC_GAIN * (seen - before)
 
-    def _bootstrap(self, seen: Observation, work: float, delay: Reading, load: Reading) -> None:
-        """No undisturbed sample yet: a strongly protected one tells the reference through the prior."""
+    def _bootstrap(self, seen: Observation, perf: Performance) -> None:
+        """No undisturbed sample yet: a strongly protected one tells the reference through the prior.
+
+        Only where the LRA has cores without batch to spare: on shared cores the use that is seen may be all that
+        it could get, and a squeezed application would pass for an undisturbed one.
+        """
+        grant = seen.allocation.cpu
         prior = expect(CpuGrants.of([seen.allocation]), seen.context)
-        if prior.work[0] < PROTECTED_RATIO or seen.allocation.cpu.instrument is CpuInstrument.NONE:
+        spare = seen.context.lra_demand_cores <= BOOTSTRAP_LOAD * seen.context.total_cores
+        protected = grant.instrument is not CpuInstrument.NONE and (
+            grant.batch_cores < grant.total_cores or spare
+        )
+        if prior.work[0] < PROTECTED_RATIO or not protected:
             self.skipped["no reference yet"] += 1
             return
-        scaled_delay = delay / float(prior.delay[0]) if available(delay) else delay
-        self._learn_reference(seen, work / float(prior.work[0]), scaled_delay, load, 0.5)
+        self._learn_reference(seen, perf, 0.5, float(prior.work[0]))
 
     # -- answering ----------------------------------------------------------------------------------
 
@@ -151,23 +168,26 @@ class LraModel:
         return self._elasticity
 
     def predict_work(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
-        """Work ratio to the reference, at most 1.05."""
+        """Work ratio to the reference, at most 1.05, never falling as batch's weight falls on the same cores."""
         prior = expect(CpuGrants.of(allocations), context)
         bands = self._bands(self._work, prior.work, allocations, context)
-        return tuple(Band(min(b.value, 1.05), b.sd, b.support) for b in bands)
+        return _monotone([Band(min(b.value, 1.05), b.sd, b.support) for b in bands], allocations)
 
     def predict_delay(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Delay ratio to the reference."""
         prior = expect(CpuGrants.of(allocations), context)
         return self._bands(self._delay, prior.delay, allocations, context)
 
-    def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[float, ...]:
+    def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """CPU that batch is predicted to get, in cores: what sharing leaves it, corrected by experience."""
         prior = expect(CpuGrants.of(allocations), context)
-        mean, _, _ = self._batch.predict(_features(allocations, context), self._now_s)
-        got = np.maximum(prior.batch_cores, _LEAST_CORES) * np.exp(mean)
-        limits = np.minimum([a.cpu.batch_cores for a in allocations], max(context.batch_demand_cores, 0.0))
-        return tuple(float(v) for v in np.minimum(got, limits))
+        left = np.maximum(prior.batch_cores, _LEAST_CORES)
+        bands = self._bands(self._batch, left, allocations, context)
+        most = max(context.batch_demand_cores, 0.0)
+        return tuple(
+            Band(min(band.value, float(a.cpu.batch_cores), most), band.sd, band.support)
+            for band, a in zip(bands, allocations, strict=True)
+        )
 
     def _bands(
         self, residual: Residual, prior: Floats, allocations: Sequence[Allocation], context: ModelContext
@@ -175,6 +195,22 @@ class LraModel:
         mean, sd, support = residual.predict(_features(allocations, context), self._now_s)
         values = prior * np.exp(mean)
         return tuple(Band(float(v), float(s), float(n)) for v, s, n in zip(values, sd, support, strict=True))
+
+
+def _monotone(bands: list[Band], allocations: Sequence[Allocation]) -> tuple[Band, ...]:
+    """Lift what contradicts physics: on the same cores, less weight for batch is never worse for the LRA.
+
+    More *cores* for the LRA alone are not forced to be better: on a small host a split can cost more than it saves.
+    """
+    best: dict[tuple[int, bool], float] = {}
+    lifted = list(bands)
+    for i in sorted(range(len(bands)), key=lambda n: -allocations[n].cpu.weight_ratio):
+        cpu = allocations[i].cpu
+        group = (cpu.batch_cores, cpu.exclusive)
+        value = max(bands[i].value, best.get(group, 0.0))
+        best[group] = value
+        lifted[i] = Band(value, bands[i].sd, bands[i].support)
+    return tuple(lifted)
 
 
 def _features(allocations: Sequence[Allocation], context: ModelContext) -> Floats:

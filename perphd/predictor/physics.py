@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import ModelContext
 
-SHARING_LOSS = 0.33
+SHARING_LOSS = 0.2
 """Share of capacity lost when all of an LRA's time is spent on cores that it shares with demoted batch."""
 WAKEUP_DELAY_IDLE = 0.25
 """Growth of delay when every wake-up meets a core that runs idle-class batch ..."""

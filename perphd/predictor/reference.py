@@ -15,6 +15,7 @@ from perphd.domain.reading import Reading, available
 MAX_COUNT = 60.0
 """Memory of the running mean, in samples: a reference follows slow change of an application in about a minute."""
 _MIN_SD = 0.01
+_WELL_KNOWN = 5.0
 _CLIP_SD = 4.0
 _BUCKETS_PER_OCTAVE = 2
 
@@ -73,12 +74,12 @@ class Reference:
             for distance in range(1, _BUCKETS_PER_OCTAVE + 1):
                 candidates += [bucket - distance, bucket + distance]
             candidates.append(None)
-        for candidate in candidates:
-            running = self._stats.get((signal, candidate))
-            if running is not None:
-                sd = max(math.sqrt(running.var), _MIN_SD)
-                return Band(math.exp(running.mean), sd, running.count)
-        return None
+        found = [s for c in candidates if (s := self._stats.get((signal, c))) is not None]
+        if not found:
+            return None
+        # The nearest that is known well; a bucket that was hardly visited must not hide its neighbours.
+        best = next((s for s in found if s.count >= _WELL_KNOWN), None) or max(found, key=lambda s: s.count)
+        return Band(math.exp(best.mean), max(math.sqrt(best.var), _MIN_SD), best.count)
 
 
 def _bucket(load: Reading) -> int | None:

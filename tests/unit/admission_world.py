@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from perphd.admission.context import batch_demand_cores, batches, lras, model_context, total_cores
+from perphd.admission.context import batch_is_quiet, lras, model_context, total_cores
 from perphd.admission.inferer import untouched
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.settings import PolicySettings
@@ -147,7 +147,7 @@ class World:
             self.protection, self.since_s = decision.chosen, self.now_s
 
     def _learn(self, snapshot: Snapshot) -> None:
-        quiet = batch_demand_cores(batches(snapshot), float(self.cores)) < self.settings.batch_idle_cores
+        quiet = batch_is_quiet(snapshot, self.settings.batch_idle_cores, False)
         for view in lras(snapshot):
             assert view.sample is not None
             model = self.registry.model(view.spec.name)

@@ -174,7 +174,7 @@ def test_unfit_samples_are_counted_and_left_out() -> None:
     for flag in (Quality.FIRST, Quality.SETTLING, Quality.GONE, Quality.SLI_MISSING):
         model.observe(observation(1.0, 1000.0, True, quality=(flag,)))
     model.observe(observation(2.0, 0.0, True))
-    assert model.reference("work", NO_LOAD) is None
+    assert model.reference("work:sli", NO_LOAD) is None
     assert sum(model.skipped.values()) == 5
 
 
@@ -184,6 +184,6 @@ def test_reference_is_inferred_from_strongly_protected_samples() -> None:
     for t in range(12):
         sample = Sample("db", float(t), 1.0, cpu_usage_cores=1.0, run_delay_cores=0.1, work_rate_per_s=900.0)
         model.observe(Observation(sample, protected, ModelContext(1.0, 8.0, 8.0), undisturbed=False))
-    band = model.reference("work", NO_LOAD)
+    band = model.reference("work:sli", NO_LOAD)
     assert band is not None
     assert 850 < band.value < 1000
