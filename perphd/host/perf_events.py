@@ -129,7 +129,10 @@ _CGROUPS_UNSEEN = (
     "perf does not see cgroups until something was once written to the root's cgroup.subtree_control "
     "(systemd always does)"
 )
-_NOT_PERMITTED = "needs CAP_PERFMON (or CAP_SYS_ADMIN), or kernel.perf_event_paranoid at 0 or below"
+_NOT_PERMITTED = (
+    "needs CAP_PERFMON (CAP_SYS_ADMIN if kernel.perf_event_paranoid is above 2), or kernel.perf_event_paranoid at 0 "
+    "or below"
+)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

@@ -15,6 +15,8 @@ from tests.unit.host_tree import write_tree
 
 PRESSURE = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0"
 ALL_CAPS, NO_CAPS, WITHOUT_RESOURCE = "000001ffffffffff", "0000000000000000", "000001fffeffffff"
+UNIT_CAPS = "000000400188102f"
+"""Of the shipped unit: no CAP_SYS_ADMIN."""
 ALL_EVENTS = EventSupport(tuple(EventKind), {})
 
 
@@ -170,6 +172,16 @@ def test_an_unprivileged_daemon(tmp_path: Path) -> None:
     assert "perf_event_paranoid is 3" in found["perf.permission"].detail
     assert "CAP_PERFMON" in found["perf.hardware"].remedy
     assert "6.1.0-50" in found["psi.triggers"].detail
+
+
+def test_a_kernel_that_wants_more_than_cap_perfmon(tmp_path: Path) -> None:
+    denied = Denied("/sys/fs/cgroup", "perf_event_open(instructions, CPU 0)", errno.EACCES)
+    found = _probe(tmp_path, METAL | {"/proc/self/status": _status(UNIT_CAPS)}, _support(denied, *EventKind))
+    assert not found.has("perf.permission")
+    assert "CAP_PERFMON is effective, and this kernel does not take it" in found["perf.permission"].detail
+    for name in ("perf.permission", "perf.hardware", "perf.software"):
+        assert "kernel.perf_event_paranoid to 2" in found[name].remedy
+    assert found.has("privilege"), "writing control groups takes no CAP_SYS_ADMIN"
 
 
 def test_paranoid_zero_needs_no_capability(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Final
 
 from perphd.domain.capability import Area, Capability
 from perphd.host.capabilities.facts import (
-    CAP_SYS_ADMIN,
+    CAP_DAC_OVERRIDE,
     first_directories,
     has_capability,
     release,
@@ -135,13 +135,14 @@ def _memory_protection(hierarchies: Hierarchies) -> Capability:
 
 
 def _privilege(fs: KernelFs) -> Capability:
-    if has_capability(fs, CAP_SYS_ADMIN):
-        return Capability("privilege", Area.ENFORCE, True, "CAP_SYS_ADMIN is effective")
+    # Files of control groups are root's: who passes their permissions may write them, whatever the unit took away.
+    if has_capability(fs, CAP_DAC_OVERRIDE):
+        return Capability("privilege", Area.ENFORCE, True, "CAP_DAC_OVERRIDE is effective")
     return Capability(
         "privilege",
         Area.ENFORCE,
         False,
-        "CAP_SYS_ADMIN is not effective",
+        "CAP_DAC_OVERRIDE is not effective",
         "kernel files of other users' workloads cannot be written: observe mode only",
         "run perphd as root (its unit does)",
     )

@@ -10,6 +10,7 @@ from perphd.domain.errors import KernelError
 from perphd.host.cgroup.hierarchy import Hierarchy
 from perphd.host.fs import KernelFs, read_text
 
+CAP_DAC_OVERRIDE: Final = 1
 CAP_SYS_ADMIN: Final = 21
 CAP_SYS_RESOURCE: Final = 24
 CAP_PERFMON: Final = 38

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Final
 
 from perphd.domain.capability import Area, Capability
 from perphd.domain.errors import Denied
@@ -26,6 +27,8 @@ EventProbe = Callable[[str], EventSupport]
 """Tries perf_event_open for the cgroup with this directory."""
 TaskstatsProbe = Callable[[], str]
 """Why taskstats does not answer this process; empty if it does."""
+
+_PERF_CAPABILITIES: Final = ((CAP_PERFMON, "CAP_PERFMON"), (CAP_SYS_ADMIN, "CAP_SYS_ADMIN"))
 
 
 def probe_measurement(
@@ -83,18 +86,17 @@ def _psi_triggers(fs: KernelFs, psi: bool) -> Capability:
 
 
 def _perf(fs: KernelFs, hierarchies: Hierarchies, events: EventProbe) -> Iterator[Capability]:
-    yield _perf_permission(fs)
     hierarchy = perf_hierarchy(hierarchies)
-    if hierarchy is None:
-        support: EventSupport | None = None
-    else:
-        support = events(hierarchy.mount)
+    support = None if hierarchy is None else events(hierarchy.mount)
+    permission = _perf_permission(fs, support)
+    yield permission
     yield _perf_events(
         "perf.hardware",
         HARDWARE_EVENTS,
         support,
         "no MIPS, CPI or cache misses; performance is judged by the application's indicators or by CPU time",
         "bare metal, or a virtual machine with a vPMU passed through",
+        permission.remedy,
     )
     yield _perf_events(
         "perf.software",
@@ -102,11 +104,17 @@ def _perf(fs: KernelFs, hierarchies: Hierarchies, events: EventProbe) -> Iterato
         support,
         "no context switches, migrations and page faults per workload",
         "mount cgroup2 (or v1's perf_event) with a kernel that has CONFIG_CGROUP_PERF",
+        permission.remedy,
     )
 
 
 def _perf_events(
-    name: str, wanted: tuple[EventKind, ...], support: EventSupport | None, cost: str, remedy: str
+    name: str,
+    wanted: tuple[EventKind, ...],
+    support: EventSupport | None,
+    cost: str,
+    remedy: str,
+    remedy_if_denied: str,
 ) -> Capability:
     if support is None:
         return Capability(name, Area.MEASURE, False, "no hierarchy that perf knows is mounted", cost, remedy)
@@ -120,26 +128,29 @@ def _perf_events(
         return Capability(name, Area.MEASURE, True, detail)
     refusal = support.missing[wanted[0]]
     if isinstance(refusal, Denied):
-        remedy = "give perphd CAP_PERFMON (its unit does), or set kernel.perf_event_paranoid to 0"
+        remedy = remedy_if_denied or remedy
     return Capability(name, Area.MEASURE, False, str(refusal), cost, remedy)
 
 
-def _perf_permission(fs: KernelFs) -> Capability:
+def _perf_permission(fs: KernelFs, support: EventSupport | None) -> Capability:
     level = text_of(fs, "/proc/sys/kernel/perf_event_paranoid")
     shown = f"kernel.perf_event_paranoid is {level}" if level else "no /proc/sys/kernel/perf_event_paranoid"
-    for bit, name in ((CAP_PERFMON, "CAP_PERFMON"), (CAP_SYS_ADMIN, "CAP_SYS_ADMIN")):
-        if has_capability(fs, bit):
-            return Capability("perf.permission", Area.MEASURE, True, f"{shown}; {name} is effective")
-    if level in ("0", "-1"):
-        return Capability("perf.permission", Area.MEASURE, True, shown)
-    return Capability(
-        "perf.permission",
-        Area.MEASURE,
-        False,
-        f"{shown}; neither CAP_PERFMON nor CAP_SYS_ADMIN is effective",
-        "no event can be counted per cgroup",
-        "give perphd CAP_PERFMON (its unit does), or set kernel.perf_event_paranoid to 0",
-    )
+    held = [name for bit, name in _PERF_CAPABILITIES if has_capability(fs, bit)]
+    denied = support is not None and any(isinstance(why, Denied) for why in support.missing.values())
+    if (held and not denied) or level in ("0", "-1"):
+        detail = f"{shown}; {held[0]} is effective" if held else shown
+        return Capability("perf.permission", Area.MEASURE, True, detail)
+    if held:
+        # Kernels of Debian and Ubuntu know levels above 2, at which CAP_PERFMON does not count.
+        detail = f"{shown}; {held[0]} is effective, and this kernel does not take it for enough"
+        remedy = (
+            "set kernel.perf_event_paranoid to 2, or add CAP_SYS_ADMIN to the unit's CapabilityBoundingSet="
+        )
+    else:
+        detail = f"{shown}; neither CAP_PERFMON nor CAP_SYS_ADMIN is effective"
+        remedy = "give perphd CAP_PERFMON (its unit does), or set kernel.perf_event_paranoid to 0"
+    cost = "no event can be counted per cgroup"
+    return Capability("perf.permission", Area.MEASURE, False, detail, cost, remedy)
 
 
 def _run_delay(fs: KernelFs, taskstats: TaskstatsProbe) -> Iterator[Capability]:
