@@ -7,7 +7,7 @@ import json
 import pytest
 
 from tools.lab import report
-from tools.lab.analysis import Target, on_target, recovery, rows, target
+from tools.lab.analysis import Target, in_force, on_target, recovery, rows, target
 from tools.lab.experiment import Timing
 from tools.lab.goals import goals
 from tools.lab.machine import Machine
@@ -108,6 +108,13 @@ def test_recovery_in_some_repetitions_only_misses_the_goal():
     runs.append(make("perphd", 1, rates=(100.0,) * 8))
     assert [goal.met for goal in goals(runs)][-1] is False
     assert "in 2 of 3" in report.summary(runs)
+
+
+def test_what_was_in_force_is_told_by_its_share_of_the_window():
+    found = in_force([make("perphd"), make("perphd", 1)])
+    assert found == [("batch", "shares 2", 6.5 / 8), ("batch", "shares 1024", 1.5 / 8)]
+    assert "- batch: shares 2: 81 % of the time" in report.summary([make("perphd")])
+    assert in_force([make("native")]) == []
 
 
 def test_missing_references_leave_dashes_not_zeros():

@@ -121,6 +121,7 @@ def _experiment(options: argparse.Namespace) -> None:
     if processes.running():
         raise LabError(f"another lab is running ({processes.REMEMBERED}); wait for it, or end it")
     processes.undo()
+    os.environ["PATH"] += ":/usr/sbin:/sbin"  # where servers are, whatever su or sudo left
     timing, repetitions = _timing(options), options.reps or (1 if options.quick else 3)
     runs: list[Run] = []
     command = "python -m tools.lab " + shlex.join(sys.argv[1:])

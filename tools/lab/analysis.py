@@ -157,3 +157,20 @@ def _judged(run: Run, wanted: Target) -> list[float]:
         return [point.tps for point in run.timeline]
     # An interval in which nothing was finished has no percentile: it certainly missed the target.
     return [point.p95_ms if point.p95_ms is not None else float("inf") for point in run.timeline]
+
+
+def in_force(runs: Sequence[Run]) -> list[tuple[str, str, float]]:
+    """What was set on which group for which share of the windows of these runs: (group, knobs, share), longest first."""
+    spent_s: dict[tuple[str, str], float] = {}
+    total_s = 0.0
+    for run in runs:
+        end_s = run.timeline[-1].end_s if run.timeline else 0.0
+        total_s += end_s
+        for group in sorted({name for _, name, _ in run.settings}):
+            changes = [(at_s, knobs) for at_s, name, knobs in run.settings if name == group and at_s < end_s]
+            ends = [max(0.0, at_s) for at_s, _ in changes[1:]] + [end_s]
+            for (at_s, knobs), until_s in zip(changes, ends, strict=True):
+                text = ", ".join(f"{name} {value}" for name, value in knobs.items())
+                spent_s[group, text] = spent_s.get((group, text), 0.0) + until_s - max(0.0, at_s)
+    found = [(group, text, spent / total_s) for (group, text), spent in spent_s.items() if spent > 0]
+    return sorted(found, key=lambda item: (item[0], -item[2]))

@@ -65,8 +65,8 @@ class Run:
     """All that one run gave. Times are seconds after the antagonist's start.
 
     ``settings``: (time, group, knobs) as they were seen to change. ``client_stalled``: share of the time in
-    which some task of the load generator waited for a CPU; None where the kernel does not tell. ``attempt``: how often the run was
-    made before and set aside because somebody else used the CPUs.
+    which some task of the load generator waited for a CPU; None where the kernel does not tell. ``attempt``: how
+    often the run was made before and set aside because somebody else used the CPUs.
     """
 
     cell: str

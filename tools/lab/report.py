@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.lab.analysis import OPEN_P95_RATIO, RECOVERED_SHARE, TOLERANCE_PCT, Row, rows
+from tools.lab.analysis import OPEN_P95_RATIO, RECOVERED_SHARE, TOLERANCE_PCT, Row, in_force, rows
 from tools.lab.batch import JOBS
 from tools.lab.experiment import Timing
 from tools.lab.goals import goals
@@ -84,7 +84,8 @@ def summary(runs: Sequence[Run]) -> str:
         load, _, job = cell.partition("-")
         units = f"Rates are {LOADS[load].unit}/s; batch work is in {JOBS[job].unit}/s"
         parts += [f"## {cell}", f"Load: {_LOADS[load]}. Batch: {_JOBS[job]}. {units}.", _absolute(of_cell)]
-        parts += [_relative(of_cell), _goals([run for run in runs if run.cell == cell]), _conditions(of_cell)]
+        mine = [run for run in runs if run.cell == cell]
+        parts += [_relative(of_cell), _goals(mine), _allocated(mine), _conditions(of_cell)]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -130,6 +131,15 @@ def _goals(runs: Sequence[Run]) -> str:
         wanted = f"{'at least' if goal.at_least else 'at most'} {goal.bound:g}"
         lines.append(_line(goal.text, wanted, show(goal.reached), words[goal.met]))
     return "\n".join(lines) if found else ""
+
+
+def _allocated(runs: Sequence[Run]) -> str:
+    """What perphd had in force, and for how much of the window."""
+    found = in_force([run for run in runs if run.scheme == PERPHD])
+    if not found:
+        return ""
+    lines = [f"- {group}: {text}: {100 * share:.0f} % of the time" for group, text, share in found]
+    return "\n".join(["What perphd had in force:", "", *lines])
 
 
 def _conditions(found: Sequence[Row]) -> str:
@@ -182,7 +192,8 @@ def _method(timing: Timing, machine: Machine) -> list[str]:
         "A run starts when the machine is quiet, if it becomes so in time, and is made again, whatever came out of it, "
         "when processes outside the lab used more than a fifth of a CPU during its window.",
         "Percentiles come from sysbench's own histograms, taken every second. Figures are medians over repetitions "
-        "with (lowest–highest); ratios are taken within one repetition first.",
+        "with (lowest–highest); ratios are taken within one repetition first. The same batch work takes 1 / (batch / "
+        "native) times as long as natively: that is the makespan.",
         "Recovery is the time from the antagonist's start to the end of the first of three seconds in a row on target. "
         f"The target of a closed loop is {100 * RECOVERED_SHARE:g} % of V*, V* being {100 - TOLERANCE_PCT:g} % of the "
         f"run-alone rate of the same repetition; of an open loop, a p95 of at most {OPEN_P95_RATIO:g} times "
