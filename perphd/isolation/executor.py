@@ -60,7 +60,7 @@ class Executor:
         refuse: says why a cgroup must not be written directly; asked for every workload that is to be changed.
         on_write: told of every kernel write and its outcome (``written``, ``undone``, ``restored``, ``failed: ...``),
             after the transaction, in the event loop's thread.
-        clock: seconds, for ``duration_s`` and the deadline only.
+        clock: seconds, for ``duration_s``, the deadline, and the wait after changes that could not be recorded.
         deadline_s: how long the writes of one transaction may take together before the rest is given up and undone.
         in_thread: write in a worker thread (a write can block in the kernel); False runs inline (simulated hosts).
     """
@@ -89,7 +89,7 @@ class Executor:
         self._watch = Watch(journal)
         self._force: dict[Key, Value] = {}
         self._skipped: dict[str, tuple[NotEnforceable, ...]] = {}
-        self._goals: dict[str, Settings] = {}
+        self._targets: dict[str, Settings] = {}
         self._pending: set[Key] = set()
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -169,16 +169,20 @@ class Executor:
                 else:
                     skipped.append(item)
         changes = plan(wanted, skipped)
+        if changes and (reason := self._watch.waits(targets, self._clock())):
+            keys = dict.fromkeys((write.workload, write.knob) for write in changes.writes)
+            waiting = tuple(NotEnforceable(*key, reason) for key in keys)
+            changes = ChangeSet((), (*changes.skipped, *waiting), reason)
         for left_out in changes.skipped:
             self._skipped[left_out.workload] = (*self._skipped.get(left_out.workload, ()), left_out)
-        self._goals = {spec.name: targets.get(spec.name, UNTOUCHED) for spec in specs}
+        self._targets = dict(targets)
         self._pending = {(write.workload, write.knob) for write in changes.writes}
         return changes
 
     def _note_waiting(self, targets: Mapping[str, Settings], specs: Sequence[WorkloadSpec]) -> None:
         """What is wanted otherwise than by the plan that is being written must wait until that is through."""
         for spec in specs:
-            before, after = self._goals.get(spec.name, UNTOUCHED), targets.get(spec.name, UNTOUCHED)
+            before, after = self._targets.get(spec.name, UNTOUCHED), targets.get(spec.name, UNTOUCHED)
             self._pending |= {
                 (spec.name, field.name)
                 for field in fields(Settings)
@@ -320,7 +324,9 @@ class Executor:
     def _transact(self, transaction: Transaction, writes: Sequence[Write]) -> Result:
         result = transaction.run(writes)
         if result.failed is not None and result.at_fault is None:
-            return result  # nothing could be recorded, so nothing was written
+            self._watch.unrecorded(self._targets, self._clock(), result.failed)
+            return result  # nothing was written
+        self._watch.recorded()
         touched = {write.path for write in result.written}
         if result.at_fault is not None and result.failed is not None:
             touched.add(result.at_fault.path)
@@ -329,7 +335,9 @@ class Executor:
             self._watch.failed(key, KEEP if planned is None else planned[1], result.failed)
         else:
             for write in result.written:
-                self._watch.succeeded((write.workload, write.knob))
+                key = (write.workload, write.knob)
+                if key in self._planned:
+                    self._watch.succeeded(key, self._planned[key][1])
             self._pending -= {(write.workload, write.knob) for write in writes}
         self._settle({(write.workload, write.knob) for write in writes}, touched)
         return result

@@ -1,11 +1,12 @@
-"""What the one writer remembers between ticks: who else writes, and which values the kernel would not take."""
+"""What the one writer remembers: who else writes, which values the kernel would not take, and when to wait."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from perphd.domain.allocation import Settings
 from perphd.domain.errors import Broken, Busy, Full, KernelError
 from perphd.host.cgroup.knobs import Value, same
 from perphd.isolation.journal import Journal
@@ -16,6 +17,11 @@ CONFLICTS_BEFORE_YIELD: Final = 2
 """So many changes by somebody else to one knob, and perphd leaves it alone."""
 FAILURES_BEFORE_BLOCK: Final = 3
 """So many failures in a row of a value that the kernel might take later, and it is not tried again."""
+REFUSALS_KEPT: Final = 32
+"""So many refused values are remembered for one knob; the oldest is forgotten first."""
+FIRST_WAIT_S: Final = 2.0
+LONGEST_WAIT_S: Final = 60.0
+"""After changes that could not be recorded the same ones wait 2, 4, 8 ... 60 s before they are tried again."""
 
 Key: TypeAlias = tuple[str, str]
 """(workload, knob)."""
@@ -48,9 +54,16 @@ class Conflict:
 
 @dataclass(frozen=True, slots=True)
 class _Refusal:
-    target: Value
     failures: int
     final: bool
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Unrecorded:
+    targets: Mapping[str, Settings]
+    wait_s: float
+    until_s: float
     reason: str
 
 
@@ -62,7 +75,8 @@ class Watch:
         self._seen: dict[str, tuple[Identity, str]] = {}
         self._foreign: dict[str, str] = {}
         self._conflicts: dict[Key, Conflict] = {}
-        self._refusals: dict[Key, _Refusal] = {}
+        self._refusals: dict[Key, dict[Value, _Refusal]] = {}
+        self._unrecorded: _Unrecorded | None = None
 
     @property
     def conflicts(self) -> tuple[Conflict, ...]:
@@ -121,26 +135,44 @@ class Watch:
         self._foreign.pop(path, None)
 
     def refused(self, key: Key, target: Value) -> str:
-        """Why this target is not tried again, or empty. Another target is a new beginning."""
-        refusal = self._refusals.get(key)
-        if refusal is not None and refusal.target != target:
-            del self._refusals[key]
-            return ""
+        """Why this target is not tried again, or empty. Each target of a knob is remembered by itself."""
+        refusal = self._refusals.get(key, {}).get(target)
         return refusal.reason if refusal is not None and refusal.final else ""
 
     def failed(self, key: Key, target: Value, error: KernelError) -> None:
         """The kernel did not take this target: a refusal in principle is final at once, another after a few times."""
-        before = self._refusals.get(key)
+        refusals = self._refusals.setdefault(key, {})
+        before = refusals.pop(target, None)
         failures = 1 if before is None else before.failures + 1
         final = failures >= FAILURES_BEFORE_BLOCK or not isinstance(error, (Busy, Full, Broken))
-        self._refusals[key] = _Refusal(target, failures, final, str(error))
+        refusals[target] = _Refusal(failures, final, str(error))
+        if len(refusals) > REFUSALS_KEPT:
+            del refusals[next(iter(refusals))]
 
-    def succeeded(self, key: Key) -> None:
-        """The kernel took the target."""
-        self._refusals.pop(key, None)
+    def succeeded(self, key: Key, target: Value) -> None:
+        """The kernel took this target."""
+        self._refusals.get(key, {}).pop(target, None)
+
+    def unrecorded(self, targets: Mapping[str, Settings], now_s: float, error: KernelError) -> None:
+        """Changes towards these targets could not be put on record, hence not be made: the next try must wait."""
+        before = self._unrecorded
+        wait_s = FIRST_WAIT_S if before is None else min(2 * before.wait_s, LONGEST_WAIT_S)
+        self._unrecorded = _Unrecorded(dict(targets), wait_s, now_s + wait_s, str(error))
+
+    def recorded(self) -> None:
+        """Changes can be put on record (again)."""
+        self._unrecorded = None
+
+    def waits(self, targets: Mapping[str, Settings], now_s: float) -> str:
+        """Why changes towards these targets are not tried at ``now_s``, or empty. Other targets are tried at once."""
+        last = self._unrecorded
+        if last is None or now_s >= last.until_s or last.targets != targets:
+            return ""
+        return f"tried again after {last.wait_s:g} s: {last.reason}"
 
     def reset(self, workload: str | None = None) -> None:
-        """Forget conflicts and refusals, of one workload or of all."""
+        """Forget conflicts and refusals, of one workload or of all; nothing has to wait any longer."""
+        self._unrecorded = None
         for key in [key for key in self._conflicts if workload in (None, key[0])]:
             del self._conflicts[key]
         for key in [key for key in self._refusals if workload in (None, key[0])]:

@@ -83,7 +83,7 @@ async def test_started_again_on_a_dead_ones_journal_it_continues(group: str, tmp
     ]
     with Journal(tmp_path) as journal:
         executor = Executor(FS, discover(FS), journal)
-        target = {"batch": Settings(cpu_weight=5, cpu_max_cores=0.25), "lra": Settings(cpu_weight=300)}
+        target = {"batch": Settings(cpu_weight=5, cpu_max_cores=0.25), "lra": Settings(cpu_weight=80)}
         assert (await executor.apply(executor.plan(target, specs))).ok
         assert not executor.conflicts()
         assert executor.in_force("batch") == target["batch"]

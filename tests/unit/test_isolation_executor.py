@@ -359,6 +359,50 @@ async def test_nothing_is_written_when_the_journal_cannot_be(
     assert bench.kernel.attempts == 0
 
 
+async def test_what_cannot_be_recorded_is_tried_again_ever_more_rarely(
+    v2: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = {"s": 100.0}
+    v2.executor = Executor(
+        v2.kernel, v2.kernel.hierarchies, v2.journal, in_thread=False, clock=lambda: now["s"]
+    )
+
+    def full(_fd: int, _data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("perphd.isolation.journal.os.write", full)
+        for wait_s in (2, 4, 8, 16, 32, 60, 60):
+            assert isinstance((await v2.go(CONFINED)).failed, Full)
+            now["s"] += wait_s - 0.5
+            waiting = v2.executor.plan(CONFINED, (LRA, BATCH))
+            assert not waiting
+            assert f"tried again after {wait_s} s" in waiting.reason
+            assert "ENOSPC" in v2.executor.not_enforceable("pi")[0].reason
+            assert v2.executor.blocked("pi") == ("cpus", "cpu_weight", "cpu_max_cores")
+            now["s"] += 0.5
+        assert not (await v2.go(CONFINED)).ok
+        other = {"pi": Settings(cpu_weight=10)}
+        assert v2.executor.plan(other, (LRA, BATCH)), "other targets do not wait"
+        v2.executor.forget_conflicts()
+        assert v2.executor.plan(CONFINED, (LRA, BATCH))
+        assert not (await v2.go(CONFINED)).ok
+    now["s"] += 2
+    assert (await v2.go(CONFINED)).ok
+    assert v2.executor.blocked("pi") == ()
+
+
+async def test_a_refused_value_stays_refused_while_targets_alternate(v2: Bench) -> None:
+    v2.kernel.before_write = lambda n, path, text: errno.EINVAL if text == "1048576\n" else None
+    small, large = ({"pi": Settings(memory_high_bytes=size)} for size in (1 << 20, 2 << 20))
+    assert not (await v2.go(small)).ok
+    for _ in range(3):
+        assert (await v2.go(large)).ok
+        assert not v2.executor.plan(small, (BATCH,)), "known to be refused"
+        assert v2.executor.blocked("pi") == ("memory_high_bytes",)
+    assert v2.kernel.attempts == 2
+
+
 async def test_a_restarted_executor_continues_with_the_same_originals(bench: Bench) -> None:
     before = bench.kernel.texts()
     await bench.go(CONFINED)

@@ -283,24 +283,25 @@ def test_a_weight_stays_journaled_until_the_idle_that_resets_it_is_given_back(tm
 
 def test_a_restore_cut_short_while_it_widens_is_no_stranger_to_the_next(tmp_path: Path) -> None:
     kernel = FakeKernel("v1")
-    kernel.mkdir("/pi", cpus="0")
-    kernel.mkdir("/pi/a")
+    kernel.mkdir("/pi", cpus="0-1")
+    kernel.mkdir("/pi/a", cpus="0")
     asyncio.run(drive(kernel, str(tmp_path), [{"pi": Settings(cpus=CpuSet.of([1]))}]))
     start = kernel.attempts
 
     def die(number: int, _path: str, _text: str) -> int | None:
-        if number == start + 1:
+        if number == start + 2:
             raise Killed
         return None
 
     kernel.before_write = die
     with pytest.raises(Killed):
         restore(kernel, tmp_path, boot_id="boot")
-    assert kernel.read("/sys/fs/cgroup/cpuset/pi/cpuset.cpus") == b"0-1\n"
+    assert kernel.read("/sys/fs/cgroup/cpuset/pi/a/cpuset.cpus") == b"0-1\n"
     kernel.before_write = None
     report = restore(kernel, tmp_path, boot_id="boot")
     assert not report.foreign
-    assert [kernel.read(f"/sys/fs/cgroup/cpuset/pi{kid}/cpuset.cpus") for kid in ("", "/a")] == [b"0\n"] * 2
+    assert kernel.read("/sys/fs/cgroup/cpuset/pi/cpuset.cpus") == b"0-1\n"
+    assert kernel.read("/sys/fs/cgroup/cpuset/pi/a/cpuset.cpus") == b"0\n"
 
 
 def test_nested_v2_groups_are_widened_from_the_top(tmp_path: Path) -> None:
