@@ -160,7 +160,7 @@ def _judged(run: Run, wanted: Target) -> list[float]:
 
 
 def in_force(runs: Sequence[Run]) -> list[tuple[str, str, float]]:
-    """What was set on which group for which share of the windows of these runs: (group, knobs, share), longest first."""
+    """(group, what was set on it, for which share of these runs' windows), the longest first."""
     spent_s: dict[tuple[str, str], float] = {}
     total_s = 0.0
     for run in runs:
