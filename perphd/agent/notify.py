@@ -14,10 +14,11 @@ class _Daemon(Protocol):
 
 
 class Notifier:
-    """Tells systemd about readiness, reloading, stopping, and that the loop is alive (WATCHDOG=1)."""
+    """Tells systemd about readiness, reloading, stopping, and that the loop is alive (WATCHDOG=1). Never raises."""
 
     def __init__(self) -> None:
         self._daemon: _Daemon | None = None
+        self._failed = False
         if not os.environ.get("NOTIFY_SOCKET"):
             return
         try:
@@ -46,5 +47,12 @@ class Notifier:
         self._tell("WATCHDOG=1")
 
     def _tell(self, text: str) -> None:
-        if self._daemon is not None:
+        if self._daemon is None:
+            return
+        try:
             self._daemon.notify(text)
+        except OSError as exc:
+            if not self._failed:
+                what = text.partition("\n")[0]
+                log.error("systemd could not be told %s: %s; said once, tried again every time", what, exc)
+            self._failed = True

@@ -24,6 +24,11 @@ from perphd.isolation.restore import restore
 
 log = logging.getLogger("perphd")
 
+ALIVE_STEP_S = 5.0
+"""The watchdog is fed at least so often, however long the period is."""
+SILENCE_S = 30.0
+"""Without a tick that ended for three periods and so long, the watchdog is no longer fed."""
+
 
 class Server(Protocol):
     """Whatever serves the agent to the outside while it runs."""
@@ -64,9 +69,11 @@ class Service:
             await self._loop(agent)
         finally:
             self._notifier.stopping()
-            await server.stop()
-            done = await agent.stop(restore=self._config.daemon.on_stop == "restore")
-            log.info("stopped; %s", done if done is not None else "what is in force is kept")
+            try:
+                await server.stop()
+            finally:
+                done = await agent.stop(restore=self._config.daemon.on_stop == "restore")
+                log.info("stopped; %s", done if done is not None else "what is in force is kept")
 
     def _simulated(self) -> Agent:
         from perphd.agent.simulated import build_simulated  # a real daemon carries no simulator
@@ -86,7 +93,7 @@ class Service:
 
     async def _loop(self, agent: Agent) -> None:
         period_s = self._config.daemon.period_s
-        began_s = due_s = time.monotonic()
+        began_s = due_s = ended_s = time.monotonic()
         while not self._stop.is_set():
             now_s = time.monotonic()
             try:
@@ -94,20 +101,30 @@ class Service:
                     self._advance(now_s - began_s)
                     now_s -= began_s
                 await agent.tick(now_s)
+                ended_s = time.monotonic()
             except PerphError as exc:
                 # Fail static: what is in force stays, the next tick tries again.
                 log.error("tick failed: %s", exc)
             except Exception:
                 log.exception("tick failed")
-            self._notifier.alive()
             due_s += period_s
             late_s = time.monotonic() - due_s
             if late_s > 0:
                 missed = int(late_s // period_s) + 1
                 agent.missed(missed)
                 due_s += missed * period_s
+            await self._wait(due_s, ended_s + 3 * period_s + SILENCE_S)
+
+    async def _wait(self, due_s: float, alive_until_s: float) -> None:
+        """Until the next tick is due or the end is asked for; feeds the watchdog, but not beyond ``alive_until_s``."""
+        while not self._stop.is_set():
+            now_s = time.monotonic()
+            if now_s < alive_until_s:
+                self._notifier.alive()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), max(0.0, due_s - time.monotonic()))
+                await asyncio.wait_for(self._stop.wait(), min(max(0.0, due_s - now_s), ALIVE_STEP_S))
+            if time.monotonic() >= due_s:
+                return
 
     def _watch_signals(self, agent: Agent) -> None:
         loop = asyncio.get_running_loop()

@@ -1,0 +1,119 @@
+"""The daemon's life around the loop: the watchdog is fed, and the end gives everything back whatever fails."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import cast
+
+import pytest
+
+from perphd.agent import service as module
+from perphd.agent.config import Config
+from perphd.agent.loop import Agent
+from perphd.agent.notify import Notifier
+from perphd.agent.service import Server, Service
+from perphd.domain.errors import PerphError
+
+
+@dataclass
+class FakeNotifier(Notifier):
+    service: Service
+    enough: int = 3
+    told: int = 0
+
+    def alive(self) -> None:
+        self.told += 1
+        if self.told == self.enough:
+            self.service._stop.set()
+
+
+@dataclass
+class FakeAgent:
+    stopped: list[bool] = field(default_factory=list)
+    ticks: int = 0
+
+    async def tick(self, now_s: float) -> None:
+        self.ticks += 1
+        raise PerphError("every tick fails")
+
+    async def stop(self, restore: bool) -> None:
+        self.stopped.append(restore)
+
+    def missed(self, ticks: int) -> None:
+        pass
+
+
+class FakeServer:
+    def __init__(self, start: Exception | None, stop: Exception | None) -> None:
+        self._start, self._stop = start, stop
+
+    async def start(self) -> None:
+        if self._start is not None:
+            raise self._start
+
+    async def stop(self) -> None:
+        if self._stop is not None:
+            raise self._stop
+
+
+def service_of(server: Server | None = None) -> Service:
+    return Service(Path("/nowhere"), Config(), lambda agent, reload: server or FakeServer(None, None))
+
+
+async def test_the_watchdog_is_fed_throughout_a_long_period(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ALIVE_STEP_S", 0.001)
+    service = service_of()
+    service._notifier = notifier = FakeNotifier(service, enough=5)
+    await service._wait(time.monotonic() + 3600, math.inf)
+    assert notifier.told == 5
+
+
+async def test_without_ticks_that_end_the_watchdog_is_not_fed() -> None:
+    service = service_of()
+    service._notifier = notifier = FakeNotifier(service)
+    now_s = time.monotonic()
+    await service._wait(now_s, now_s)
+    assert notifier.told == 0
+
+
+async def test_a_failed_tick_alone_does_not_end_the_daemon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ALIVE_STEP_S", 0.001)
+    service, agent = service_of(), FakeAgent()
+    service._notifier = notifier = FakeNotifier(service)
+    await service._loop(cast(Agent, agent))
+    assert agent.ticks >= 1
+    assert notifier.told == 3
+
+
+@pytest.mark.parametrize(
+    "server", [FakeServer(None, OSError("stop")), FakeServer(OSError("start"), OSError("stop"))]
+)
+async def test_everything_is_given_back_even_if_the_server_does_not_stop(
+    server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, agent = service_of(server), FakeAgent()
+    monkeypatch.setattr(service, "_real", lambda: agent)
+    monkeypatch.setattr(service, "_watch_signals", lambda agent: service._stop.set())
+    with pytest.raises(OSError, match="stop"):
+        await service.run()
+    assert agent.stopped == [True]
+
+
+def test_a_systemd_that_does_not_listen_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    class Deaf:
+        def notify(self, status: str) -> bool:
+            raise ConnectionRefusedError(111, "refused")
+
+    notifier = Notifier()
+    notifier._daemon = Deaf()
+    with caplog.at_level(logging.ERROR):
+        notifier.alive()
+        notifier.ready("observe")
+        notifier.stopping()
+    assert [record.getMessage() for record in caplog.records] == [
+        "systemd could not be told WATCHDOG=1: [Errno 111] refused; said once, tried again every time"
+    ]
