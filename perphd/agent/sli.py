@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from perphd.domain.errors import ConfigError
 from perphd.domain.reading import Unavailable
 from perphd.domain.workload import SliSpec, WorkloadSpec
 from perphd.monitor.sli import PushSource, SliReading, SliSource
+
+log = logging.getLogger("perphd")
 
 SliOpener = Callable[[SliSpec], SliSource]
 
@@ -33,33 +36,30 @@ class SliBoard:
     async def read(self, now_s: float) -> Mapping[str, SliReading]:
         """One reading per workload with a source. A source that does not answer in time is Unavailable this tick.
 
-        Its question stays open and its (late) answer is thrown away: answers belong to the tick that asked.
+        Its question stays open, and the answer is the reading of the tick by which it has come: a late answer is true
+        of its own interval (a rate covers the time between two questions), and better than none from a slow source.
         """
-        if not self._sources:
-            return {}
-        late = {name for name, task in self._running.items() if not task.done()}
         asked = {
             name: asyncio.ensure_future(source.read(now_s))
             for name, (_, source) in self._sources.items()
-            if name not in late
+            if name not in self._running
         }
-        if asked:
+        self._running |= asked
+        if asked:  # nobody waits a second time for a source that is late already
             await asyncio.wait(asked.values(), timeout=self._timeout_s)
-        readings: dict[str, SliReading] = {}
-        for name in self._sources:
-            task = asked.get(name)
-            if task is None or not task.done():
-                reason = f"no answer within {self._timeout_s:g} s"
-                readings[name] = SliReading.missing(Unavailable(reason))
-                if task is not None:
-                    self._running[name] = task
-                continue
-            self._running.pop(name, None)
-            error = task.exception()
-            readings[name] = (
-                task.result() if error is None else SliReading.missing(Unavailable(f"source failed: {error}"))
-            )
-        return readings
+        return {name: self._answer(name) for name in self._sources if name in self._running}
+
+    def _answer(self, name: str) -> SliReading:
+        task = self._running[name]
+        if not task.done():
+            return SliReading.missing(Unavailable(f"no answer within {self._timeout_s:g} s"))
+        del self._running[name]
+        if task.cancelled():
+            return SliReading.missing(Unavailable("source failed: its question was cancelled"))
+        error = task.exception()
+        if error is not None:
+            return SliReading.missing(Unavailable(f"source failed: {error}"))
+        return task.result()
 
     def push(self, workload: str, reading: SliReading, now_s: float) -> None:
         """Hand over a reading that the application delivered itself.
@@ -75,7 +75,7 @@ class SliBoard:
         found[1].push(reading, now_s)
 
     async def close(self) -> None:
-        """Close every source."""
+        """Close every source; one that fails to close does not keep the others open."""
         for name in list(self._sources):
             await self._close(name)
 
@@ -85,4 +85,7 @@ class SliBoard:
         if task is not None:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        await source.close()
+        try:
+            await source.close()
+        except Exception as exc:
+            log.warning("the SLI source of %s did not close cleanly: %s", name, exc)

@@ -1,0 +1,83 @@
+"""The board of SLI sources: slow ones are heard late, broken ones are missing, none is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from perphd.agent.sli import SliBoard
+from perphd.domain.reading import Unavailable
+from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
+from perphd.monitor.sli import SliReading
+
+
+@dataclass
+class Source:
+    """Answers a question when it is told to."""
+
+    asked: list[float] = field(default_factory=list)
+    answers: list[asyncio.Future[SliReading]] = field(default_factory=list)
+    cancelled: int = 0
+    closed: int = 0
+    close_error: Exception | None = None
+
+    async def read(self, now_s: float) -> SliReading:
+        self.asked.append(now_s)
+        self.answers.append(asyncio.get_running_loop().create_future())
+        try:
+            return await self.answers[-1]
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+
+    async def close(self) -> None:
+        self.closed += 1
+        if self.close_error is not None:
+            raise self.close_error
+
+
+def rate(value: float) -> SliReading:
+    missing = Unavailable("not told")
+    return SliReading(value, missing, missing, missing, missing)
+
+
+async def board_of(sources: dict[str, Source]) -> SliBoard:
+    board = SliBoard(lambda spec: sources[spec.source], timeout_s=0.001)
+    await board.follow([WorkloadSpec(name, Kind.LRA, f"/{name}", sli=SliSpec(name)) for name in sources])
+    return board
+
+
+async def test_an_answer_that_came_late_is_the_next_ticks_reading() -> None:
+    slow = Source()
+    board = await board_of({"slow": slow})
+    for n in range(3):
+        assert "no answer within" in str((await board.read(10.0 * n))["slow"].work_rate_per_s)
+        assert "no answer within" in str((await board.read(10.0 * n + 1))["slow"].work_rate_per_s)
+        slow.answers[-1].set_result(rate(n + 5.0))
+        await asyncio.sleep(0)
+        assert (await board.read(10.0 * n + 2))["slow"].work_rate_per_s == n + 5.0
+    assert slow.asked == [0.0, 10.0, 20.0], "asked again only after the answer was handed over"
+    await board.close()
+
+
+async def test_a_source_that_fails_late_is_missing_and_asked_again() -> None:
+    slow = Source()
+    board = await board_of({"slow": slow})
+    await board.read(0.0)
+    slow.answers[-1].set_exception(OSError("refused"))
+    await asyncio.sleep(0)
+    assert "source failed: refused" in str((await board.read(1.0))["slow"].work_rate_per_s)
+    await board.read(2.0)
+    assert slow.asked == [0.0, 2.0]
+    await board.close()
+
+
+async def test_closing_leaves_no_question_behind_and_closes_all() -> None:
+    first, second = Source(close_error=OSError("broken pipe")), Source()
+    board = await board_of({"first": first, "second": second})
+    await board.read(0.0)
+    await board.close()
+    assert (first.cancelled, second.cancelled) == (1, 1)
+    assert (first.closed, second.closed) == (1, 1)
+    assert len(asyncio.all_tasks()) == 1
+    assert await board.read(1.0) == {}
