@@ -98,16 +98,22 @@ def build_agent(
         run_delay=lambda: RunDelayReader(fs, taskstats),
         expected_period_s=config.daemon.period_s,
     )
+    host_load = HostLoad(fs, topology.usable)
     parts = Parts(
         topology=topology,
         capabilities=capabilities,
         monitor=monitor,
-        host_load=HostLoad(fs),
+        host_load=host_load,
         executor=executor,
         policy=POLICIES[config.daemon.policy](config),
         sli=SliBoard(sli_opener, SLI_TIMEOUT_SHARE * config.daemon.period_s),
         records=records,
-        owned=(journal, *(() if taskstats is None else (taskstats,)), *(() if kept is None else (kept,))),
+        owned=(
+            host_load,
+            journal,
+            *(() if taskstats is None else (taskstats,)),
+            *(() if kept is None else (kept,)),
+        ),
     )
     if kept is not None:
         kept.start()
