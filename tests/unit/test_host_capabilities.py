@@ -20,8 +20,8 @@ UNIT_CAPS = "000000400188102f"
 ALL_EVENTS = EventSupport(tuple(EventKind), {})
 
 
-def _status(caps: str) -> str:
-    return f"Name:\tperphd\nCapInh:\t0000000000000000\nCapEff:\t{caps}\nCapBnd:\t{ALL_CAPS}"
+def _status(caps: str, uid: int = 1000) -> str:
+    return f"Name:\tperphd\nUid:\t1000\t{uid}\t1000\t1000\nCapInh:\t0000000000000000\nCapEff:\t{caps}\nCapBnd:\t{ALL_CAPS}"
 
 
 VM = {
@@ -182,6 +182,14 @@ def test_a_kernel_that_wants_more_than_cap_perfmon(tmp_path: Path) -> None:
     for name in ("perf.permission", "perf.hardware", "perf.software"):
         assert "kernel.perf_event_paranoid to 2" in found[name].remedy
     assert found.has("privilege"), "writing control groups takes no CAP_SYS_ADMIN"
+
+
+def test_root_writes_its_own_groups_without_any_capability(tmp_path: Path) -> None:
+    found = _probe(tmp_path / "root", METAL | {"/proc/self/status": _status(NO_CAPS, uid=0)})
+    assert "not those that are delegated" in found["privilege"].detail
+    found = _probe(tmp_path / "user", METAL | {"/proc/self/status": _status(NO_CAPS)})
+    assert not found.has("privilege")
+    assert "cannot be written" in found["privilege"].cost
 
 
 def test_paranoid_zero_needs_no_capability(tmp_path: Path) -> None:

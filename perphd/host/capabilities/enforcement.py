@@ -10,6 +10,7 @@ from perphd.host.capabilities.facts import (
     CAP_DAC_OVERRIDE,
     first_directories,
     has_capability,
+    is_root,
     release,
     release_text,
     text_of,
@@ -135,14 +136,19 @@ def _memory_protection(hierarchies: Hierarchies) -> Capability:
 
 
 def _privilege(fs: KernelFs) -> Capability:
-    # Files of control groups are root's: who passes their permissions may write them, whatever the unit took away.
+    # Writing control groups takes the permissions of their files, which are root's unless delegated, and no more.
     if has_capability(fs, CAP_DAC_OVERRIDE):
-        return Capability("privilege", Area.ENFORCE, True, "CAP_DAC_OVERRIDE is effective")
+        return Capability(
+            "privilege", Area.ENFORCE, True, "CAP_DAC_OVERRIDE is effective: files of any owner"
+        )
+    if is_root(fs):
+        detail = "root without CAP_DAC_OVERRIDE: root's own control groups, not those that are delegated to other users"
+        return Capability("privilege", Area.ENFORCE, True, detail)
     return Capability(
         "privilege",
         Area.ENFORCE,
         False,
-        "CAP_DAC_OVERRIDE is not effective",
-        "kernel files of other users' workloads cannot be written: observe mode only",
+        "not root, and CAP_DAC_OVERRIDE is not effective",
+        "control groups of root and of other users cannot be written: nothing is enforced on their workloads",
         "run perphd as root (its unit does)",
     )

@@ -16,6 +16,7 @@ CAP_SYS_RESOURCE: Final = 24
 CAP_PERFMON: Final = 38
 
 _CAP_EFF = re.compile(r"^CapEff:\s*([0-9a-fA-F]{1,16})$", re.MULTILINE)
+_EUID = re.compile(r"^Uid:\s*[0-9]{1,10}\s+([0-9]{1,10})\s", re.MULTILINE)
 _RELEASE = re.compile(r"([0-9]{1,4})\.([0-9]{1,4})")
 
 
@@ -23,6 +24,12 @@ def has_capability(fs: KernelFs, number: int) -> bool:
     """True if this capability(7) is effective for this process, by /proc/self/status."""
     found = _CAP_EFF.search(text_of(fs, "/proc/self/status"))
     return found is not None and bool(int(found[1], 16) >> number & 1)
+
+
+def is_root(fs: KernelFs) -> bool:
+    """True if this process's effective user is root, by /proc/self/status."""
+    found = _EUID.search(text_of(fs, "/proc/self/status"))
+    return found is not None and int(found[1]) == 0
 
 
 def release_text(fs: KernelFs) -> str:
