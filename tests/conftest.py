@@ -72,7 +72,7 @@ def _missing_vm(marker: pytest.Mark | None) -> str:
     if marker is None:
         return ""
     if not os.environ.get("PERPHD_VM"):
-        return "needs a booted virtual machine with systemd: set PERPHD_VM to its ssh destination"
+        return "needs a booted virtual machine with systemd: set PERPHD_VM as tests/vm/README.md says"
     if shutil.which("ssh") is None:
         return "needs ssh to reach the virtual machine (Debian package openssh-client)"
     return ""

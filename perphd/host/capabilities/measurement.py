@@ -141,7 +141,7 @@ def _perf_permission(fs: KernelFs, support: EventSupport | None) -> Capability:
         detail = f"{shown}; {held[0]} is effective" if held else shown
         return Capability("perf.permission", Area.MEASURE, True, detail)
     if held:
-        # Kernels of Debian and Ubuntu know levels above 2, at which CAP_PERFMON does not count.
+        # Debian's kernels know levels above 2, at which CAP_PERFMON does not count.
         detail = f"{shown}; {held[0]} is effective, and this kernel does not take it for enough"
         remedy = (
             "set kernel.perf_event_paranoid to 2, or add CAP_SYS_ADMIN to the unit's CapabilityBoundingSet="
