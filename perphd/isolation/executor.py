@@ -86,6 +86,8 @@ class Executor:
         self._running: asyncio.Future[object] | None = None
         self._identities: dict[str, Identity] = {}
         self._planned: dict[Key, tuple[Knob, Value]] = {}
+        self._knobs: dict[tuple[str, str], Knob] = {}
+        self._around: dict[str, str] = {}
         self._watch = Watch(journal)
         self._force: dict[Key, Value] = {}
         self._skipped: dict[str, tuple[NotEnforceable, ...]] = {}
@@ -159,6 +161,8 @@ class Executor:
         self._skipped = {}
         changed = {(dirname(entry.path), entry.knob) for entry in self._journal.originals.values()}
         claimed = {spec.cgroup for spec in specs}
+        self._knobs = {key: knob for key, knob in self._knobs.items() if key[0] in claimed}
+        self._around.clear()
         wanted: list[Wanted] = []
         skipped: list[NotEnforceable] = []
         for spec in specs:
@@ -231,12 +235,12 @@ class Executor:
         self, spec: WorkloadSpec, group: Cgroup, setting: str, target: Value, claimed: set[str]
     ) -> Wanted | str:
         """The setting as read back with its target, or why it is left alone (empty: no reason needs telling)."""
-        knob = group.knob(setting)
-        if isinstance(knob, str):
-            return knob
+        read = self._read_knob(group, setting)
+        if isinstance(read, str):
+            return read
+        knob, identity, files = read
+        self._identities[knob.directory] = identity
         key = (spec.name, setting)
-        identity = self._identities[knob.directory] = self._fs.identity(knob.directory)
-        files = tuple(self._file(path, identity) for path in knob.paths)
         self._watch.look(key, identity, files)
         self._note_in_force(key, knob, files)
         conflict = self._watch.yielded(key)
@@ -254,17 +258,40 @@ class Executor:
             outer = next((path for path in _ancestors(spec.cgroup) if path in claimed), None)
             if outer is not None:
                 return f"{spec.cgroup} lies within the workload {outer}, whose CPUs bind it on cgroup v1"
-        state = KnobState(spec.name, knob, files, parent_cpus(self._fs, knob.directory), foreign)
+        state = KnobState(spec.name, knob, files, self._parent_cpus(knob.directory), foreign)
         if knob.version == 1 and not _is_attained(state, target):
             state = replace(state, files=files + self._below(knob.directory))
         return Wanted(state, target)
 
-    def _file(self, path: str, identity: Identity) -> FileState:
+    def _read_knob(self, group: Cgroup, setting: str) -> tuple[Knob, Identity, tuple[FileState, ...]] | str:
+        """A knob with what its files read, or why there is none. Which files there are is asked until one is gone."""
+        place = (group.path, setting)
+        if (known := self._knobs.get(place)) is not None:
+            with suppress(Gone):
+                return known, *self._files(known)
+            del self._knobs[place]
+        knob = group.knob(setting)
+        if isinstance(knob, str):
+            return knob
+        self._knobs[place] = knob
+        return knob, *self._files(knob)
+
+    def _files(self, knob: Knob) -> tuple[Identity, tuple[FileState, ...]]:
+        identity = self._fs.identity(knob.directory)
+        return identity, tuple(self._file(path, identity) for path in knob.paths)
+
+    def _file(self, path: str, identity: Identity, text: str | None = None) -> FileState:
+        text = read_text(self._fs, path) if text is None else text
         original = self._journal.originals.get(path)
         known = original is not None and original.identity == identity
-        return FileState(
-            path, read_text(self._fs, path), original.text if original is not None and known else None
-        )
+        return FileState(path, text, original.text if original is not None and known else None)
+
+    def _parent_cpus(self, directory: str) -> str:
+        """As ``parent_cpus``, looked up once a plan (and once after its writes): siblings share their parent."""
+        parent = dirname(directory)
+        if parent not in self._around:
+            self._around[parent] = parent_cpus(self._fs, directory)
+        return self._around[parent]
 
     def _below(self, directory: str) -> tuple[FileState, ...]:
         """The CPU sets of the groups below, parents first; empty ones bind nobody."""
@@ -285,7 +312,7 @@ class Executor:
             return
         value = decode(knob.setting, knob.version, {basename(file.path): file.now for file in files})
         if knob.setting == "cpus" and files[0].original == "" and isinstance(value, CpuSet):
-            around = CpuSet.parse(parent_cpus(self._fs, knob.directory))
+            around = CpuSet.parse(self._parent_cpus(knob.directory))
             value = KEEP if around and around <= value else value  # no confinement: equal in effect to empty
         if value is KEEP:
             self._force.pop(key, None)
@@ -344,34 +371,40 @@ class Executor:
 
     def _settle(self, keys: set[Key], touched: set[str]) -> None:
         """Remember what the knobs read after a transaction, and close those that hold their originals (again)."""
+        self._around.clear()
         entries: dict[Key, list[Original]] = defaultdict(list)
         for entry in self._journal.originals.values():
             if (entry.workload, entry.knob) in keys:
                 entries[entry.workload, entry.knob].append(entry)
+        closed: list[str] = []
         for key, group in entries.items():
             written = any(entry.path in touched for entry in group)
+            texts: dict[str, str] = {}
             holds = [
-                self._holds_original(entry, written) for entry in group
-            ]  # of each: it takes note as well
+                self._holds_original(entry, written, texts) for entry in group
+            ]  # all: each takes note as well
             if all(holds):
-                with suppress(KernelError):  # the journal then still names values that the files hold already
-                    self._journal.close_out(entry.path for entry in group)
+                closed += [entry.path for entry in group]
                 self._force.pop(key, None)
             elif (planned := self._planned.get(key)) is not None:
                 knob = planned[0]
                 with suppress(KernelError):
                     identity = self._fs.identity(knob.directory)
-                    self._note_in_force(key, knob, [self._file(path, identity) for path in knob.paths])
+                    files = [self._file(path, identity, texts.get(path)) for path in knob.paths]
+                    self._note_in_force(key, knob, files)
+        with suppress(KernelError):  # the journal then still names values that the files hold already
+            self._journal.close_out(closed)
 
-    def _holds_original(self, entry: Original, written: bool) -> bool:
+    def _holds_original(self, entry: Original, written: bool, texts: dict[str, str]) -> bool:
         try:
             raw = self._fs.read(entry.path)
         except Gone:
             return True
         except KernelError:
             return False
+        text = texts[entry.path] = raw.decode(errors="replace").rstrip("\n")
         if written:
-            self._watch.wrote(entry.path, entry.identity, raw.decode(errors="replace").rstrip("\n"))
+            self._watch.wrote(entry.path, entry.identity, text)
         return raw == entry.raw
 
     def _tell(self, result: Result) -> None:

@@ -30,6 +30,9 @@ VERSION: Final = 1
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _KEPT_INTENTS = 16
 _COMPACT_ABOVE_BYTES = 1 << 20
+_encode = json.JSONEncoder(
+    separators=(",", ":")
+).encode  # one for all lines: json.dumps would make one a call
 _NOTHING_WRITTEN = "no kernel file is changed while its original cannot be recorded"
 
 
@@ -387,7 +390,7 @@ def _boot_id() -> str:
 
 
 def _line(record: dict[str, Any]) -> str:
-    body = json.dumps(record, separators=(",", ":"))
+    body = _encode(record)
     return f'{body[:-1]},"crc":{zlib.crc32(body.encode())}}}\n'
 
 
@@ -415,7 +418,7 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
         crc = record.pop("crc")
-        body = json.dumps(record, separators=(",", ":"))
+        body = _encode(record)
         if zlib.crc32(body.encode()) != crc or not isinstance(record["kind"], str):
             return None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

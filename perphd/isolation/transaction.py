@@ -52,6 +52,7 @@ class Transaction:
         self._clock, self._deadline_s = clock, deadline_s
         self._before: list[tuple[Write, list[tuple[str, str]]]] = []
         self._led: set[str] = set()
+        self._follow: dict[str, dict[str, tuple[str, ...]]] = {}
         self.result = Result()
 
     def run(self, writes: Sequence[Write]) -> Result:
@@ -82,6 +83,7 @@ class Transaction:
         """Put on disk what is about to be changed for the first time, and what is about to be written."""
         originals: dict[str, Original] = {}
         intents: list[tuple[str, str]] = []
+        around: dict[str, str] = {}  # nothing is written meanwhile: one look at each parent is enough
         for write in writes:
             if write.workload in self.result.gone:
                 continue
@@ -95,9 +97,10 @@ class Transaction:
                 intents += [(path, value) for value in values]
             intents.append((write.path, write.value))
             if basename(write.path) in EMPTY_ALLOWED and "" in (write.value, write.before):
-                intents.append(
-                    (write.path, parent_cpus(self._fs, dirname(write.path)))
-                )  # what put may have to do
+                parent = dirname(dirname(write.path))
+                if parent not in around:
+                    around[parent] = parent_cpus(self._fs, dirname(write.path))
+                intents.append((write.path, around[parent]))  # what put may have to do
         # A workload that turned out to be gone midway keeps what was read of it: harmless, closed as gone by restore.
         self._journal.record(originals.values(), intents)
 
@@ -117,9 +120,13 @@ class Transaction:
 
     def _followers(self, path: str) -> dict[str, tuple[str, ...]]:
         """Files that the kernel changes by itself when this one is written, with the values it may choose."""
-        candidates = FOLLOWERS.get(basename(path), {})
-        paths = {f"{dirname(path)}/{name}": values for name, values in candidates.items()}
-        return {path: values for path, values in paths.items() if self._fs.exists(path)}
+        known = self._follow.get(path)
+        if known is None:
+            candidates = FOLLOWERS.get(basename(path), {})
+            paths = {f"{dirname(path)}/{name}": values for name, values in candidates.items()}
+            known = {path: values for path, values in paths.items() if self._fs.exists(path)}
+            self._follow[path] = known
+        return known
 
     def _one(self, write: Write) -> None:
         directory = dirname(write.path)

@@ -141,6 +141,10 @@ class SimFs:
             return sorted(node.children)
         raise self._error(errno.ENOENT if node is None else errno.ENOTDIR, path, "list")
 
+    def subdirectories(self, path: str) -> list[str]:
+        """Names of the directories in a directory, sorted."""
+        return [name for name in self.listdir(path) if isinstance(self._node(f"{path}/{name}"), Directory)]
+
     def exists(self, path: str) -> bool:
         """True if something is there."""
         return self._node(path) is not None

@@ -149,6 +149,9 @@ class FakeKernel:
         children = [basename(d) for d in self.directories if dirname(d) == path]
         return sorted([*children, *self.directories[path].files])
 
+    def subdirectories(self, path: str) -> list[str]:
+        return [name for name in self.listdir(path) if f"{path}/{name}" in self.directories]
+
     def identity(self, path: str) -> tuple[int, int]:
         if path not in self.directories:
             raise self._error(errno.ENOENT, path, "stat")

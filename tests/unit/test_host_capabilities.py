@@ -21,7 +21,8 @@ ALL_EVENTS = EventSupport(tuple(EventKind), {})
 
 
 def _status(caps: str, uid: int = 1000) -> str:
-    return f"Name:\tperphd\nUid:\t1000\t{uid}\t1000\t1000\nCapInh:\t0000000000000000\nCapEff:\t{caps}\nCapBnd:\t{ALL_CAPS}"
+    who = f"Name:\tperphd\nUid:\t1000\t{uid}\t1000\t1000"
+    return f"{who}\nCapInh:\t0000000000000000\nCapEff:\t{caps}\nCapBnd:\t{ALL_CAPS}"
 
 
 VM = {

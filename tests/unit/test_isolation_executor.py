@@ -317,6 +317,19 @@ async def test_units_of_systemd_are_refused_with_the_reason(v1: Bench) -> None:
     assert executor.enforceable(LRA)[0] == {"cpus", "cpu_weight", "cpu_max_cores"}
 
 
+async def test_a_controller_that_is_switched_off_later_is_a_reason_and_switched_on_again_it_is_used(
+    v2: Bench,
+) -> None:
+    assert (await v2.go({"pi": Settings(cpu_weight=10)})).ok
+    files = v2.kernel.directories["/sys/fs/cgroup/pi"].files
+    taken = {name: files.pop(name) for name in ("cpu.weight", "cpu.idle")}
+    assert not v2.executor.plan({"pi": Settings(cpu_weight=20)}, (BATCH,))
+    assert "does not enable the cpu controller" in v2.executor.not_enforceable("pi")[0].reason
+    assert v2.executor.blocked("pi") == ("cpu_weight",)
+    files |= taken
+    assert v2.executor.plan({"pi": Settings(cpu_weight=20)}, (BATCH,))
+
+
 async def test_resctrl_settings_are_named_as_not_enforceable(v2: Bench) -> None:
     assert (await v2.go({"db": Settings(llc_masks=((0, 15),), mba_pct=((0, 50),))})).ok
     assert [left.knob for left in v2.executor.not_enforceable("db")] == ["llc_masks", "mba_pct"]

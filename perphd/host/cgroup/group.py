@@ -200,7 +200,7 @@ def descendants(fs: KernelFs, directory: str) -> list[str]:
     """Directories of all cgroups below this one, parents before children; what vanishes meanwhile is left out."""
     found: list[str] = []
     try:
-        names = fs.listdir(directory)
+        names = fs.subdirectories(directory)
     except KernelError:
         return found
     for name in names:
