@@ -21,14 +21,15 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Busy, Gone, KernelError, ParseError
 from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
 from perphd.domain.workload import WorkloadSpec
-from perphd.host.cgroup.group import RESCTRL_ABSENT, Cgroup, Cgroups, Knob, descendants, parent_cpus
+from perphd.host.cgroup.group import RESCTRL_ABSENT, Cgroup, Cgroups, Knob
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import CONTROLLERS, RESCTRL_SETTINGS, Value, decode
-from perphd.host.fs import KernelFs, read_text
+from perphd.host.fs import KernelFs
 from perphd.isolation.journal import Journal, Original
 from perphd.isolation.planner import FileState, KnobState, Wanted, attainable_cpus, plan
+from perphd.isolation.readback import ReadBack
 from perphd.isolation.restore import FileReport, RestoreReport, restore_journal
-from perphd.isolation.transaction import Identity, Result, Transaction
+from perphd.isolation.transaction import Result, Transaction
 from perphd.isolation.watch import Conflict, Key, Watch
 
 Refuse = Callable[[str], str | None]
@@ -84,10 +85,8 @@ class Executor:
         self._thread = ThreadPoolExecutor(1, "perphd-isolation") if in_thread else None
         self._lock = asyncio.Lock()
         self._running: asyncio.Future[object] | None = None
-        self._identities: dict[str, Identity] = {}
+        self._read = ReadBack(fs, journal)
         self._planned: dict[Key, tuple[Knob, Value]] = {}
-        self._knobs: dict[tuple[str, str], Knob] = {}
-        self._around: dict[str, str] = {}
         self._watch = Watch(journal)
         self._force: dict[Key, Value] = {}
         self._skipped: dict[str, tuple[NotEnforceable, ...]] = {}
@@ -156,13 +155,11 @@ class Executor:
         if self._running is not None:
             self._note_waiting(targets, specs)
             return ChangeSet((), (), "an earlier change is still being written")
-        self._identities.clear()
         self._planned.clear()
         self._skipped = {}
         changed = {(dirname(entry.path), entry.knob) for entry in self._journal.originals.values()}
         claimed = {spec.cgroup for spec in specs}
-        self._knobs = {key: knob for key, knob in self._knobs.items() if key[0] in claimed}
-        self._around.clear()
+        self._read.begin(claimed)
         wanted: list[Wanted] = []
         skipped: list[NotEnforceable] = []
         for spec in specs:
@@ -235,11 +232,10 @@ class Executor:
         self, spec: WorkloadSpec, group: Cgroup, setting: str, target: Value, claimed: set[str]
     ) -> Wanted | str:
         """The setting as read back with its target, or why it is left alone (empty: no reason needs telling)."""
-        read = self._read_knob(group, setting)
+        read = self._read.knob(group, setting)
         if isinstance(read, str):
             return read
         knob, identity, files = read
-        self._identities[knob.directory] = identity
         key = (spec.name, setting)
         self._watch.look(key, identity, files)
         self._note_in_force(key, knob, files)
@@ -258,52 +254,10 @@ class Executor:
             outer = next((path for path in _ancestors(spec.cgroup) if path in claimed), None)
             if outer is not None:
                 return f"{spec.cgroup} lies within the workload {outer}, whose CPUs bind it on cgroup v1"
-        state = KnobState(spec.name, knob, files, self._parent_cpus(knob.directory), foreign)
+        state = KnobState(spec.name, knob, files, self._read.parent_cpus(knob.directory), foreign)
         if knob.version == 1 and not _is_attained(state, target):
-            state = replace(state, files=files + self._below(knob.directory))
+            state = replace(state, files=files + self._read.cpus_below(knob.directory))
         return Wanted(state, target)
-
-    def _read_knob(self, group: Cgroup, setting: str) -> tuple[Knob, Identity, tuple[FileState, ...]] | str:
-        """A knob with what its files read, or why there is none. Which files there are is asked until one is gone."""
-        place = (group.path, setting)
-        if (known := self._knobs.get(place)) is not None:
-            with suppress(Gone):
-                return known, *self._files(known)
-            del self._knobs[place]
-        knob = group.knob(setting)
-        if isinstance(knob, str):
-            return knob
-        self._knobs[place] = knob
-        return knob, *self._files(knob)
-
-    def _files(self, knob: Knob) -> tuple[Identity, tuple[FileState, ...]]:
-        identity = self._fs.identity(knob.directory)
-        return identity, tuple(self._file(path, identity) for path in knob.paths)
-
-    def _file(self, path: str, identity: Identity, text: str | None = None) -> FileState:
-        text = read_text(self._fs, path) if text is None else text
-        original = self._journal.originals.get(path)
-        known = original is not None and original.identity == identity
-        return FileState(path, text, original.text if original is not None and known else None)
-
-    def _parent_cpus(self, directory: str) -> str:
-        """As ``parent_cpus``, looked up once a plan (and once after its writes): siblings share their parent."""
-        parent = dirname(directory)
-        if parent not in self._around:
-            self._around[parent] = parent_cpus(self._fs, directory)
-        return self._around[parent]
-
-    def _below(self, directory: str) -> tuple[FileState, ...]:
-        """The CPU sets of the groups below, parents first; empty ones bind nobody."""
-        found: list[FileState] = []
-        for child in descendants(self._fs, directory):
-            with suppress(Gone):
-                identity = self._fs.identity(child)
-                file = self._file(f"{child}/cpuset.cpus", identity)
-                if file.now:
-                    self._identities[child] = identity
-                    found.append(file)
-        return tuple(found)
 
     def _note_in_force(self, key: Key, knob: Knob, files: Iterable[FileState]) -> None:
         files = list(files)
@@ -312,7 +266,7 @@ class Executor:
             return
         value = decode(knob.setting, knob.version, {basename(file.path): file.now for file in files})
         if knob.setting == "cpus" and files[0].original == "" and isinstance(value, CpuSet):
-            around = CpuSet.parse(self._parent_cpus(knob.directory))
+            around = CpuSet.parse(self._read.parent_cpus(knob.directory))
             value = KEEP if around and around <= value else value  # no confinement: equal in effect to empty
         if value is KEEP:
             self._force.pop(key, None)
@@ -331,7 +285,7 @@ class Executor:
         async with self._lock:
             started = self._clock()
             transaction = Transaction(
-                self._fs, self._journal, dict(self._identities), self._clock, self._deadline_s
+                self._fs, self._journal, dict(self._read.identities), self._clock, self._deadline_s
             )
             done = await self._run(lambda: self._transact(transaction, changes.writes))
             took = self._clock() - started
@@ -371,7 +325,7 @@ class Executor:
 
     def _settle(self, keys: set[Key], touched: set[str]) -> None:
         """Remember what the knobs read after a transaction, and close those that hold their originals (again)."""
-        self._around.clear()
+        self._read.forget_around()
         entries: dict[Key, list[Original]] = defaultdict(list)
         for entry in self._journal.originals.values():
             if (entry.workload, entry.knob) in keys:
@@ -390,7 +344,7 @@ class Executor:
                 knob = planned[0]
                 with suppress(KernelError):
                     identity = self._fs.identity(knob.directory)
-                    files = [self._file(path, identity, texts.get(path)) for path in knob.paths]
+                    files = [self._read.file(path, identity, texts.get(path)) for path in knob.paths]
                     self._note_in_force(key, knob, files)
         with suppress(KernelError):  # the journal then still names values that the files hold already
             self._journal.close_out(closed)

@@ -1,0 +1,85 @@
+"""Reading settings back for one plan: each directory, and what surrounds it, is asked no more often than needed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from posixpath import dirname
+
+from perphd.domain.errors import Gone
+from perphd.host.cgroup.group import Cgroup, Knob, descendants, parent_cpus
+from perphd.host.fs import KernelFs, read_text
+from perphd.isolation.journal import Journal
+from perphd.isolation.planner import FileState
+from perphd.isolation.transaction import Identity
+
+
+class ReadBack:
+    """Reads knobs together with their journaled originals.
+
+    ``identities``: of every directory read since ``begin``, as it was then.
+    """
+
+    def __init__(self, fs: KernelFs, journal: Journal) -> None:
+        self._fs, self._journal = fs, journal
+        self._knobs: dict[tuple[str, str], Knob] = {}
+        self._around: dict[str, str] = {}
+        self.identities: dict[str, Identity] = {}
+
+    def begin(self, cgroups: Iterable[str]) -> None:
+        """A new plan, about these cgroups: forget identities, surroundings, and other cgroups."""
+        kept = frozenset(cgroups)
+        self._knobs = {place: knob for place, knob in self._knobs.items() if place[0] in kept}
+        self.identities.clear()
+        self.forget_around()
+
+    def forget_around(self) -> None:
+        """What parents give may have changed: it is looked up anew."""
+        self._around.clear()
+
+    def knob(self, group: Cgroup, setting: str) -> tuple[Knob, Identity, tuple[FileState, ...]] | str:
+        """A knob with what its files read, or why there is none. Which files there are is asked until one is gone.
+
+        Raises:
+            KernelError: they cannot be read; Gone if the group vanished meanwhile.
+        """
+        place = (group.path, setting)
+        if (known := self._knobs.get(place)) is not None:
+            with suppress(Gone):
+                return known, *self._files(known)
+            del self._knobs[place]
+        knob = group.knob(setting)
+        if isinstance(knob, str):
+            return knob
+        self._knobs[place] = knob
+        return knob, *self._files(knob)
+
+    def _files(self, knob: Knob) -> tuple[Identity, tuple[FileState, ...]]:
+        identity = self.identities[knob.directory] = self._fs.identity(knob.directory)
+        return identity, tuple(self.file(path, identity) for path in knob.paths)
+
+    def file(self, path: str, identity: Identity, text: str | None = None) -> FileState:
+        """One file of a directory of this identity; ``text``: what it reads, if that is known already."""
+        text = read_text(self._fs, path) if text is None else text
+        original = self._journal.originals.get(path)
+        known = original is not None and original.identity == identity
+        return FileState(path, text, original.text if original is not None and known else None)
+
+    def cpus_below(self, directory: str) -> tuple[FileState, ...]:
+        """The CPU sets of the groups below, parents first; empty ones bind nobody."""
+        found: list[FileState] = []
+        for child in descendants(self._fs, directory):
+            with suppress(Gone):
+                identity = self._fs.identity(child)
+                file = self.file(f"{child}/cpuset.cpus", identity)
+                if file.now:
+                    self.identities[child] = identity
+                    found.append(file)
+        return tuple(found)
+
+    def parent_cpus(self, directory: str) -> str:
+        """As the function of this name, but asked once for all children of a parent."""
+        parent = dirname(directory)
+        if parent not in self._around:
+            self._around[parent] = parent_cpus(self._fs, directory)
+        return self._around[parent]
