@@ -21,8 +21,6 @@ from perphd.domain.workload import Objective
 
 MILD_FACTOR = 3
 """A shortfall below the effect size must last so many times longer before it is believed."""
-CLOSED_ELASTICITY = 0.3
-"""Elasticity from which an LRA's load counts as closed: its work rate falls when it has to wait."""
 UNEXPLAINED_RATIO = 1.2
 """If work would be higher by more than this were waiting its only trouble, the load has fallen."""
 
@@ -77,7 +75,7 @@ def target_of(
         work = work_band.value * (1.0 - objective.tolerance_pct / 100.0)
     if objective.max_latency_ms is not None and perf.delay_source.startswith("latency"):
         delay = objective.max_latency_ms
-    elif work_band is not None and not perf.delay_source.startswith("latency") and _is_closed(model):
+    elif work_band is not None and not perf.delay_source.startswith("latency") and model.is_closed:
         # In a closed loop work rate x latency is constant: work says it all, and better than a stand-in for latency.
         delay = Unavailable("closed loop: the work rate tells the delay as well")
     elif delay_band is not None:
@@ -107,7 +105,9 @@ def judge(
     evidence: list[Evidence] = []
     witnesses, cause = _witnesses(sample, perf, target, model, settings, evidence)
     stalled = "memory_some_pct" in witnesses or "io_some_pct" in witnesses
-    work_score = _work_score(perf, target, stalled, evidence)
+    in_flight = model.reference("in_flight", perf.load)
+    in_flight_ratio = perf.in_flight / in_flight.value if available(perf.in_flight) and in_flight else None
+    work_score = _work_score(perf, target, in_flight_ratio, model.is_closed, stalled, evidence)
     delay_score = _delay_score(perf, target, evidence)
     score = min(work_score, delay_score)
     below = score < 1.0 and bool(witnesses)
@@ -139,10 +139,6 @@ def _is_unfit(sample: Sample, perf: Performance) -> bool:
     return bool(flags) or (sample.has(Quality.MULTIPLEXED) and perf.work_source == "mips")
 
 
-def _is_closed(model: ResPerfModel) -> bool:
-    return model.elasticity is not None and model.elasticity >= CLOSED_ELASTICITY
-
-
 def _known(band: Band | None, settings: PolicySettings) -> Band | None:
     return band if band is not None and band.support >= settings.min_reference_samples else None
 
@@ -160,7 +156,14 @@ def _health(before: Health, state: DetectorState, below: bool, settings: PolicyS
     return Health.SUSPECT if below else Health.HEALTHY
 
 
-def _work_score(perf: Performance, target: Target, stalled: bool, evidence: list[Evidence]) -> float:
+def _work_score(
+    perf: Performance,
+    target: Target,
+    in_flight_ratio: float | None,
+    closed: bool,
+    stalled: bool,
+    evidence: list[Evidence],
+) -> float:
     """Work / target, where a fall of work counts only as far as waiting explains it (or something else stalls)."""
     if not available(perf.work) or not available(target.work) or target.work <= 0:
         return math.inf
@@ -168,7 +171,7 @@ def _work_score(perf: Performance, target: Target, stalled: bool, evidence: list
     text = f"{abs(score - 1):.0%} {'above' if score >= 1 else 'below'} the target"
     if score < 1.0 and not stalled and target.work_band is not None:
         raw = max(perf.work / target.work_band.value, 1e-6)
-        counted = contended_ratio(raw, _delay_ratio(perf, target))
+        counted = contended_ratio(raw, _delay_ratio(perf, target), in_flight_ratio, closed)
         score *= counted / raw
         if score >= 1.0 or counted > UNEXPLAINED_RATIO * raw:
             # Work in flight is not what it was: only delay can be judged at this load.

@@ -20,10 +20,12 @@ WEIGHTS: tuple[Weight, ...] = (IDLE, 6, 12, 25, 50, 100)
 """Batch weights tried, weakest first. 100 is everybody's default: batch is never raised above an LRA."""
 MAX_CORE_STEPS = 16
 """At most so many different batch core counts are tried; on large hosts they are spread geometrically."""
-SURE, FAIR, SLIM = 0.85, 0.35, 0.1
+SURE, FAIR, SLIM = 0.9, 0.35, 0.1
 """Chances of meeting the target: as good as certain; worth trying; worth exploring when the target is missed."""
 LEAST_GAIN_SHARE = 0.05
 """A step back must promise batch this share more than it has: less is within the noise of what is measured."""
+EQUAL_USE = 0.95
+"""Expected uses that differ by less than this count as equal."""
 NEGLIGIBLE_CORES = 0.02
 """Differences in batch's share below this are no reason to prefer a candidate."""
 
@@ -123,14 +125,15 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
     if len(stronger) < len(assessed) and any(chance(a.prediction, 1.0, z) >= FAIR for a in stronger):
         assessed = stronger
     chances = {a.allocation: chance(a.prediction, 1.0, z) for a in assessed}
-    best = max(
-        assessed,
-        key=lambda a: (
-            min(chances[a.allocation] / SURE, 1.0) * (1.0 + a.batch_cores / a.allocation.cpu.total_cores),
-            a.allocation.cpu.batch_cores,
-            a.prediction.lower,
-        ),
-    )
+    use = {
+        a.allocation: min(chances[a.allocation] / SURE, 1.0)
+        * (1.0 + a.batch_cores / a.allocation.cpu.total_cores)
+        for a in assessed
+    }
+    most = max(use.values())
+    near = [a for a in assessed if use[a.allocation] >= EQUAL_USE * most]
+    # Among equals the gentlest instrument (batch on most cores), and there the safest.
+    best = max(near, key=lambda a: (a.allocation.cpu.batch_cores, a.prediction.lower))
     if chances[best.allocation] >= SURE:
         return best, "the cheapest allocation that is expected to meet the target for sure"
     if chances[best.allocation] >= FAIR:
@@ -140,8 +143,8 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
         best = max(hopeful, key=lambda a: (chances[a.allocation], a.batch_cores))
         return best, "the target is missed and this is untried: exploring"
     nearest = max(a.prediction.score for a in assessed)
-    near = [a for a in assessed if a.prediction.score >= 0.98 * nearest]
-    return _cheapest(near), "no allocation is predicted to meet the target; this one comes nearest"
+    closest = [a for a in assessed if a.prediction.score >= 0.98 * nearest]
+    return _cheapest(closest), "no allocation is predicted to meet the target; this one comes nearest"
 
 
 @dataclass(frozen=True, slots=True)

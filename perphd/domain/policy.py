@@ -30,12 +30,12 @@ class ResPerfModel(Protocol):
         """Expected value of a signal at the reference allocation; None while it is not known yet.
 
         Signals: ``work:SOURCE`` and ``delay:SOURCE`` (see ``domain.signals``: what comes from one source is never
-        compared with another), ``cpu_usage_cores``, and the stall shares (plus 1) such as ``cpu_some_pct``.
+        compared with another), ``cpu_usage_cores``, ``in_flight``, and stall shares plus 1 (``cpu_some_pct`` ...).
         """
 
     @property
-    def elasticity(self) -> float | None:
-        """-d log(work) / d log(delay) under contention: about 1 in a closed loop, 0 in an open one; None: unseen."""
+    def is_closed(self) -> bool:
+        """True once contention has shown that the load is a closed loop: its work rate falls when it has to wait."""
 
     def predict_work(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Work ratio to the reference for each allocation."""

@@ -21,8 +21,10 @@ from perphd.predictor.residual import Residual
 WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
 """Readings whose undisturbed level is learned beside work and delay, to tell contention from low load."""
 
-_SCALES = np.array([0.25, 0.6, 0.5, 0.35, 0.6])
+_SCALES = np.array([0.25, 0.45, 0.5, 0.35, 0.6])
 _UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING)
+CLOSED_ELASTICITY = 0.3
+"""Elasticity from which an LRA's load counts as closed: its work rate falls when it has to wait."""
 _ELASTIC_DELAY = 1.25
 _ELASTIC_GAIN = 0.1
 _LEAST_CORES = 0.02
@@ -93,6 +95,8 @@ class LraModel:
             self._reference.update(f"work:{perf.work_source}", work / scale, load, weight)
         if available(delay):
             self._reference.update(f"delay:{perf.delay_source}", delay * scale, load, weight)
+        if available(perf.in_flight):
+            self._reference.update("in_flight", perf.in_flight, load, weight)
         usage = seen.sample.cpu_usage_cores
         if available(usage):
             self._reference.update("cpu_usage_cores", usage, load, weight)
@@ -114,7 +118,11 @@ class LraModel:
             delay_ratio = min(max(delay / delay_reference.value, 1 / _MOST_RATIO), _MOST_RATIO)
         raw_ratio = max(work / reference.value, _LEAST_RATIO)
         self._learn_elasticity(raw_ratio, delay_ratio)
-        work_ratio = contended_ratio(raw_ratio, delay_ratio)
+        in_flight = self._reference.get("in_flight", load)
+        in_flight_ratio = (
+            perf.in_flight / in_flight.value if available(perf.in_flight) and in_flight else None
+        )
+        work_ratio = contended_ratio(raw_ratio, delay_ratio, in_flight_ratio, self.is_closed)
         x = _features([seen.allocation], seen.context)
         key = _cell_key(seen.allocation, seen.context)
         prior = expect(CpuGrants.of([seen.allocation]), seen.context)
@@ -161,11 +169,9 @@ class LraModel:
         return self._reference.get(signal, load)
 
     @property
-    def elasticity(self) -> float | None:
-        """How far work falls when delay grows, -d log(work) / d log(delay): about 1 in a closed loop, 0 in an open
-        one; None until contention was seen.
-        """
-        return self._elasticity
+    def is_closed(self) -> bool:
+        """True once contention has shown that the load asks again only when it was answered."""
+        return self._elasticity is not None and self._elasticity >= CLOSED_ELASTICITY
 
     def predict_work(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Work ratio to the reference, at most 1.05, never falling as batch's weight falls on the same cores."""

@@ -23,9 +23,9 @@ from perphd.domain.policy import ModelContext
 
 SHARING_LOSS = 0.2
 """Share of capacity lost when all of an LRA's time is spent on cores that it shares with demoted batch."""
-WAKEUP_DELAY_IDLE = 0.25
+WAKEUP_DELAY_IDLE = 0.3
 """Growth of delay when every wake-up meets a core that runs idle-class batch ..."""
-WAKEUP_DELAY_EQUAL = 2.5
+WAKEUP_DELAY_EQUAL = 1.0
 """... and what is added to it towards equal weights."""
 MAX_QUEUEING = 2.0
 """Most by which queueing alone is expected to multiply delay."""

@@ -155,7 +155,7 @@ def test_learns_the_ratio_of_an_allocation() -> None:
     assert abs(band.value - 0.4) < 0.05
     assert band.support > 5
     (delay,) = model.predict_delay([allocation(2, 2)], ModelContext(1.0, 2.0, 2.0))
-    assert abs(delay.value - (3.0 / 400) / (1.1 / 1000)) / delay.value < 0.2
+    assert abs(delay.value - (2.1 / 400) / (0.2 / 1000)) / delay.value < 0.2
 
 
 def test_a_fall_of_load_is_not_booked_to_the_allocation() -> None:
