@@ -257,6 +257,10 @@ class Agent:
             spec.kind is Kind.BATCH and self.mode_of(spec) is Mode.ENFORCE for spec in self._specs.values()
         )
         when_s = self._clock() if self._clock is not None else now_s
+        if any(
+            self._parts.executor.blocked(spec.name) for spec in self._specs.values() if self._gives_way(spec)
+        ):
+            return  # what was chosen is not what is in force: the policy goes on judging what is
         for decision in target.decisions:
             spec = self._specs.get(decision.workload)
             if spec is None:
@@ -272,6 +276,12 @@ class Agent:
             elif changed:
                 # Another LRA's change moved batch as well: this one's surroundings changed too.
                 before.since_s = when_s
+
+    def _gives_way(self, spec: WorkloadSpec) -> bool:
+        """True for batch that the operator lets perphd set and of which something can be set."""
+        known = self._enforceable.get(spec.name)
+        settable = known is not None and known.knobs & {"cpus", "cpu_weight"}
+        return spec.kind is Kind.BATCH and self.mode_of(spec) is Mode.ENFORCE and bool(settable)
 
     def _record(self, target: TargetState, samples: tuple[Sample, ...], now_s: float) -> None:
         records = self._parts.records

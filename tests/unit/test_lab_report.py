@@ -113,7 +113,7 @@ def test_recovery_in_some_repetitions_only_misses_the_goal():
 def test_what_was_in_force_is_told_by_its_share_of_the_window():
     found = in_force([make("perphd"), make("perphd", 1)])
     assert found == [("batch", "shares 2", 6.5 / 8), ("batch", "shares 1024", 1.5 / 8)]
-    assert "- batch: shares 2: 81 % of the time" in report.summary([make("perphd")])
+    assert "- perphd, batch: shares 2: 81 % of the time" in report.summary([make("perphd")])
     assert in_force([make("native")]) == []
 
 
@@ -136,7 +136,7 @@ def test_the_page_tells_machine_command_method_and_what_was_done_when():
     page = report.markdown(closed(), MACHINE, Timing(), "python -m tools.lab --reps 3", "timeline.png")
     for part in (
         "python -m tools.lab --reps 3", "A processor", "commit abc", "![", "(timeline.png)",
-        "- +1.2: grow: it was too slow", "- +1.5: batch has shares 2", "Repetition 2:", "at most 2.0 % of the time",
+        "- +1.2: grow: it was too slow", "- +1.5: batch has shares 2", "repetition 2:", "at most 2.0 % of the time",
         "remote client",
     ):  # fmt: skip
         assert part in page

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from tools.lab.load import LOADS
 from tools.lab.records import Run, Window
-from tools.lab.schemes import ALONE, NATIVE, SCHEMES
+from tools.lab.schemes import ALONE, NATIVE, SCHEMES, tolerance_pct
 from tools.lab.stats import Spread, ratio, recovery_s, share_good, spread
 
 TOLERANCE_PCT = 10.0
@@ -135,7 +135,7 @@ def target(run: Run, runs: Sequence[Run]) -> Target | None:
         return None
     if LOADS[run.cell.partition("-")[0]].open_loop:
         return None if alone.whole.p95_ms is None else Target("p95", OPEN_P95_RATIO * alone.whole.p95_ms)
-    return Target("rate", RECOVERED_SHARE * (1 - TOLERANCE_PCT / 100) * alone.whole.tps)
+    return Target("rate", RECOVERED_SHARE * (1 - tolerance_pct(run.scheme) / 100) * alone.whole.tps)
 
 
 def recovery(run: Run, runs: Sequence[Run]) -> float | None:

@@ -27,6 +27,7 @@ socket = "{folder}/perphd.sock"
 [[lra]]
 name = "mariadb"
 cgroup = "{lra}"
+tolerance_pct = {tolerance_pct}
 
 [lra.sli]
 source = "mysql"
@@ -47,7 +48,15 @@ class Daemon:
     ``keep``: a folder that gets its log, its configuration and its store when it has stopped.
     """
 
-    def __init__(self, ledger: Ledger, folder: Path, server: Server, groups: list[str], keep: Path) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        folder: Path,
+        server: Server,
+        groups: list[str],
+        keep: Path,
+        tolerance_pct: float,
+    ) -> None:
         self._ledger, self._keep = ledger, keep
         self._folder = folder / "perphd"
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -59,7 +68,7 @@ class Daemon:
         config.write_text(
             _CONFIG.format(
                 folder=self._folder, lra=g.LRA, batch=g.BATCH, socket=server.socket, user=READER,
-                password_file=password_file,
+                password_file=password_file, tolerance_pct=tolerance_pct,
             )
         )  # fmt: skip
         program = "from perphd.control.daemon import main; main()"

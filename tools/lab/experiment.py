@@ -90,8 +90,15 @@ class Bench:
             watcher = stack.enter_context(Watcher(groups, [g.LRA, g.BATCH]))
             daemon: Daemon | None = None
             if scheme.daemon:
-                keep = self._keep / f"{cell.name}-{repetition + 1}"
-                daemon = Daemon(self.ledger, self.folder, self.server, groups.directories(g.CLIENT), keep)
+                keep = self._keep / f"{cell.name}-{scheme.name}-{repetition + 1}"
+                daemon = Daemon(
+                    self.ledger,
+                    self.folder,
+                    self.server,
+                    groups.directories(g.CLIENT),
+                    keep,
+                    scheme.tolerance_pct,
+                )
                 stack.callback(daemon.stop)
                 records.until(time.monotonic() + timing.learn)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from tools.lab.analysis import OPEN_P95_RATIO, Ratios, paired, rows
 from tools.lab.load import LOADS
 from tools.lab.records import Run
-from tools.lab.schemes import PERPHD
+from tools.lab.schemes import PERPHD, is_perphd
 from tools.lab.stats import Spread
 
 _RECOVERY_S = 5.0
@@ -20,6 +20,7 @@ class Goal:
     """One goal of one cell. ``reached``: the spread of the figure; the median decides."""
 
     cell: str
+    scheme: str
     text: str
     at_least: bool
     bound: float
@@ -40,36 +41,40 @@ def goals(runs: Sequence[Run]) -> list[Goal]:
     found: list[Goal] = []
     for row in rows(runs):
         load = LOADS[row.cell.partition("-")[0]]
-        if row.scheme != PERPHD or load.name == "slap":
+        if not is_perphd(row.scheme) or load.name == "slap":
             continue
         of_cell = [run for run in runs if run.cell == row.cell]
-        found += _open(row.cell, row.whole) if load.open_loop else _closed(row.cell, row.whole, of_cell)
+        found += (
+            _open(row.cell, row.whole, row.scheme)
+            if load.open_loop
+            else _closed(row.cell, row.whole, of_cell, row.scheme)
+        )
         found.append(
-            Goal(row.cell, "recovery after the antagonist's start, s", False, _RECOVERY_S, row.recovery_s,
+            Goal(row.cell, row.scheme, "recovery after the antagonist's start, s", False, _RECOVERY_S, row.recovery_s,
                  complete=row.recovered == row.repetitions)
         )  # fmt: skip
     return found
 
 
-def _open(cell: str, whole: Ratios) -> list[Goal]:
+def _open(cell: str, whole: Ratios, scheme: str = PERPHD) -> list[Goal]:
     return [
-        Goal(cell, "p95 / run-alone's", False, OPEN_P95_RATIO, whole.p95_to_alone),
-        Goal(cell, "batch work / native's", True, 0.95, whole.batch_to_native),
+        Goal(cell, scheme, "p95 / run-alone's", False, OPEN_P95_RATIO, whole.p95_to_alone),
+        Goal(cell, scheme, "batch work / native's", True, 0.95, whole.batch_to_native),
     ]
 
 
-def _closed(cell: str, whole: Ratios, of_cell: Sequence[Run]) -> list[Goal]:
-    mine = [run for run in of_cell if run.scheme == PERPHD]
+def _closed(cell: str, whole: Ratios, of_cell: Sequence[Run], scheme: str) -> list[Goal]:
+    mine = [run for run in of_cell if run.scheme == scheme]
     found = [
-        Goal(cell, "rate / native's", True, 1.35, whole.rate_to_native),
-        Goal(cell, "p95 / native's", False, 0.5, whole.p95_to_native),
+        Goal(cell, scheme, "rate / native's", True, 1.35, whole.rate_to_native),
+        Goal(cell, scheme, "p95 / native's", False, 0.5, whole.p95_to_native),
     ]
-    for scheme in _SBS:
+    for sbs in _SBS:
         found += [
-            Goal(cell, f"rate / {scheme}'s", True, 1.0, paired(mine, of_cell, scheme, lambda run: run.whole.tps)),
+            Goal(cell, scheme, f"rate / {sbs}'s", True, 1.0, paired(mine, of_cell, sbs, lambda run: run.whole.tps)),
             Goal(
-                cell, f"batch work / {scheme}'s", True, 1.0,
-                paired(mine, of_cell, scheme, lambda run: run.whole.batch),
+                cell, scheme, f"batch work / {sbs}'s", True, 1.0,
+                paired(mine, of_cell, sbs, lambda run: run.whole.batch),
             ),
         ]  # fmt: skip
     return found

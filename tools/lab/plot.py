@@ -42,7 +42,7 @@ def draw(runs: Sequence[Run], path: Path) -> None:
             style = {
                 "color": _COLOURS[scheme],
                 "label": scheme,
-                "linewidth": 2.2 if scheme == "perphd" else 1.2,
+                "linewidth": 2.2 if scheme.startswith("perphd") else 1.2,
             }
             above.plot(*_line(mine, (lambda p: p.p95_ms) if open_loop else (lambda p: p.tps)), **style)
             if scheme != ALONE:

@@ -15,7 +15,7 @@ from tools.lab.load import CLOSED_THREADS, LOADS, OPEN_RATE, OPEN_THREADS, SLAP_
 from tools.lab.machine import Machine, sentence
 from tools.lab.mariadb import TABLE_ROWS, TABLES
 from tools.lab.records import UNSETTLED_S, Run
-from tools.lab.schemes import ALONE, PERPHD, SCHEMES
+from tools.lab.schemes import ALONE, SCHEMES, is_perphd
 from tools.lab.stats import Spread
 
 NOTHING = "–"
@@ -125,20 +125,24 @@ def _relative(found: Sequence[Row]) -> str:
 
 def _goals(runs: Sequence[Run]) -> str:
     found = goals(runs)
-    lines = _header("perphd's goal", "wanted", "reached", "")
+    lines = _header("scheme", "goal", "wanted", "reached", "")
     words = {True: "met", False: "missed", None: "not measured"}
     for goal in found:
         wanted = f"{'at least' if goal.at_least else 'at most'} {goal.bound:g}"
-        lines.append(_line(goal.text, wanted, show(goal.reached), words[goal.met]))
+        lines.append(_line(goal.scheme, goal.text, wanted, show(goal.reached), words[goal.met]))
     return "\n".join(lines) if found else ""
 
 
 def _allocated(runs: Sequence[Run]) -> str:
     """What perphd had in force, and for how much of the window."""
-    found = in_force([run for run in runs if run.scheme == PERPHD])
-    if not found:
+    lines = [
+        f"- {scheme.name}, {group}: {text}: {100 * share:.0f} % of the time"
+        for scheme in SCHEMES
+        if scheme.daemon
+        for group, text, share in in_force([run for run in runs if run.scheme == scheme.name])
+    ]
+    if not lines:
         return ""
-    lines = [f"- {group}: {text}: {100 * share:.0f} % of the time" for group, text, share in found]
     return "\n".join(["What perphd had in force:", "", *lines])
 
 
@@ -162,13 +166,13 @@ def _conditions(found: Sequence[Row]) -> str:
 def _history(runs: Sequence[Run]) -> list[str]:
     """What perphd did in each repetition: settings as seen in the files, its decisions, its judgements."""
     parts: list[str] = []
-    for run in (run for run in runs if run.scheme == PERPHD):
+    for run in (run for run in runs if is_perphd(run.scheme)):
         events = [
             (at_s, f"{group} has " + ", ".join(f"{name} {value}" for name, value in knobs.items()))
             for at_s, group, knobs in run.settings
         ]
         events += [(note.at_s, note.text) for note in run.notes]
-        lines = [f"Repetition {run.repetition + 1}:", ""]
+        lines = [f"{run.scheme}, repetition {run.repetition + 1}:", ""]
         lines += [f"- {at_s:+.1f}: {text}" for at_s, text in sorted(events)]
         if run.daemon_problem:
             lines.append(f"- {run.daemon_problem}")
@@ -195,14 +199,15 @@ def _method(timing: Timing, machine: Machine) -> list[str]:
         "with (lowest–highest); ratios are taken within one repetition first. The same batch work takes 1 / (batch / "
         "native) times as long as natively: that is the makespan.",
         "Recovery is the time from the antagonist's start to the end of the first of three seconds in a row on target. "
-        f"The target of a closed loop is {100 * RECOVERED_SHARE:g} % of V*, V* being {100 - TOLERANCE_PCT:g} % of the "
+        f"The target of a closed loop is {100 * RECOVERED_SHARE:g} % of V*, V* being {100 - TOLERANCE_PCT:g} % "
+        "(perphd-30: 70 %) of the "
         f"run-alone rate of the same repetition; of an open loop, a p95 of at most {OPEN_P95_RATIO:g} times "
         "run-alone's. A scheme that was never disturbed recovers in its first second.",
     ]
 
 
 def _name(row: Row) -> str:
-    return f"**{row.scheme}**" if row.scheme == PERPHD else row.scheme
+    return f"**{row.scheme}**" if is_perphd(row.scheme) else row.scheme
 
 
 def _header(*names: str) -> list[str]:

@@ -9,7 +9,8 @@ from perphd.domain.cpuset import CpuSet
 from tools.lab import groups as g
 from tools.lab.groups import Groups
 
-ALONE, NATIVE, PERPHD = "alone", "native", "perphd"
+ALONE, NATIVE = "alone", "native"
+PERPHD, PERPHD_30 = "perphd", "perphd-30"
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Scheme:
     with_batch: bool = True
     one_group: bool = False
     daemon: bool = False
+    tolerance_pct: float = 10.0
 
     @property
     def lra_group(self) -> str:
@@ -60,4 +62,22 @@ SCHEMES = (
     Scheme(
         PERPHD, "perphd in enforce mode, started after the load, from two groups at defaults", daemon=True
     ),
+    Scheme(
+        PERPHD_30,
+        "the same with an objective that leaves more to batch: tolerance_pct = 30 instead of 10",
+        daemon=True,
+        tolerance_pct=30.0,
+    ),
 )
+
+BY_NAME = {scheme.name: scheme for scheme in SCHEMES}
+
+
+def is_perphd(name: str) -> bool:
+    """True for the schemes in which the daemon runs."""
+    return name in BY_NAME and BY_NAME[name].daemon
+
+
+def tolerance_pct(name: str) -> float:
+    """The accepted loss of work that a scheme is judged by; 10 % for those that know no objective."""
+    return BY_NAME[name].tolerance_pct if name in BY_NAME else 10.0
