@@ -24,7 +24,7 @@ SURE, FAIR, SLIM = 0.9, 0.35, 0.1
 """Chances of meeting the target: as good as certain; worth trying; worth exploring when the target is missed."""
 LEAST_GAIN_SHARE = 0.05
 """A step back must promise batch this share more than it has: less is within the noise of what is measured."""
-EQUAL_USE = 0.95
+EQUAL_USE = 0.97
 """Expected uses that differ by less than this count as equal."""
 NEGLIGIBLE_CORES = 0.02
 """Differences in batch's share below this are no reason to prefer a candidate."""

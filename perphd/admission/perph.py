@@ -219,11 +219,32 @@ class _Turn:
             if a.allocation == self.current
             or not any(inferer.no_stronger_here(a.allocation.cpu, p) for p in poor)
         )
+        if self._knobs().batch_weight:
+            # Relief at once: the weakest batch of every place; what of it is not needed is given back afterwards.
+            eligible = tuple(
+                a
+                for a in eligible
+                if a.allocation == self.current
+                or a.allocation.cpu.exclusive
+                or a.allocation.cpu.batch_weight is IDLE
+            )
         if self.current != self.nothing and measured >= 1.0 - self.settings.min_effect_pct / 100.0:
-            # Close to the target, a guess may lose more than it wins: only what is sure is worth a change.
-            eligible = tuple(a for a in eligible if inferer.chance(a.prediction, 1.0, z) >= inferer.SURE)
+            # Close to the target, a guess may lose more than it wins: only what is sure, or a step tighter.
+            counts = sorted({a.allocation.cpu.batch_cores for a in assessed})
+            here = self.current.cpu
+            eligible = tuple(
+                a
+                for a in eligible
+                if inferer.chance(a.prediction, 1.0, z) >= inferer.SURE
+                or (
+                    inferer.protects_no_more(here, a.allocation.cpu)
+                    and inferer.is_step(here, a.allocation.cpu, counts)
+                )
+            )
             if not eligible:
-                return self._hold("best effort: slightly below target, and nothing is sure to do better")
+                return self._hold(
+                    "best effort: slightly below target, and nothing is left that is sure to do better"
+                )
         chosen, why = inferer.choose(eligible, self.current, z)
         candidates = self._candidates(assessed, chosen, current)
         if chosen.allocation == self.current:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from typing import Protocol, cast
@@ -22,7 +23,7 @@ class Notifier:
         if not os.environ.get("NOTIFY_SOCKET"):
             return
         try:
-            from systemd import daemon
+            daemon = importlib.import_module("systemd.daemon")
         except ImportError:
             log.error(
                 "started by systemd, but the Python package systemd-python is missing: cannot report readiness"
