@@ -262,9 +262,11 @@ class _Turn:
         return _Move(action, chosen.allocation, why, candidates)
 
     def _give_back(self, judged: Judgement, model: ResPerfModel) -> _Move:
-        if self.current == self.nothing or judged.verdict.health is not Health.HEALTHY:
+        if judged.verdict.health is not Health.HEALTHY:
             self.state = replace(self.state, slack_since_s=None)
-            return self._hold("on target" if judged.verdict.health is Health.HEALTHY else "watching")
+            return self._hold("watching")
+        if self.current == self.nothing and not self._batch_is_starved():
+            return self._hold("on target")
         assessed = self._assess(model)
         current = next(a for a in assessed if a.allocation == self.current)
         if self.current.memory_bytes and not self._memory_pressed():
@@ -289,12 +291,13 @@ class _Turn:
         smaller = inferer.cheaper(assessed, current, stakes, avoid) or relaxed
         if smaller is None:
             self.state = replace(self.state, slack_since_s=None)
-            return self._hold("just enough: nothing smaller is predicted to keep the target")
+            text = "just enough: nothing smaller is predicted to keep the target"
+            return self._hold(text if self.current != self.nothing else "on target")
         since_s = self.state.slack_since_s if self.state.slack_since_s is not None else self.now_s
         self.state = replace(self.state, slack_since_s=since_s)
         if self.now_s - since_s < self.settings.shrink_after_s:
             return self._hold("more than enough; waiting before a step is given back")
-        reason = "more than enough for long enough: one step back to batch"
+        reason = "more than enough for long enough: one step that leaves batch more"
         candidates = self._candidates(assessed, smaller, current)
         return _Move(Action.SHRINK, smaller.allocation, reason, candidates)
 
@@ -465,6 +468,10 @@ class _Turn:
         busy = self.snapshot.host.busy_cores
         if available(busy) and busy >= BUSY_SHARE * len(self.snapshot.host.topology.usable):
             return True
+        return self._batch_is_starved()
+
+    def _batch_is_starved(self) -> bool:
+        """True if some batch workload waits for CPU: then a split may give it more than free competition does."""
         waits = (v.sample.cpu_some_pct for v in batches(self.snapshot) if v.sample is not None)
         return any(value_or(w, 0.0) >= STARVED_PCT for w in waits)
 
