@@ -24,6 +24,10 @@ SURE, FAIR, SLIM = 0.9, 0.35, 0.1
 """Chances of meeting the target: as good as certain; worth trying; worth exploring when the target is missed."""
 LEAST_GAIN_SHARE = 0.05
 """A step back must promise batch this share more than it has: less is within the noise of what is measured."""
+RESCUE_SCORE = 1.03
+"""What a rescue aims at: a little above the target, or noise alone would call for the next."""
+VISITED = 2.0
+"""Support from which an allocation counts as tried."""
 EQUAL_USE = 0.97
 """Expected uses that differ by less than this count as equal."""
 NEGLIGIBLE_CORES = 0.02
@@ -118,13 +122,17 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
     are enough the cheapest wins. A wrong guess is seen and corrected after a few samples. When nothing has a
     fair chance: an untried place if there is one that could do, else what comes nearest, at least cost.
 
-    What protects less than the present allocation is considered only when nothing else has a fair chance: a
-    model that was just wrong about here is not to be trusted to do with less.
+    What protects less than the present allocation and was never tried is considered only when nothing else has a
+    fair chance: a model that was just wrong about here is not to be trusted to do with less.
     """
-    stronger = [a for a in assessed if not protects_no_more(a.allocation.cpu, current.cpu)]
+    stronger = [
+        a
+        for a in assessed
+        if a.prediction.support >= VISITED or not protects_no_more(a.allocation.cpu, current.cpu)
+    ]
     if len(stronger) < len(assessed) and any(chance(a.prediction, 1.0, z) >= FAIR for a in stronger):
         assessed = stronger
-    chances = {a.allocation: chance(a.prediction, 1.0, z) for a in assessed}
+    chances = {a.allocation: chance(a.prediction, RESCUE_SCORE, z) for a in assessed}
     use = {
         a.allocation: min(chances[a.allocation] / SURE, 1.0)
         * (1.0 + a.batch_cores / a.allocation.cpu.total_cores)

@@ -33,6 +33,8 @@ BUSY_SHARE = 0.9
 """Share of the host's cores in use from which CPU counts as contended."""
 HELPED_RATIO = 1.03
 """A change that raises the score by less than this did not help."""
+WORSE_RATIO = 0.95
+"""A change that lowers the score below this share of what it was is undone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +248,11 @@ class _Turn:
                     "best effort: slightly below target, and nothing is left that is sure to do better"
                 )
         chosen, why = inferer.choose(eligible, self.current, z)
+        if self.current != self.nothing and self.state.scores and _mean(self.state.scores) >= 1.0:
+            stay = inferer.chance(current.prediction, 1.0, z)
+            if stay >= inferer.chance(chosen.prediction, 1.0, z):
+                # What was learned here outweighs a bad spell; if it lasts, it is learned as well.
+                return self._hold(f"best effort: what is in force has the best chance ({stay:.0%}) of all")
         candidates = self._candidates(assessed, chosen, current)
         if chosen.allocation == self.current:
             return _Move(Action.HOLD, self.current, "best effort: " + why, candidates)
@@ -379,9 +386,14 @@ class _Turn:
         before = pending.score_before
         self.state = replace(self.state, pending=None)
         helped = not available(before) or after >= before * HELPED_RATIO or after >= 1.0
-        undo = pending.action is Action.SHRINK and after < 1.0
+        worse = available(before) and after < before * WORSE_RATIO and pending.before.cpu != self.nothing.cpu
+        undo = after < 1.0 and (pending.action is Action.SHRINK or worse)
         text = f"score {value_or(before, math.nan):.2f} -> {after:.2f}: " + (
-            "too little is left" if undo else "it helped" if helped else "it did not help"
+            ("it made things worse" if worse else "too little is left")
+            if undo
+            else "it helped"
+            if helped
+            else "it did not help"
         )
         self.outcome = Outcome(
             self.now_s, self.view.spec.name, pending.at_s, before, after, kept=not undo, text=text
@@ -390,9 +402,9 @@ class _Turn:
             return None
         wait_s = self._regret(pending.after)
         self.state = replace(self.state, slack_since_s=None)
-        reason = (
-            f"the step back was too much ({text}): taken back, nothing like it is tried for {wait_s:.0f} s"
-        )
+        alive = tuple(r for r in self.state.regrets if r.allocation != pending.before)
+        self.state = replace(self.state, regrets=alive)
+        reason = f"{text}: taken back, nothing like it is tried for {wait_s:.0f} s"
         return _Move(Action.ROLLBACK, pending.before, reason)
 
     def _regret(self, allocation: Allocation) -> float:

@@ -64,7 +64,7 @@ class PolicySettings:
         "how long a step back to batch is expected to pay: the longer, the more is tried",
     )
     violation_price_cores: float = _key(
-        3.0,
+        8.0,
         0.0,
         1000.0,
         "cores",

@@ -31,7 +31,10 @@ class LraTable:
     name: str = setting(doc=_NAME_DOC, kind="name")
     cgroup: str = setting(doc=_CGROUP_DOC, kind="cgroup")
     priority: int = setting(
-        100, "when not all can be helped, the higher one is served first", low=0, high=10000
+        100,
+        "order of decision, the higher one first; protections do not compete yet: batch obeys the strictest",
+        low=0,
+        high=10000,
     )
     mode: Mode | None = setting(None, _MODE_DOC)
     tolerance_pct: float = setting(

@@ -45,7 +45,7 @@ _mode = click.option(
 @click.argument("name")
 @click.argument("cgroup")
 @click.option(
-    "--priority", type=int, help="When not all can be helped, the higher one is first [default: 100]."
+    "--priority", type=int, help="Order of decision, the higher one first [default: 100]."
 )
 @_mode
 @click.option("--tolerance-pct", type=float, help="Accepted loss of work [default: 10].")
