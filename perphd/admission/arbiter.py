@@ -131,8 +131,3 @@ def _working_set_bytes(view: WorkloadView) -> float:
         return 0.0
     reading = view.sample.memory_working_set_bytes
     return reading if available(reading) else value_or(view.sample.memory_current_bytes, 0.0)
-
-
-def untouched_everywhere(settings: Mapping[str, Settings]) -> bool:
-    """True if no workload is changed."""
-    return all(s.is_untouched() for s in settings.values())

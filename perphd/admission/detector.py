@@ -106,7 +106,7 @@ def judge(
     witnesses, cause = _witnesses(sample, perf, target, model, settings, evidence)
     stalled = "memory_some_pct" in witnesses or "io_some_pct" in witnesses
     in_flight = model.reference("in_flight", perf.load)
-    in_flight_ratio = perf.in_flight / in_flight.value if available(perf.in_flight) and in_flight else None
+    in_flight_ratio = perf.in_flight_ratio(in_flight.value if in_flight is not None else None)
     work_score = _work_score(perf, target, in_flight_ratio, model.is_closed, stalled, evidence)
     delay_score = _delay_score(perf, target, evidence)
     score = min(work_score, delay_score)

@@ -179,7 +179,7 @@ def cheaper(
     A step is a neighbour on the lattice. What protects no more than an allocation in ``avoid`` is left out.
     """
     best: tuple[float, Assessed] | None = None
-    counts = sorted({item.allocation.cpu.batch_cores for item in assessed})
+    counts = core_counts(assessed)
     least = max(NEGLIGIBLE_CORES, LEAST_GAIN_SHARE * current.batch_cores)
     for item in assessed:
         gain_cores = _expected_gain(item, current.batch_cores)
@@ -232,6 +232,11 @@ def is_step(a: CpuGrant, b: CpuGrant, counts: Sequence[int]) -> bool:
     if same_cores and not same_weight:
         return abs(_weight_index(a.batch_weight) - _weight_index(b.batch_weight)) == 1
     return same_weight and not same_cores and adjacent
+
+
+def core_counts(assessed: Sequence[Assessed]) -> list[int]:
+    """Batch's core counts on this lattice, ascending."""
+    return sorted({item.allocation.cpu.batch_cores for item in assessed})
 
 
 def as_candidate(item: Assessed, most_batch: float, verdict: str) -> Candidate:

@@ -232,7 +232,7 @@ class _Turn:
             )
         if self.current != self.nothing and measured >= 1.0 - self.settings.min_effect_pct / 100.0:
             # Close to the target, a guess may lose more than it wins: only what is sure, or a step tighter.
-            counts = sorted({a.allocation.cpu.batch_cores for a in assessed})
+            counts = inferer.core_counts(assessed)
             here = self.current.cpu
             eligible = tuple(
                 a

@@ -34,6 +34,10 @@ class Performance:
     load: Reading
     in_flight: Reading = NOT_MEASURED
 
+    def in_flight_ratio(self, reference: float | None) -> float | None:
+        """Threads in flight relative to the reference's; None if either is not known."""
+        return self.in_flight / reference if available(self.in_flight) and reference else None
+
 
 def performance(sample: Sample, latency_percentile: str = "p95") -> Performance:
     """Choose the best available work and delay signal of a sample.

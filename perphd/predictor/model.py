@@ -119,9 +119,7 @@ class LraModel:
         raw_ratio = max(work / reference.value, _LEAST_RATIO)
         self._learn_elasticity(raw_ratio, delay_ratio)
         in_flight = self._reference.get("in_flight", load)
-        in_flight_ratio = (
-            perf.in_flight / in_flight.value if available(perf.in_flight) and in_flight else None
-        )
+        in_flight_ratio = perf.in_flight_ratio(in_flight.value if in_flight is not None else None)
         work_ratio = contended_ratio(raw_ratio, delay_ratio, in_flight_ratio, self.is_closed)
         x = _features([seen.allocation], seen.context)
         key = _cell_key(seen.allocation, seen.context)
