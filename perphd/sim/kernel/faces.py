@@ -1,0 +1,236 @@
+"""Two faces of one tree of kernel files: ``RawFs`` answers as system calls do (``rdt.fs.Fs``, plain OSError),
+``SimFs`` as perphd reads the kernel (``perphd.host.fs.KernelFs``, KernelError classes).
+"""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from perphd.domain.errors import kernel_error
+from perphd.sim.kernel.vfs import Directory, File, Node, OpenFile, caller_uid, refuse
+
+DEVICE: Final = 0x1D
+"""st_dev of everything in a simulated tree."""
+_LOCK_POLL_S: Final = 0.01
+
+
+def walk(root: Directory, path: str) -> Node:
+    """The node at an absolute path; OSError: ENOENT, ENOTDIR."""
+    node: Node = root
+    for part in path.split("/"):
+        if not part:
+            continue
+        if not isinstance(node, Directory):
+            raise refuse(errno.ENOTDIR)
+        child = node.children.get(part)
+        if child is None:
+            raise refuse(errno.ENOENT)
+        node = child
+    return node
+
+
+def walk_to_parent(root: Directory, path: str) -> tuple[Directory, str]:
+    """The directory that holds (or would hold) the last part of a path, and that part; OSError: ENOENT, ENOTDIR."""
+    folder, _, name = path.rstrip("/").rpartition("/")
+    parent = walk(root, folder)
+    if not isinstance(parent, Directory):
+        raise refuse(errno.ENOTDIR)
+    return parent, name
+
+
+class RawFs:
+    """System calls on a tree, made by user ``uid``: an ``rdt.fs.Fs``. Everything raises OSError.
+
+    ``on_write`` (if set) is told path and text of every write that took effect.
+    """
+
+    def __init__(self, root: Directory, uid: int = 0) -> None:
+        self.root, self.uid = root, uid
+        self.on_write: Callable[[str, str], None] | None = None
+
+    def open(self, path: str) -> OpenFile:
+        """Open for repeated reading."""
+        file = self._file(path)
+        file.check_open(self.uid, reading=True, writing=False)
+        return OpenFile(file)
+
+    def open_for_writing(self, path: str) -> OpenFile:
+        """Open for reading and writing where the file allows reading, else for writing alone."""
+        file = self._file(path)
+        file.check_open(self.uid, reading=False, writing=True)
+        return OpenFile(file, writing=True)
+
+    def read(self, path: str) -> bytes:
+        """Open, read whole, close."""
+        return self.open(path).read()
+
+    def write(self, path: str, data: bytes) -> None:
+        """One write(2) of an existing file."""
+        opened = self.open_for_writing(path)
+        with self._as_caller():
+            opened.write(data)
+        if self.on_write is not None:
+            self.on_write(path, data.decode(errors="replace").rstrip("\n"))
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+        return sorted(self._directory(path).children)
+
+    def exists(self, path: str) -> bool:
+        """True if something is there."""
+        try:
+            walk(self.root, path)
+        except OSError:
+            return False
+        return True
+
+    def identity(self, path: str) -> tuple[int, int]:
+        """(device, inode)."""
+        return DEVICE, walk(self.root, path).inode
+
+    def mkdir(self, path: str) -> None:
+        """Make one directory: in resctrl and cgroupfs, a group."""
+        parent, name = walk_to_parent(self.root, path)
+        with self._as_caller():
+            parent.mkdir(name)
+
+    def rmdir(self, path: str) -> None:
+        """Remove one directory: in resctrl and cgroupfs, a group."""
+        parent, name = walk_to_parent(self.root, path)
+        with self._as_caller():
+            parent.rmdir(name)
+
+    def rename(self, path: str, to: str) -> None:
+        """Rename or move a directory."""
+        parent, name = walk_to_parent(self.root, path)
+        new_parent, new_name = walk_to_parent(self.root, to)
+        with self._as_caller():
+            parent.rename(name, new_parent, new_name)
+
+    @contextmanager
+    def lock(self, path: str, *, exclusive: bool, timeout_s: float) -> Iterator[None]:
+        """Hold flock(2) on a directory; raises TimeoutError after ``timeout_s``."""
+        directory = self._directory(path)
+        deadline_s = time.monotonic() + timeout_s
+        while not directory.try_lock(exclusive=exclusive):
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError(f"{path}: another program holds its lock")
+            time.sleep(_LOCK_POLL_S)
+        try:
+            yield
+        finally:
+            directory.unlock(exclusive=exclusive)
+
+    @contextmanager
+    def _as_caller(self) -> Iterator[None]:
+        token = caller_uid.set(self.uid)
+        try:
+            yield
+        finally:
+            caller_uid.reset(token)
+
+    def _file(self, path: str) -> File:
+        node = walk(self.root, path)
+        if isinstance(node, File):
+            return node
+        raise refuse(errno.EISDIR)
+
+    def _directory(self, path: str) -> Directory:
+        node = walk(self.root, path)
+        if isinstance(node, Directory):
+            return node
+        raise refuse(errno.ENOTDIR)
+
+
+class _KernelFile:
+    """A KernelFile of the simulated tree."""
+
+    __slots__ = ("_opened", "_path")
+
+    def __init__(self, opened: OpenFile, path: str) -> None:
+        self._opened, self._path = opened, path
+
+    def read(self) -> bytes:
+        """The whole content now. Raises Gone when the object behind the file vanished."""
+        try:
+            return self._opened.read()
+        except OSError as exc:
+            raise kernel_error(exc, self._path, "read") from exc
+
+    def close(self) -> None:
+        """Closing twice is fine."""
+        self._opened.close()
+
+
+class SimFs:
+    """A ``KernelFs`` over a ``Directory``. ``raw`` is the other face of the same tree."""
+
+    def __init__(self, root: Directory, uid: int = 0) -> None:
+        self.raw = RawFs(root, uid)
+
+    @property
+    def root(self) -> Directory:
+        """The tree."""
+        return self.raw.root
+
+    @property
+    def on_write(self) -> Callable[[str, str], None] | None:
+        """Told path and text of every write that took effect, through either face."""
+        return self.raw.on_write
+
+    @on_write.setter
+    def on_write(self, told: Callable[[str, str], None] | None) -> None:
+        self.raw.on_write = told
+
+    def open(self, path: str) -> _KernelFile:
+        """Open for repeated reading."""
+        try:
+            return _KernelFile(self.raw.open(path), path)
+        except OSError as exc:
+            raise kernel_error(exc, path, "open") from exc
+
+    def read(self, path: str) -> bytes:
+        """Open, read whole, close."""
+        try:
+            return self.raw.read(path)
+        except OSError as exc:
+            raise kernel_error(exc, path, "read") from exc
+
+    def write(self, path: str, data: bytes) -> None:
+        """One write(2) of an existing file."""
+        try:
+            self.raw.write(path, data)
+        except OSError as exc:
+            raise kernel_error(exc, path, "write", data.decode(errors="replace").rstrip("\n")) from exc
+
+    def listdir(self, path: str) -> list[str]:
+        """Names in a directory, sorted."""
+        try:
+            return self.raw.listdir(path)
+        except OSError as exc:
+            raise kernel_error(exc, path, "list") from exc
+
+    def subdirectories(self, path: str) -> list[str]:
+        """Names of the directories in a directory, sorted."""
+        try:
+            node = walk(self.root, path)
+            if not isinstance(node, Directory):
+                raise refuse(errno.ENOTDIR)
+        except OSError as exc:
+            raise kernel_error(exc, path, "list") from exc
+        return sorted(name for name, child in node.children.items() if isinstance(child, Directory))
+
+    def exists(self, path: str) -> bool:
+        """True if something is there."""
+        return self.raw.exists(path)
+
+    def identity(self, path: str) -> tuple[int, int]:
+        """(device, inode)."""
+        try:
+            return self.raw.identity(path)
+        except OSError as exc:
+            raise kernel_error(exc, path, "stat") from exc

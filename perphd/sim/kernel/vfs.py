@@ -1,0 +1,260 @@
+"""An in-memory tree of kernel files (kernfs): content is computed on read and parsed on write.
+
+Knows nothing of what the files mean: ``cgroup2``, ``cgroup1``, ``resctrl`` and ``machine`` put the meaning in.
+Everything raises plain ``OSError`` with the kernel's errno. Paths are walked, and errors translated, one level up
+(``faces``); the FUSE mount (``fuse``) works on the same nodes.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from contextvars import ContextVar
+from itertools import count
+from typing import Final
+
+Reader = Callable[[], str]
+Writer = Callable[[bytes], None]
+"""Takes what was written, applies it or raises ``OSError`` with the kernel's errno."""
+
+MAX_WRITE_BYTES: Final = 4096
+"""kernfs takes one page as one command (``atomic_write_len``); more is E2BIG."""
+MAX_NAME_BYTES: Final = 255
+
+caller_uid: ContextVar[int] = ContextVar("caller_uid", default=0)
+"""Who makes the present system call: set by the faces, asked where a kernel file checks more than its mode."""
+
+_inodes = count(2)
+
+
+def refuse(number: int) -> OSError:
+    """The kernel's answer ``number`` (an errno): ``raise refuse(errno.EINVAL)``."""
+    return OSError(number, os.strerror(number))
+
+
+class File:
+    """One kernel file.
+
+    Args:
+        read: gives the content; None: a read answers EINVAL.
+        write: takes one write; None: a write answers EINVAL.
+        mode: permission bits; by default 0444, 0644 or 0200 after what can be done with the file.
+        strict_open: the file system checks the mode even for root, so that opening a read-only file for
+            writing is EACCES (resctrl does, cgroupfs does not).
+        per_open: makes the writer of one open file, for files whose writes leave something behind in the open
+            file (a PSI trigger); it goes before ``write``.
+    """
+
+    __slots__ = ("dead", "gid", "inode", "mode", "per_open", "read", "strict_open", "uid", "write")
+
+    def __init__(
+        self,
+        read: Reader | None,
+        write: Writer | None = None,
+        *,
+        mode: int | None = None,
+        strict_open: bool = False,
+        per_open: Callable[[], Writer] | None = None,
+    ) -> None:
+        self.read, self.write, self.per_open = read, write, per_open
+        writable = write is not None or per_open is not None
+        usual = (0o644 if writable else 0o444) if read is not None else 0o200
+        self.mode = usual if mode is None else mode
+        self.strict_open = strict_open
+        self.uid = self.gid = 0
+        self.inode = next(_inodes)
+        self.dead = False
+
+    def content(self) -> bytes:
+        """What a read gives now; OSError: ENODEV once the object behind the file is gone, EINVAL if unreadable."""
+        if self.dead:
+            raise refuse(errno.ENODEV)
+        if self.read is None:
+            raise refuse(errno.EINVAL)
+        return self.read().encode()
+
+    def check_open(self, uid: int, *, reading: bool, writing: bool) -> None:
+        """Whether ``uid`` may open it so; OSError: EACCES."""
+        _check_mode(self, uid, (4 if reading else 0) | (2 if writing else 0))
+        if self.strict_open and ((reading and not self.mode & 0o444) or (writing and not self.mode & 0o222)):
+            raise refuse(errno.EACCES)
+
+
+class OpenFile:
+    """A file kept open: reads give the present content, every write is one command."""
+
+    __slots__ = ("_file", "_writer")
+
+    def __init__(self, file: File, *, writing: bool = False) -> None:
+        self._file: File | None = file
+        self._writer: Writer | None = None
+        if writing:
+            self._writer = file.per_open() if file.per_open is not None else file.write
+
+    def read(self) -> bytes:
+        """The whole content now; OSError: ENODEV when the object behind the file vanished, EBADF when closed."""
+        if self._file is None:
+            raise refuse(errno.EBADF)
+        return self._file.content()
+
+    def write(self, data: bytes) -> None:
+        """One write(2); OSError: what the kernel answers."""
+        if self._file is None:
+            raise refuse(errno.EBADF)
+        if self._file.dead:
+            raise refuse(errno.ENODEV)
+        if len(data) > MAX_WRITE_BYTES:
+            raise refuse(errno.E2BIG)
+        if self._writer is None:
+            raise refuse(errno.EINVAL)
+        self._writer(data)
+
+    def close(self) -> None:
+        """Closing twice is fine."""
+        self._file = self._writer = None
+
+
+class Directory:
+    """Named files and directories.
+
+    What a user may do with it is told by hooks; without them the answer is EPERM, as in kernfs:
+
+    - ``on_mkdir(name)`` on the directory in which one is made; it adds the new one itself.
+    - ``on_rmdir()`` on the directory that is removed; it takes itself out of its parent.
+    - ``on_rename(new_parent, new_name)`` on the directory that is moved.
+    """
+
+    __slots__ = (
+        "_exclusive",
+        "_shared",
+        "children",
+        "dead",
+        "gid",
+        "inode",
+        "mode",
+        "on_mkdir",
+        "on_rename",
+        "on_rmdir",
+        "strict_open",
+        "uid",
+    )
+
+    def __init__(self, *, strict_open: bool = False) -> None:
+        self.children: dict[str, File | Directory] = {}
+        self.strict_open = strict_open
+        self.mode, self.uid, self.gid = 0o755, 0, 0
+        self.inode = next(_inodes)
+        self.dead = False
+        self.on_mkdir: Callable[[str], None] | None = None
+        self.on_rmdir: Callable[[], None] | None = None
+        self.on_rename: Callable[[Directory, str], None] | None = None
+        self._shared, self._exclusive = 0, False
+
+    def add(
+        self,
+        name: str,
+        read: Reader | str | None,
+        write: Writer | None = None,
+        *,
+        mode: int | None = None,
+        per_open: Callable[[], Writer] | None = None,
+    ) -> File:
+        """Put a file here (in the place of one of that name); a text is a constant content."""
+        reader = (lambda: read) if isinstance(read, str) else read
+        file = File(reader, write, mode=mode, strict_open=self.strict_open, per_open=per_open)
+        file.uid, file.gid = self.uid, self.gid
+        self.children[name] = file
+        return file
+
+    def make(self, path: str) -> Directory:
+        """The directory below this one at a relative path, made with its parents where missing."""
+        here = self
+        for part in path.strip("/").split("/"):
+            child = here.children.get(part)
+            if not isinstance(child, Directory):
+                child = Directory(strict_open=here.strict_open)
+                here.children[part] = child
+            here = child
+        return here
+
+    def remove(self, name: str) -> None:
+        """Take away a file or a whole directory: everything that is open below reads ENODEV from now on."""
+        child = self.children.pop(name)
+        child.dead = True
+        if isinstance(child, Directory):
+            for inner in list(child.children):
+                child.remove(inner)
+
+    # -- what a user does -----------------------------------------------------------------------------
+
+    def mkdir(self, name: str) -> None:
+        """mkdir(2) here; OSError: EEXIST, EACCES, or what the object behind the directory answers."""
+        if name in self.children:
+            raise refuse(errno.EEXIST)
+        if len(name.encode()) > MAX_NAME_BYTES:
+            raise refuse(errno.ENAMETOOLONG)
+        self.check_access(2)
+        if self.on_mkdir is None:
+            raise refuse(errno.EPERM)
+        self.on_mkdir(name)
+
+    def rmdir(self, name: str) -> None:
+        """rmdir(2) of a directory here; OSError: ENOENT, ENOTDIR, EACCES, or what the object answers."""
+        child = self._child(name)
+        if not isinstance(child, Directory):
+            raise refuse(errno.ENOTDIR)
+        self.check_access(2)
+        if child.on_rmdir is None:
+            raise refuse(errno.EPERM)
+        child.on_rmdir()
+
+    def rename(self, name: str, to: Directory, new_name: str) -> None:
+        """rename(2) of something here; OSError: EPERM unless the object allows it."""
+        child = self._child(name)
+        self.check_access(2)
+        to.check_access(2)
+        if new_name in to.children:
+            raise refuse(errno.EEXIST)
+        if not isinstance(child, Directory) or child.on_rename is None:
+            raise refuse(errno.EPERM)
+        child.on_rename(to, new_name)
+
+    def check_access(self, wanted: int) -> None:
+        """Whether the caller has these rights (4 read, 2 change, 1 pass through) here; OSError: EACCES."""
+        _check_mode(self, caller_uid.get(), wanted)
+
+    def try_lock(self, *, exclusive: bool) -> bool:
+        """flock(2) without waiting: True if it is held now; give it back with ``unlock``."""
+        if self._exclusive or (exclusive and self._shared):
+            return False
+        if exclusive:
+            self._exclusive = True
+        else:
+            self._shared += 1
+        return True
+
+    def unlock(self, *, exclusive: bool) -> None:
+        """Give back a lock that was taken with the same kind."""
+        if exclusive:
+            self._exclusive = False
+        else:
+            self._shared -= 1
+
+    def _child(self, name: str) -> File | Directory:
+        child = self.children.get(name)
+        if child is None:
+            raise refuse(errno.ENOENT)
+        return child
+
+
+Node = File | Directory
+
+
+def _check_mode(node: Node, uid: int, wanted: int) -> None:
+    # Root passes (CAP_DAC_OVERRIDE). Groups are not modelled: others and group members are held to the last bits.
+    if uid == 0:
+        return
+    granted = node.mode >> 6 if uid == node.uid else node.mode
+    if wanted & ~granted & 7:
+        raise refuse(errno.EACCES)
