@@ -13,9 +13,9 @@ from random import Random
 from typing import Final
 
 from perphd.sim import memory, physics
-from perphd.sim.cgroup import CgroupTree, SimCgroup
 from perphd.sim.counters import Process
 from perphd.sim.kernel import Directory, SimFs
+from perphd.sim.kernel.cgroup2 import CgroupTree, SimCgroup
 from perphd.sim.machine import CGROUP_ROOT, Machine, add_proc, add_processors
 from perphd.sim.perf import SimPerf
 from perphd.sim.sli import SliCursor, SliTotals

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.topology import Core, L3Domain, NumaNode, Topology
-from perphd.sim import formats
-from perphd.sim.kernel import Directory
+from perphd.sim.kernel import Directory, formats
 from perphd.sim.pressure import PressureState
 
 CGROUP_ROOT = "/sys/fs/cgroup"

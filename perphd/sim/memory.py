@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from perphd.sim.cgroup import SimCgroup
-from perphd.sim.formats import PAGE
+from perphd.sim.kernel.cgroup2 import SimCgroup
+from perphd.sim.kernel.formats import PAGE
 from perphd.sim.workload import Lra, Workload
 
 _FILL_BYTES_PER_S: Final = 400e6  # a disk read at full speed

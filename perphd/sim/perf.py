@@ -9,7 +9,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import kernel_error
 from perphd.domain.reading import Reading
 from perphd.host.perf_events import EventGroup, EventKind
-from perphd.sim.cgroup import CgroupTree, SimCgroup
+from perphd.sim.kernel.cgroup2 import CgroupTree, SimCgroup
 from perphd.sim.machine import CGROUP_ROOT
 
 

@@ -11,9 +11,9 @@ from perphd.domain.errors import Full, Gone, Invalid, KernelError
 from perphd.host.cgroup.hierarchy import Layout, discover
 from perphd.host.psi import parse_pressure
 from perphd.host.topology import read_topology
-from perphd.sim.cgroup import CgroupTree, SimCgroup
 from perphd.sim.counters import Process
 from perphd.sim.kernel import Directory, SimFs
+from perphd.sim.kernel.cgroup2 import CgroupTree, SimCgroup
 from perphd.sim.machine import CGROUP_ROOT, Machine, add_proc, add_processors
 
 KID = f"{CGROUP_ROOT}/lab/kid"

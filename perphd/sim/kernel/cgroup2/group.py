@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from perphd.domain.cpuset import CpuSet
-from perphd.sim import formats
 from perphd.sim.counters import CpuCounters, IoCounters, MemoryCounters, PerfCounters, Process
-from perphd.sim.formats import COUNTER_MAX_PAGES, PAGE
-from perphd.sim.kernel import Directory, File, Reader, Writer, refuse
+from perphd.sim.kernel import formats
+from perphd.sim.kernel.formats import COUNTER_MAX_PAGES, PAGE
+from perphd.sim.kernel.vfs import Directory, File, Reader, Writer, refuse
 from perphd.sim.pressure import PressureState
 
 CONTROLLERS: Final = ("cpuset", "cpu", "io", "memory", "pids")

@@ -10,7 +10,7 @@ import errno
 import re
 
 from perphd.domain.cpuset import CpuSet
-from perphd.sim.kernel import refuse
+from perphd.sim.kernel.vfs import refuse
 
 PAGE = 4096
 COUNTER_MAX_PAGES = ((1 << 63) - 1) // PAGE
