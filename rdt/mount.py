@@ -1,0 +1,155 @@
+"""Where resctrl is mounted and how; mounting it, which is only ever done when asked for.
+
+There is one resctrl in a kernel, and its mount options (code/data prioritisation, bandwidth in MBps) change what every
+program sees. Mounting is therefore an explicit act of an operator; unmounting removes all groups of all programs.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rdt.access import decoded
+from rdt.errors import ResctrlError, Unsupported, from_oserror
+from rdt.fs import Fs, RealFs
+
+DEFAULT_ROOT = "/sys/fs/resctrl"
+_OCTAL = re.compile(r"\\([0-7]{3})")
+_CPU_FLAGS = ("cat_l3", "cat_l2", "mba", "cqm_llc", "cqm_mbm_total", "cqm_mbm_local", "cdp_l3", "cdp_l2")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """A resctrl mount: its place and the options that resctrl itself knows (``rw`` and the like left out)."""
+
+    path: str
+    options: frozenset[str] = frozenset()
+
+    @property
+    def cdp(self) -> bool:
+        """L3 masks for code and data apart."""
+        return "cdp" in self.options
+
+    @property
+    def cdpl2(self) -> bool:
+        """L2 masks for code and data apart."""
+        return "cdpl2" in self.options
+
+    @property
+    def mba_mbps(self) -> bool:
+        """MB values are MBps, kept by the kernel's own controller, instead of per cent."""
+        return "mba_MBps" in self.options
+
+    @property
+    def debug(self) -> bool:
+        """Groups show their hardware ids (6.8 and later)."""
+        return "debug" in self.options
+
+
+def find_mount(fs: Fs) -> Mount | None:
+    """The resctrl mount that /proc/mounts tells of; None where there is none or the file cannot be read."""
+    try:
+        text = decoded(fs.read("/proc/mounts"))
+    except OSError:
+        return None
+    for line in text.splitlines():
+        fields = line.split()
+        if len(fields) >= 4 and fields[2] == "resctrl":
+            path = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[1])
+            known = {"cdp", "cdpl2", "mba_MBps", "debug"}
+            return Mount(path, frozenset(known & set(fields[3].split(","))))
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Whether this kernel and CPU could offer resctrl, mounted or not."""
+
+    kernel: bool
+    cpu_flags: frozenset[str]
+
+    def __str__(self) -> str:
+        if not self.kernel:
+            return "the kernel has no resctrl (CONFIG_X86_CPU_RESCTRL or its like; or no CPU feature for it)"
+        flags = " ".join(sorted(self.cpu_flags)) or "no CPU flag of it in /proc/cpuinfo"
+        return f"the kernel has resctrl ({flags})"
+
+
+def support(fs: Fs) -> Support:
+    """What /proc/filesystems and the flags of the first CPU in /proc/cpuinfo say."""
+
+    def text_of(path: str) -> str:
+        try:
+            return decoded(fs.read(path))
+        except OSError:
+            return ""
+
+    kernel = any(line.split()[-1:] == ["resctrl"] for line in text_of("/proc/filesystems").splitlines())
+    flags = next((line for line in text_of("/proc/cpuinfo").splitlines() if line.startswith("flags")), "")
+    return Support(kernel, frozenset(_CPU_FLAGS) & frozenset(flags.partition(":")[2].split()))
+
+
+def mount_options(
+    *, cdp: bool = False, cdpl2: bool = False, mba_mbps: bool = False, debug: bool = False
+) -> tuple[str, ...]:
+    """The kernel's names of the options that are wanted."""
+    wanted = (("cdp", cdp), ("cdpl2", cdpl2), ("mba_MBps", mba_mbps), ("debug", debug))
+    return tuple(name for name, on in wanted if on)
+
+
+def mount_command(options: tuple[str, ...] = (), root: str = DEFAULT_ROOT) -> str:
+    """The shell command that an operator would give."""
+    return " ".join(
+        ["mount", "-t", "resctrl", *(["-o", ",".join(options)] if options else []), "resctrl", root]
+    )
+
+
+def mount(
+    options: tuple[str, ...] = (),
+    root: str = DEFAULT_ROOT,
+    *,
+    fs: Fs | None = None,
+    syscall: Callable[[str, str], None] | None = None,
+) -> Mount:
+    """Mount resctrl with exactly these options (``mount_options``); fine if it is mounted so already.
+
+    Raises:
+        Unsupported: the kernel has no resctrl, or refuses an option that it or the CPU does not have.
+        Busy: it is mounted already, elsewhere or with other options. It is never remounted.
+        Denied: the right to mount is missing (CAP_SYS_ADMIN).
+    """
+    files = fs or RealFs()
+    present = find_mount(files)
+    if present == Mount(root, frozenset(options)):
+        return present
+    value = ",".join(options)
+    try:
+        (syscall or _mount_system_call)(root, value)
+    except OSError as error:
+        raise _mount_error(error, root, value, files, present) from error
+    return Mount(root, frozenset(options))
+
+
+def _mount_error(error: OSError, root: str, value: str, fs: Fs, present: Mount | None) -> ResctrlError:
+    if error.errno in (errno.EINVAL, errno.ENODEV, errno.EOPNOTSUPP):
+        can = support(fs)
+        reason = f"an option is not known to this kernel or CPU; {can}" if can.kernel else str(can)
+        return Unsupported(root, doing="mounting", value=value, errno=error.errno, reason=reason)
+    reason = ""
+    if present is not None:
+        shown = ",".join(sorted(present.options)) or "no options"
+        reason = f"resctrl is mounted at {present.path} with {shown}; unmounting it would end every program's groups"
+    return from_oserror(error, root, doing="mounting", value=value, reason=reason)
+
+
+def _mount_system_call(root: str, options: str) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    nosuid_nodev_noexec = 2 | 4 | 8
+    data = options.encode() if options else None
+    if libc.mount(b"resctrl", os.fsencode(root), b"resctrl", ctypes.c_ulong(nosuid_nodev_noexec), data) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), root)

@@ -1,0 +1,288 @@
+"""Schemata: which cache ways and how much memory bandwidth a control group has, per domain.
+
+A schemata maps a resource (``L3``, ``L3CODE``, ``L2``, ``MB``, ``SMBA`` ...) to values per domain id. Domain ids are
+the kernel's and may have gaps; L3 and MB have ids of their own. A schemata that is written may be partial: what it
+leaves out keeps its value. The format is that of Documentation/arch/x86/resctrl.rst and of the kernel's
+``rdtgroup_schemata_show`` and ``rdtgroup_schemata_write``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rdt.errors import Broken, Gone, Invalid, Unsupported
+from rdt.frozen import FrozenDict
+
+if TYPE_CHECKING:
+    from rdt.info import Info
+
+# kernfs refuses a longer write with E2BIG before the kernel's parser sees it.
+MAX_WRITE_BYTES = 4095
+# The order in which the kernel shows resources; one that is not listed comes last.
+SHOWN_ORDER = ("SMBA", "MB", "L2", "L2DATA", "L2CODE", "L3", "L3DATA", "L3CODE")
+
+_CACHE_NAME = re.compile(r"L[0-9]+(CODE|DATA)?\Z")
+_MASK = re.compile(r"[0-9a-fA-F]+\Z")
+_NUMBER = re.compile(r"[0-9]+\Z")
+
+Values = FrozenDict[int, int]
+
+
+def is_cache(resource: str) -> bool:
+    """True for a resource whose values are capacity bit masks (L2, L3, with or without CODE or DATA)."""
+    return _CACHE_NAME.match(resource) is not None
+
+
+def is_bandwidth(resource: str) -> bool:
+    """True for a resource whose values are memory bandwidths: MB, and SMBA (slow memory, AMD)."""
+    return resource in ("MB", "SMBA")
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One value's place in a schemata."""
+
+    resource: str
+    domain: int
+
+    def __str__(self) -> str:
+        return f"{self.resource}:{self.domain}"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A value that is not as wanted; ``actual`` is None where the domain or the resource is not there."""
+
+    cell: Cell
+    wanted: int
+    actual: int | None
+
+    def __str__(self) -> str:
+        actual = "absent" if self.actual is None else _value_text(self.cell.resource, self.actual)
+        return f"{self.cell} is {actual}, wanted {_value_text(self.cell.resource, self.wanted)}"
+
+
+@dataclass(frozen=True, slots=True)
+class Schemata:
+    """Values by resource and domain: a capacity bit mask (CBM) for caches, the file's own unit for bandwidths.
+
+    ``opaque`` holds lines that rdt does not understand (a resource of a newer kernel, ``uninitialized`` of a group
+    in pseudo-lock set-up), as text after the colon; they are shown but never written.
+    """
+
+    values: FrozenDict[str, Values] = FrozenDict()
+    opaque: FrozenDict[str, str] = FrozenDict()
+
+    @classmethod
+    def of(cls, values: Mapping[str, Mapping[int, int]]) -> Schemata:
+        """From plain mappings: ``Schemata.of({"L3": {0: 0x7f}, "MB": {0: 50}})``. Empty resources are left out."""
+        return cls(FrozenDict({name: FrozenDict(cells) for name, cells in values.items() if cells}))
+
+    @classmethod
+    def parse(cls, text: str, path: str = "schemata") -> Schemata:
+        """What the kernel shows; raises Broken, naming ``path``, where it cannot be read."""
+        values: dict[str, Values] = {}
+        opaque: dict[str, str] = {}
+        for line in text.splitlines():
+            name, colon, rest = line.strip().partition(":")
+            if not name and not colon:
+                continue
+            if not colon:
+                raise Broken(path, doing="reading", value=line, reason="a schemata line without a colon")
+            if name in values or name in opaque:
+                raise Broken(path, doing="reading", value=line, reason=f"{name} is shown twice")
+            cells = _parse_cells(name, rest)
+            if cells is not None:
+                values[name] = cells
+            elif is_cache(name) or is_bandwidth(name):
+                if "=" in rest:
+                    raise Broken(path, doing="reading", value=line, reason="not a list of domain=value")
+                opaque[name] = rest
+            else:
+                opaque[name] = rest
+        return cls(FrozenDict(values), FrozenDict(opaque))
+
+    def __bool__(self) -> bool:
+        return any(self.values.values())
+
+    def cells(self) -> Iterator[tuple[Cell, int]]:
+        """Every value with its place, in the schemata's order."""
+        for name, values in self.values.items():
+            for domain, value in values.items():
+                yield Cell(name, domain), value
+
+    def get(self, resource: str, domain: int) -> int | None:
+        """The value of one cell; None if the schemata does not have it."""
+        values = self.values.get(resource)
+        return None if values is None else values.get(domain)
+
+    def domains(self, resource: str) -> tuple[int, ...]:
+        """The domain ids of a resource, ascending; empty if it is not there."""
+        return tuple(sorted(self.values.get(resource, ())))
+
+    def merged(self, other: Schemata) -> Schemata:
+        """This schemata with ``other``'s values laid over it."""
+        values = {name: dict(cells) for name, cells in self.values.items()}
+        for cell, value in other.cells():
+            values.setdefault(cell.resource, {})[cell.domain] = value
+        return Schemata(Schemata.of(values).values, FrozenDict({**self.opaque, **other.opaque}))
+
+    def only(self, cells: frozenset[Cell]) -> Schemata:
+        """The part at these places."""
+        values: dict[str, dict[int, int]] = {}
+        for cell, value in self.cells():
+            if cell in cells:
+                values.setdefault(cell.resource, {})[cell.domain] = value
+        return Schemata.of(values)
+
+    def present_in(self, other: Schemata) -> tuple[Schemata, tuple[Cell, ...]]:
+        """The part whose domains ``other`` has, and the places that it has not."""
+        absent = tuple(cell for cell, _ in self.cells() if other.get(cell.resource, cell.domain) is None)
+        present = frozenset(cell for cell, _ in self.cells()) - frozenset(absent)
+        return self.only(present), absent
+
+    def restored_by(self, before: Schemata) -> Schemata:
+        """What must be written to undo this schemata, given what was there before: the same cells, old values."""
+        return before.only(frozenset(cell for cell, _ in self.cells()))
+
+    def to_write(self) -> str:
+        """The text of one write: a line per resource, domains ascending, each line ended.
+
+        Raises Invalid when nothing is to be written or the text is longer than the kernel takes in one write.
+        """
+        lines = []
+        for name, values in self.values.items():
+            cells = ";".join(
+                f"{domain}={_value_text(name, value)}" for domain, value in sorted(values.items())
+            )
+            if cells:
+                lines.append(f"{name}:{cells}\n")
+        text = "".join(lines)
+        if not text:
+            raise Invalid("schemata", doing="formatting", reason="an empty schemata changes nothing")
+        if len(text) > MAX_WRITE_BYTES:
+            raise Invalid("schemata", doing="formatting", value=text, reason="longer than one write may be")
+        return text
+
+    def shown(self, info: Info, name_width: int = 0) -> str:
+        """As the kernel would show it: its order of resources, names right-aligned to ``name_width`` (the kernel
+        takes the widest name that the machine could show), masks zero-padded, bandwidths in three columns.
+        """
+        rank = {name: index for index, name in enumerate(SHOWN_ORDER)}
+        lines = []
+        for name in sorted(self.values, key=lambda each: rank.get(each, len(rank))):
+            cache = info.caches.get(name)
+            digits = len(f"{cache.cbm_mask:x}") if cache else 0
+            cells = (
+                f"{domain}={value:0{digits}x}" if is_cache(name) else f"{domain}={value:3d}"
+                for domain, value in sorted(self.values[name].items())
+            )
+            lines.append(f"{name:>{name_width}}:{';'.join(cells)}\n")
+        lines.extend(f"{name:>{name_width}}:{rest}\n" for name, rest in self.opaque.items())
+        return "".join(lines)
+
+    def __str__(self) -> str:
+        return " ".join(
+            f"{name}:"
+            + ";".join(f"{domain}={_value_text(name, value)}" for domain, value in sorted(cells.items()))
+            for name, cells in self.values.items()
+        )
+
+
+def _parse_cells(name: str, rest: str) -> Values | None:
+    """Values of a line, None where it is no list of values (an opaque line)."""
+    if not (is_cache(name) or is_bandwidth(name)):
+        return None
+    base, form = (16, _MASK) if is_cache(name) else (10, _NUMBER)
+    cells: dict[int, int] = {}
+    for item in rest.split(";"):
+        domain, equals, value = item.partition("=")
+        domain, value = domain.strip(), value.strip()
+        if not equals or not _NUMBER.match(domain) or not form.match(value) or int(domain) in cells:
+            return None
+        cells[int(domain)] = int(value, base)
+    return FrozenDict(cells)
+
+
+def _value_text(resource: str, value: int) -> str:
+    return f"{value:x}" if is_cache(resource) else f"{value:d}"
+
+
+def is_contiguous(mask: int) -> bool:
+    """True if the mask's one-bits stand side by side (and there is one)."""
+    if mask <= 0:
+        return False
+    ones = mask >> ((mask & -mask).bit_length() - 1)
+    return ones & (ones + 1) == 0
+
+
+def differences(wanted: Schemata, actual: Schemata, info: Info) -> tuple[Difference, ...]:
+    """Where ``actual`` is not what ``wanted`` asks for, granted that the kernel rounds bandwidths up."""
+    found = []
+    for cell, value in wanted.cells():
+        got = actual.get(cell.resource, cell.domain)
+        if got == value:
+            continue
+        bandwidth = info.bandwidths.get(cell.resource)
+        if got is not None and bandwidth is not None and got == bandwidth.rounded(value):
+            continue
+        found.append(Difference(cell, value, got))
+    return tuple(found)
+
+
+def check(wanted: Schemata, info: Info, present: Schemata, path: str = "schemata") -> None:
+    """Refuse, before the kernel does and in plainer words, what cannot be written.
+
+    ``present`` is the group's schemata as read: it tells which domains exist now. What only the kernel can know
+    (overlap with an exclusive group; holes in a mask where it does not tell ``sparse_masks``) is left to it.
+
+    Raises:
+        Unsupported: a resource that this machine or mount does not have.
+        Gone: a domain that does not exist (now).
+        Invalid: a mask or bandwidth outside of what ``info`` allows.
+    """
+    text = str(wanted)
+    for cell, value in wanted.cells():
+        if cell.resource not in present.values:
+            raise Unsupported(
+                path, doing="writing", value=text,
+                reason=f"there is no resource {cell.resource}; there are {', '.join(present.values) or 'none'}",
+            )  # fmt: skip
+        if cell.domain not in present.values[cell.resource]:
+            ids = ", ".join(str(each) for each in present.domains(cell.resource))
+            raise Gone(
+                path, doing="writing", value=text,
+                reason=f"{cell.resource} has no domain {cell.domain}; it has {ids}",
+            )  # fmt: skip
+        problem = (
+            _mask_problem(cell, value, info)
+            if is_cache(cell.resource)
+            else _bandwidth_problem(cell, value, info)
+        )
+        if problem:
+            raise Invalid(path, doing="writing", value=text, reason=f"{cell}: {problem}")
+
+
+def _mask_problem(cell: Cell, mask: int, info: Info) -> str:
+    cache = info.caches.get(cell.resource)
+    if cache is None:
+        return ""
+    if mask <= 0 or mask & ~cache.cbm_mask:
+        return f"the mask {mask:x} is empty or outside of {cache.cbm_mask:x}"
+    if cache.sparse_masks is False and not is_contiguous(mask):
+        return f"the mask {mask:x} has holes, which this cache does not take"
+    if mask.bit_count() < cache.min_cbm_bits:
+        return f"the mask {mask:x} has fewer than {cache.min_cbm_bits} bits"
+    return ""
+
+
+def _bandwidth_problem(cell: Cell, value: int, info: Info) -> str:
+    bandwidth = info.bandwidths.get(cell.resource)
+    if value < 0:
+        return f"{value} is negative"
+    if bandwidth is not None and bandwidth.is_percent and not bandwidth.minimum <= value <= 100:
+        return f"{value} % is outside of {bandwidth.minimum} to 100 %"
+    return ""
