@@ -174,7 +174,7 @@ def _wanted_cpus(state: KnobState, target: Value, around: CpuSet) -> dict[str, C
             raise _Impossible(
                 f"none of the CPUs {cpus} is among {around}, all that {dirname(state.knob.directory)} has"
             )
-        cpus = attainable_cpus(state, cpus)
+        cpus = attainable(state, cpus)
         if not cpus:
             raise _Pinned(f"the operator pinned it to {_found_cpus(root)}, which does not meet {target}")
     else:
@@ -186,7 +186,7 @@ def _wanted_cpus(state: KnobState, target: Value, around: CpuSet) -> dict[str, C
     return wanted
 
 
-def attainable_cpus(state: KnobState, wanted: CpuSet) -> CpuSet:
+def attainable(state: KnobState, wanted: CpuSet) -> CpuSet:
     """What of these CPUs the group may be given: those found on it (all, if it had none of its own); may be empty."""
     found, around = _found_cpus(state.files[0]), CpuSet.parse(state.around)
     cpus = wanted & found if found else wanted

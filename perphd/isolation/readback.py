@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
-from posixpath import dirname
+from posixpath import basename, dirname
 
 from perphd.domain.errors import Gone
-from perphd.host.cgroup.group import Cgroup, Knob, descendants, parent_cpus
+from perphd.host.cgroup.group import Cgroup, Knob, descendants, parent_list
 from perphd.host.fs import KernelFs, read_text
 from perphd.isolation.journal import Journal
 from perphd.isolation.planner import FileState
@@ -65,21 +65,21 @@ class ReadBack:
         known = original is not None and original.identity == identity
         return FileState(path, text, original.text if original is not None and known else None)
 
-    def cpus_below(self, directory: str) -> tuple[FileState, ...]:
-        """The CPU sets of the groups below, parents first; empty ones bind nobody."""
+    def below(self, directory: str, lead: str) -> tuple[FileState, ...]:
+        """The files of ``lead``'s name in the groups below, parents first; empty ones bind nobody."""
         found: list[FileState] = []
         for child in descendants(self._fs, directory):
             with suppress(Gone):
                 identity = self._fs.identity(child)
-                file = self.file(f"{child}/cpuset.cpus", identity)
+                file = self.file(f"{child}/{basename(lead)}", identity)
                 if file.now:
                     self.identities[child] = identity
                     found.append(file)
         return tuple(found)
 
-    def parent_cpus(self, directory: str) -> str:
-        """As the function of this name, but asked once for all children of a parent."""
-        parent = dirname(directory)
-        if parent not in self._around:
-            self._around[parent] = parent_cpus(self._fs, directory)
-        return self._around[parent]
+    def around(self, directory: str, lead: str) -> str:
+        """``parent_list`` of this file, but asked once for all children of a parent."""
+        key = f"{dirname(directory)}/{basename(lead)}"
+        if key not in self._around:
+            self._around[key] = parent_list(self._fs, lead)
+        return self._around[key]

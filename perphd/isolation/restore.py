@@ -17,7 +17,7 @@ from posixpath import basename, dirname
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Busy, Full, Gone, KernelError, ParseError
-from perphd.host.cgroup.group import parent_cpus
+from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.fs import KernelFs
 from perphd.isolation.journal import FILE, Journal, Original
@@ -132,7 +132,7 @@ def put(fs: KernelFs, path: str, data: bytes) -> str:
         try:
             fs.write(path, b"\n")
         except (Full, Busy):
-            around = parent_cpus(fs, dirname(path))
+            around = parent_list(fs, path)
             if not around:
                 raise
             fs.write(path, f"{around}\n".encode())
@@ -193,7 +193,7 @@ class _Run:
         if any(same(entry.path, value, found) for value in self._journal.intents(entry.path)):
             return True
         # What an interrupted restore leaves where it could not empty the file.
-        return not entry.text and found == parent_cpus(self._fs, dirname(entry.path))
+        return not entry.text and found == parent_list(self._fs, entry.path)
 
     def _write(self, entry: Original, found: str) -> None:
         try:

@@ -12,7 +12,7 @@ from posixpath import basename, dirname
 
 from perphd.domain.errors import Broken, Busy, Gone, KernelError, ParseError
 from perphd.domain.plan import Write
-from perphd.host.cgroup.group import parent_cpus
+from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, same
 from perphd.host.fs import KernelFs, read_text
 from perphd.isolation.journal import Journal, Original
@@ -99,7 +99,7 @@ class Transaction:
             if basename(write.path) in EMPTY_ALLOWED and "" in (write.value, write.before):
                 parent = dirname(dirname(write.path))
                 if parent not in around:
-                    around[parent] = parent_cpus(self._fs, dirname(write.path))
+                    around[parent] = parent_list(self._fs, write.path)
                 intents.append((write.path, around[parent]))  # what put may have to do
         # A workload that turned out to be gone midway keeps what was read of it: harmless, closed as gone by restore.
         self._journal.record(originals.values(), intents)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
-from posixpath import dirname
+from posixpath import basename, dirname
 
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.cpuset import CpuSet
@@ -211,15 +211,15 @@ def descendants(fs: KernelFs, directory: str) -> list[str]:
     return found
 
 
-def parent_cpus(fs: KernelFs, directory: str) -> str:
-    """The CPUs that the parent of this cpuset directory gives, as text; empty if it cannot be read.
+def parent_list(fs: KernelFs, path: str) -> str:
+    """What the parent gives for this ``cpuset.cpus`` or ``cpuset.mems``, as text; empty if it cannot be read.
 
-    v2: the parent's effective CPUs. v1: its own ``cpuset.cpus``, which is what the kernel checks children against.
+    v2: the parent's effective CPUs or nodes. v1: its own, which is what the kernel checks children against.
     """
-    parent = dirname(directory)
-    for name in ("cpuset.cpus.effective", "cpuset.cpus"):
+    parent, name = dirname(dirname(path)), basename(path)
+    for file in (f"{name}.effective", name):
         try:
-            return read_text(fs, f"{parent}/{name}")
+            return read_text(fs, f"{parent}/{file}")
         except KernelError:
             continue
     return ""

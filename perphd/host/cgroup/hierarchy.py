@@ -67,9 +67,7 @@ class Hierarchies:
 
     def directories(self, fs: KernelFs, cgroup: str) -> tuple[str, ...]:
         """The directories that this cgroup has, over all hierarchies; empty: it does not exist."""
-        return tuple(
-            path for path in (h.path(cgroup) for h in self.all()) if fs.exists(path)
-        )
+        return tuple(path for path in (h.path(cgroup) for h in self.all()) if fs.exists(path))
 
 
 def check_cgroup_path(text: str) -> str:

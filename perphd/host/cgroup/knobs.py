@@ -32,6 +32,9 @@ CONTROLLERS: Final[Mapping[str, str]] = {
 }
 """The settings that live in cgroups, each with the controller that owns it."""
 
+LIST_SETTINGS: Final = frozenset({"cpus", "mems"})
+"""Settings that are lists of CPUs or memory nodes, bound by what the parent has."""
+
 RESCTRL_SETTINGS: Final = ("llc_masks", "mba_pct")
 """The settings that live in resctrl groups and not in cgroups."""
 

@@ -1,0 +1,140 @@
+"""What a plan is about: every wanted setting as read back, or why it is left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from posixpath import dirname
+from typing import TypeAlias
+
+from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.errors import Gone, KernelError, ParseError
+from perphd.domain.plan import NotEnforceable
+from perphd.domain.workload import WorkloadSpec
+from perphd.host.cgroup.group import RESCTRL_ABSENT, Cgroup, Cgroups, Knob
+from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.cgroup.knobs import CONTROLLERS, LIST_SETTINGS, RESCTRL_SETTINGS, Value
+from perphd.isolation.planner import KnobState, Wanted, attainable
+from perphd.isolation.readback import ReadBack
+from perphd.isolation.standing import Standing
+from perphd.isolation.watch import Key, Watch
+
+Refuse: TypeAlias = Callable[[str], str | None]
+"""cgroup path -> why its files must not be written directly (a systemd unit), or None."""
+
+
+class Survey:
+    """Looks at workloads for one plan after the other. Reads the kernel, never writes it.
+
+    ``planned``: the knobs of the plan at hand with their targets. ``refuse`` is asked for every workload that is to be
+    changed.
+    """
+
+    def __init__(
+        self,
+        cgroups: Cgroups,
+        hierarchies: Hierarchies,
+        read: ReadBack,
+        watch: Watch,
+        standing: Standing,
+        refuse: Refuse | None,
+    ) -> None:
+        self._cgroups, self._hierarchies = cgroups, hierarchies
+        self._read, self._watch, self._standing, self._refuse = read, watch, standing, refuse
+        self._claimed: set[str] = set()
+        self._changed: set[tuple[str, str]] = set()
+        self.planned: dict[Key, tuple[Knob, Value]] = {}
+
+    def begin(self, claimed: Iterable[str], changed: Iterable[tuple[str, str]]) -> None:
+        """A new plan: ``claimed`` are the cgroups of all workloads, ``changed`` (directory, knob) of all originals."""
+        self._claimed, self._changed = set(claimed), set(changed)
+        self.planned.clear()
+        self._read.begin(self._claimed)
+
+    def why_closed(self, group: Cgroup) -> str:
+        """Why nothing can be set on this group, or empty."""
+        if not group.exists():
+            return f"the cgroup {group.path} does not exist (yet)"
+        return (None if self._refuse is None else self._refuse(group.path)) or ""
+
+    def look(self, spec: WorkloadSpec, target: Settings) -> list[Wanted | NotEnforceable]:
+        """The settings of this workload that are wanted, or that are to be given back."""
+        items: list[Wanted | NotEnforceable] = [
+            NotEnforceable(spec.name, setting, RESCTRL_ABSENT)
+            for setting in RESCTRL_SETTINGS
+            if getattr(target, setting) is not KEEP
+        ]
+        active: list[str] = []
+        for setting, controller in CONTROLLERS.items():
+            hierarchy = self._hierarchies.of(controller)
+            directory = "" if hierarchy is None else hierarchy.path(spec.cgroup)
+            if getattr(target, setting) is not KEEP or (directory, setting) in self._changed:
+                active.append(setting)
+            else:
+                self._standing.drop((spec.name, setting))
+        if not active:
+            return items
+        group = self._cgroups.group(spec.cgroup)
+        if not group.exists():
+            for setting in active:
+                self._standing.drop((spec.name, setting))
+            return items
+        reason = None if self._refuse is None else self._refuse(spec.cgroup)
+        for setting in active:
+            value: Value = getattr(target, setting)
+            try:
+                item = reason or self._one(spec, group, setting, value)
+            except Gone:
+                continue
+            except KernelError as exc:
+                item = str(exc)
+            if isinstance(item, Wanted):
+                items.append(item)
+            elif item and value is not KEEP:
+                items.append(NotEnforceable(spec.name, setting, item))
+        return items
+
+    def _one(self, spec: WorkloadSpec, group: Cgroup, setting: str, target: Value) -> Wanted | str:
+        """The setting as read back with its target, or why it is left alone (empty: no reason needs telling)."""
+        read = self._read.knob(group, setting)
+        if isinstance(read, str):
+            return read
+        knob, identity, files = read
+        key = (spec.name, setting)
+        self._watch.look(key, identity, files)
+        around = self._read.around(knob.directory, knob.paths[0]) if setting in LIST_SETTINGS else ""
+        self._standing.note(key, knob, files, around)
+        conflict = self._watch.yielded(key)
+        if conflict is not None:
+            return str(conflict)
+        foreign = any(self._watch.is_foreign(file) for file in files)
+        if target is KEEP and foreign:
+            return ""
+        if refused := self._watch.refused(key, target):
+            return refused
+        self.planned[key] = (knob, target)
+        if setting not in LIST_SETTINGS:
+            return Wanted(KnobState(spec.name, knob, files), target)
+        if knob.version == 1:
+            outer = next((path for path in _ancestors(spec.cgroup) if path in self._claimed), None)
+            if outer is not None:
+                what = "CPUs bind" if setting == "cpus" else "memory nodes bind"
+                return f"{spec.cgroup} lies within the workload {outer}, whose {what} it on cgroup v1"
+        state = KnobState(spec.name, knob, files, around, foreign)
+        if knob.version == 1 and not _is_attained(state, target):
+            state = replace(state, files=files + self._read.below(knob.directory, knob.paths[0]))
+        return Wanted(state, target)
+
+
+def _is_attained(state: KnobState, target: Value) -> bool:
+    """True if the group has the CPUs that it is to have, so that those below it need no look."""
+    try:
+        return isinstance(target, CpuSet) and CpuSet.parse(state.files[0].now) == attainable(state, target)
+    except ParseError:
+        return False
+
+
+def _ancestors(cgroup: str) -> Iterable[str]:
+    while (cgroup := dirname(cgroup)) != "/":
+        yield cgroup
