@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import errno as _errno
 import os
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from rdt.schemata import Schemata
 
 _SHOWN_VALUE_CHARS = 200
 
@@ -24,6 +27,8 @@ class ResctrlError(Exception):
         errno: the kernel's number; None when rdt itself refused the request.
         status: the kernel's sentence about this very request; empty when it gave none.
         reason: rdt's own explanation; may be empty.
+        actual: where a schemata was being changed: what it was read to be after the failure. None: it could not be
+            read, or no schemata was being changed.
     """
 
     advice: ClassVar[str] = ""
@@ -37,6 +42,7 @@ class ResctrlError(Exception):
         errno: int | None = None,
         status: str = "",
         reason: str = "",
+        actual: Schemata | None = None,
     ) -> None:
         self.doing = doing
         self.path = path
@@ -44,6 +50,7 @@ class ResctrlError(Exception):
         self.errno = errno
         self.status = status
         self.reason = reason
+        self.actual = actual
         super().__init__(self._text())
 
     def _text(self) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rdt.cbm import Cbm
 from rdt.errors import Broken, Gone, Invalid, Unsupported
 from rdt.frozen import FrozenDict
 
@@ -77,9 +78,24 @@ class Schemata:
     opaque: FrozenDict[str, str] = FrozenDict()
 
     @classmethod
-    def of(cls, values: Mapping[str, Mapping[int, int]]) -> Schemata:
-        """From plain mappings: ``Schemata.of({"L3": {0: 0x7f}, "MB": {0: 50}})``. Empty resources are left out."""
-        return cls(FrozenDict({name: FrozenDict(cells) for name, cells in values.items() if cells}))
+    def of(cls, values: Mapping[str, Mapping[int, int] | Mapping[int, Cbm]]) -> Schemata:
+        """From plain mappings: ``Schemata.of({"L3": {0: Cbm(0x7f)}, "MB": {0: 50}})``; masks may be given as plain
+        numbers, too. Resources without values are left out.
+        """
+        return cls(
+            FrozenDict(
+                {
+                    name: FrozenDict(
+                        {
+                            domain: value.bits if isinstance(value, Cbm) else value
+                            for domain, value in cells.items()
+                        }
+                    )
+                    for name, cells in values.items()
+                    if cells
+                }
+            )
+        )
 
     @classmethod
     def parse(cls, text: str, path: str = "schemata") -> Schemata:
@@ -118,6 +134,11 @@ class Schemata:
         """The value of one cell; None if the schemata does not have it."""
         values = self.values.get(resource)
         return None if values is None else values.get(domain)
+
+    def masks(self, resource: str) -> FrozenDict[int, Cbm]:
+        """The masks of a cache by domain; empty where the schemata has no such resource."""
+        cells = self.values.get(resource, FrozenDict())
+        return FrozenDict({domain: Cbm(mask) for domain, mask in cells.items()})
 
     def domains(self, resource: str) -> tuple[int, ...]:
         """The domain ids of a resource, ascending; empty if it is not there."""
@@ -211,14 +232,6 @@ def _value_text(resource: str, value: int) -> str:
     return f"{value:x}" if is_cache(resource) else f"{value:d}"
 
 
-def is_contiguous(mask: int) -> bool:
-    """True if the mask's one-bits stand side by side (and there is one)."""
-    if mask <= 0:
-        return False
-    ones = mask >> ((mask & -mask).bit_length() - 1)
-    return ones & (ones + 1) == 0
-
-
 def differences(wanted: Schemata, actual: Schemata, info: Info) -> tuple[Difference, ...]:
     """Where ``actual`` is not what ``wanted`` asks for, granted that the kernel rounds bandwidths up."""
     found = []
@@ -272,7 +285,7 @@ def _mask_problem(cell: Cell, mask: int, info: Info) -> str:
         return ""
     if mask <= 0 or mask & ~cache.cbm_mask:
         return f"the mask {mask:x} is empty or outside of {cache.cbm_mask:x}"
-    if cache.sparse_masks is False and not is_contiguous(mask):
+    if cache.sparse_masks is False and not Cbm(mask).contiguous:
         return f"the mask {mask:x} has holes, which this cache does not take"
     if mask.bit_count() < cache.min_cbm_bits:
         return f"the mask {mask:x} has fewer than {cache.min_cbm_bits} bits"

@@ -1,0 +1,315 @@
+"""One mounted resctrl: what it offers, and reading and changing its groups.
+
+``Resctrl`` does what it is told to whichever group it is told; ``rdt.groups`` adds who owns which group. Calls block
+for microseconds, or for as long as another program holds the tree's lock; threads may share one ``Resctrl``.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rdt.access import Access
+from rdt.cpulist import format_cpus, parse_cpus
+from rdt.errors import Broken, Gone, Invalid, Mismatch, ResctrlError, Unsupported
+from rdt.fs import Fs, RealFs
+from rdt.info import Info, read_info
+from rdt.mount import DEFAULT_ROOT
+from rdt.names import DEFAULT_GROUP, RESERVED, GroupRef
+from rdt.schemata import Cell, Schemata, check, differences
+from rdt.tasks import Moved, TaskWriter
+
+if TYPE_CHECKING:
+    from rdt.groups import Groups
+
+_ENSURE_TRIES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """A schemata change that was written and read back."""
+
+    before: Schemata
+    after: Schemata
+    wrote: Schemata
+    """What differed and was written; empty if all was as wanted."""
+    absent: tuple[Cell, ...] = ()
+    """Wanted, but in domains that are not there now (all their CPUs are offline)."""
+
+    @property
+    def undo(self) -> Schemata:
+        """The values that were replaced: applying them puts things back."""
+        return self.wrote.restored_by(self.before)
+
+
+@dataclass(frozen=True, slots=True)
+class CpusChanged:
+    """A group's CPUs before and after a change."""
+
+    before: frozenset[int]
+    after: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class DomainChange:
+    """How the domains that exist now differ from those of the description (CPU hotplug)."""
+
+    vanished: tuple[Cell, ...]
+    appeared: tuple[Cell, ...]
+
+    def __bool__(self) -> bool:
+        return bool(self.vanished or self.appeared)
+
+
+class Resctrl:
+    """A mounted resctrl. Make one with ``open``.
+
+    Every method may raise any ``ResctrlError``; what a class means for the caller is told in ``rdt.errors``.
+    """
+
+    def __init__(self, access: Access, info: Info) -> None:
+        self.access = access
+        self.info = info
+        self._threads = threading.RLock()
+        self._held: str = ""
+        self._tasks = TaskWriter(access)
+
+    @classmethod
+    def open(cls, fs: Fs | None = None, root: str = DEFAULT_ROOT, *, lock_timeout_s: float = 2.0) -> Resctrl:
+        """Read the description of what is mounted at ``root``. Nothing is mounted or changed.
+
+        Raises Unsupported where no resctrl is mounted there, with what an operator can do about it.
+        """
+        access = Access(fs or RealFs(), root, lock_timeout_s=lock_timeout_s)
+        return cls(access, read_info(access))
+
+    def groups(self, prefix: str) -> Groups:
+        """The groups of one program, told by their prefix: the usual way to make, fill and remove groups."""
+        from rdt.groups import Groups
+
+        return Groups(self, prefix)
+
+    # --- the lock that programs share ---------------------------------------------------------------------
+
+    @contextmanager
+    def reading(self) -> Iterator[None]:
+        """Hold the tree's shared lock: several reads that belong together. May be nested."""
+        with self._locked("shared"):
+            yield
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Hold the tree's exclusive lock: reads and writes that belong together. May be nested, not in reading."""
+        with self._locked("exclusive"):
+            yield
+
+    @contextmanager
+    def _locked(self, kind: str) -> Iterator[None]:
+        with self._threads:
+            if self._held:
+                if (self._held, kind) == ("shared", "exclusive"):
+                    raise RuntimeError("changing() inside of reading(): take changing() for both")
+                yield
+                return
+            with self.access.lock(exclusive=kind == "exclusive"):
+                self._held = kind
+                try:
+                    yield
+                finally:
+                    self._held = ""
+
+    # --- which groups there are ---------------------------------------------------------------------------
+
+    def list_groups(self) -> tuple[GroupRef, ...]:
+        """All groups of all programs: the default group, control groups, and each one's monitor groups."""
+        with self.reading():
+            refs = []
+            for name in ["", *self.access.listdir()]:
+                if name and (name in RESERVED or not self.access.exists(name, "tasks")):
+                    continue
+                control = GroupRef(name)
+                refs.append(control)
+                if self.access.exists(name, "mon_groups"):
+                    try:
+                        refs.extend(
+                            GroupRef(name, monitor) for monitor in self.access.listdir(name, "mon_groups")
+                        )
+                    except Gone:
+                        if name:
+                            refs.remove(control)
+            return tuple(refs)
+
+    def exists(self, group: GroupRef) -> bool:
+        """True if there is such a group."""
+        return self.access.exists(group.relative, "tasks")
+
+    def identity(self, group: GroupRef) -> tuple[int, int]:
+        """(device, inode): another one means a new group under an old name, with new counters."""
+        return self.access.identity(group.relative)
+
+    def domain_change(self) -> DomainChange:
+        """How the domains differ now from ``info``; after a change, open anew and ``ensure`` every group."""
+        shown = self.schemata()
+        now = {cell for cell, _ in shown.cells()}
+        known = set(self.info.cells())
+        key = _cell_order
+        return DomainChange(tuple(sorted(known - now, key=key)), tuple(sorted(now - known, key=key)))
+
+    # --- schemata and mode --------------------------------------------------------------------------------
+
+    def schemata(self, group: GroupRef = DEFAULT_GROUP) -> Schemata:
+        """A control group's values now."""
+        with self.reading():
+            return Schemata.parse(self.access.read(group.relative, "schemata"), self._schemata_path(group))
+
+    def apply(self, group: GroupRef, wanted: Schemata) -> Applied:
+        """Write what differs from ``wanted`` (maybe partial) in one write, and read it back.
+
+        The kernel takes all of a write or nothing. A raised error carries in ``actual`` what the group's schemata is
+        after it.
+
+        Raises:
+            Unsupported, Gone, Invalid: see ``rdt.schemata.check``; and as the kernel says.
+            Mismatch: after the write, values are not as wanted: another program wrote, too.
+        """
+        path = self._schemata_path(group)
+        with self.changing():
+            before = self.schemata(group)
+            try:
+                check(wanted, self.info, before, path)
+            except ResctrlError as error:
+                error.actual = before
+                raise
+            differing = frozenset(each.cell for each in differences(wanted, before, self.info))
+            if not differing:
+                return Applied(before, before, Schemata())
+            change = wanted.only(differing)
+            text = change.to_write()
+            try:
+                self.access.command(text, group.relative, "schemata")
+            except ResctrlError as error:
+                raise self._explained(error, group, change) from error
+            after = self.schemata(group)
+            wrong = differences(wanted, after, self.info)
+            if wrong:
+                raise Mismatch(
+                    path, doing="reading back", value=text, reason="; ".join(map(str, wrong)), actual=after
+                )  # fmt: skip
+            return Applied(before, after, change)
+
+    def ensure(self, group: GroupRef, wanted: Schemata) -> Applied:
+        """Like ``apply``, but domains that are not there now are left out and told in ``absent``.
+
+        To be called again and again with the same target: it writes only when something differs, for example
+        when a domain has come back after CPU hotplug with the default values.
+        """
+        with self.changing():
+            for attempt in range(_ENSURE_TRIES):
+                present, absent = wanted.present_in(self.schemata(group))
+                self._refuse_unknown(group, wanted, absent)
+                try:
+                    applied = self.apply(group, present)
+                except Gone as error:
+                    domain_went = error.actual is not None and bool(present.present_in(error.actual)[1])
+                    if not domain_went or attempt == _ENSURE_TRIES - 1:
+                        raise
+                else:
+                    return Applied(applied.before, applied.after, applied.wrote, absent)
+        raise AssertionError("not reached")
+
+    def mode(self, group: GroupRef = DEFAULT_GROUP) -> str:
+        """``shareable``, ``exclusive``, ``pseudo-locksetup`` or ``pseudo-locked``."""
+        return self.access.read(group.relative, "mode").strip()
+
+    def set_mode(self, group: GroupRef, mode: str) -> None:
+        """Set a control group's mode and read it back; with ``exclusive`` the kernel refuses overlap by anybody."""
+        with self.changing():
+            if self.mode(group) == mode:
+                return
+            self.access.command(f"{mode}\n", group.relative, "mode")
+            if (actual := self.mode(group)) != mode:
+                path = self.access.path(group.relative, "mode")
+                raise Mismatch(path, doing="reading back", value=mode, reason=f"it is {actual!r}")
+
+    # --- members ------------------------------------------------------------------------------------------
+
+    def tasks(self, group: GroupRef = DEFAULT_GROUP) -> frozenset[int]:
+        """Thread ids in a group, those of a control group's monitor groups included."""
+        text = self.access.read(group.relative, "tasks")
+        try:
+            return frozenset(map(int, text.split()))
+        except ValueError:
+            path = self.access.path(group.relative, "tasks")
+            raise Broken(path, doing="reading", reason="not a list of thread ids") from None
+
+    def move_tasks(self, group: GroupRef, tids: Iterable[int]) -> Moved:
+        """Move single threads, each once; ``rdt.groups`` moves until nothing is left to move."""
+        with self.changing():
+            return self._tasks.move(group, tids)
+
+    def cpus(self, group: GroupRef = DEFAULT_GROUP) -> frozenset[int]:
+        """CPUs on which the group's settings hold for tasks of the default group."""
+        path = self.access.path(group.relative, "cpus_list")
+        return parse_cpus(self.access.read(group.relative, "cpus_list"), path)
+
+    def set_cpus(self, group: GroupRef, cpus: Iterable[int]) -> CpusChanged:
+        """Give a group exactly these CPUs and read them back. They leave the group that had them; CPUs given up go
+        back to the default group (of a monitor group: stay with its control group).
+
+        Raises Invalid for CPUs that are offline or do not exist; and for a monitor group those of others.
+        """
+        wanted = frozenset(cpus)
+        if any(cpu < 0 for cpu in wanted):
+            raise Invalid(
+                self.access.path(group.relative, "cpus_list"), doing="writing", reason="a negative CPU"
+            )
+        with self.changing():
+            before = self.cpus(group)
+            if before == wanted:
+                return CpusChanged(before, before)
+            text = f"{format_cpus(wanted)}\n"
+            self.access.write_cpus(text, group.relative, "cpus_list")
+            after = self.cpus(group)
+            if after != wanted:
+                path = self.access.path(group.relative, "cpus_list")
+                reason = f"it is {format_cpus(after) or 'empty'}"
+                raise Mismatch(path, doing="reading back", value=text, reason=reason)
+            return CpusChanged(before, after)
+
+    # --- inside -------------------------------------------------------------------------------------------
+
+    def _schemata_path(self, group: GroupRef) -> str:
+        if group.monitor:
+            path = self.access.path(group.relative)
+            raise Unsupported(path, reason="a monitor group has no schemata; its control group has")
+        return self.access.path(group.relative, "schemata")
+
+    def _explained(self, error: ResctrlError, group: GroupRef, change: Schemata) -> ResctrlError:
+        """A failed write, with what the group has now. The kernel refuses an unknown domain without a sentence."""
+        try:
+            error.actual = self.schemata(group)
+        except ResctrlError:
+            return error
+        lost = change.present_in(error.actual)[1]
+        if error.errno == errno.EINVAL and lost:
+            return Gone(
+                error.path, doing=error.doing, value=error.value, errno=error.errno, status=error.status,
+                reason=f"not there any more: {', '.join(map(str, lost))}", actual=error.actual,
+            )  # fmt: skip
+        return error
+
+    def _refuse_unknown(self, group: GroupRef, wanted: Schemata, absent: tuple[Cell, ...]) -> None:
+        for cell in absent:
+            if cell.resource not in self.info.caches and cell.resource not in self.info.bandwidths:
+                path = self._schemata_path(group)
+                raise Unsupported(
+                    path, doing="writing", value=str(wanted), reason=f"there is no {cell.resource}"
+                )
+
+
+def _cell_order(cell: Cell) -> tuple[str, int]:
+    return cell.resource, cell.domain

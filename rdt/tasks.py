@@ -1,0 +1,104 @@
+"""Writing thread ids to ``tasks``: one a write up to 6.x, a comma-separated list where the kernel takes it.
+
+Only the thread named moves, never its whole process; children inherit. A thread that has ended is no error.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from rdt.access import Access
+from rdt.errors import Gone, Invalid, ResctrlError
+from rdt.names import GroupRef
+from rdt.schemata import MAX_WRITE_BYTES
+
+_OTHER_CONTROL_GROUP = "different control group"
+_STOPPED = re.compile(r"Error while processing task ([0-9]+)")
+_LONGEST_TID = len("4194304,")
+_BATCH = MAX_WRITE_BYTES // _LONGEST_TID
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What became of threads that were to be moved."""
+
+    accepted: frozenset[int] = frozenset()
+    gone: frozenset[int] = frozenset()
+    """They had ended."""
+    elsewhere: frozenset[int] = frozenset()
+    """Not moved into a monitor group, because they are not in its control group."""
+
+    def __or__(self, other: Moved) -> Moved:
+        return Moved(self.accepted | other.accepted, self.gone | other.gone, self.elsewhere | other.elsewhere)
+
+
+class TaskWriter:
+    """Writes tasks files and remembers whether this kernel takes lists (None: not known yet)."""
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+        self.takes_lists: bool | None = None
+
+    def move(self, group: GroupRef, tids: Iterable[int]) -> Moved:
+        """Move each thread once. Raises Gone if the group vanished, Denied, and what else the kernel says."""
+        waiting = sorted(set(tids))
+        if waiting and waiting[0] <= 0:
+            # 0 would move the writer itself. /proc and cgroup files show it for tasks of another PID namespace.
+            path = self._access.path(group.relative, "tasks")
+            raise Invalid(path, doing="writing", value=str(waiting[0]), reason="not a thread id")
+        moved = Moved()
+        for start in range(0, len(waiting), _BATCH):
+            moved |= self._move_batch(group, waiting[start : start + _BATCH])
+        return moved
+
+    def _move_batch(self, group: GroupRef, tids: list[int]) -> Moved:
+        moved = Moved()
+        while len(tids) > 1 and self.takes_lists is not False:
+            try:
+                self._write(group, ",".join(map(str, tids)))
+            except ResctrlError as error:
+                if error.errno not in (errno.EINVAL, errno.ESRCH):
+                    raise
+                stopped = self._stopped_at(error, tids)
+                if stopped is None:
+                    one_by_one = self._move_singly(group, tids)
+                    if error.errno == errno.EINVAL and one_by_one.accepted == frozenset(tids):
+                        self.takes_lists = False  # every one was good: it is lists that the kernel refuses
+                    return moved | one_by_one
+                self.takes_lists = True
+                # The kernel moved those before and stopped there; that one is asked again, alone, to learn why.
+                moved |= Moved(frozenset(tids[:stopped])) | self._move_singly(group, [tids[stopped]])
+                tids = tids[stopped + 1 :]
+            else:
+                self.takes_lists = True
+                return moved | Moved(frozenset(tids))
+        return moved | self._move_singly(group, tids)
+
+    @staticmethod
+    def _stopped_at(error: ResctrlError, tids: list[int]) -> int | None:
+        """Where in the list the kernel says that it stopped; None if it does not say."""
+        match = _STOPPED.search(error.status)
+        return tids.index(int(match[1])) if match and int(match[1]) in tids else None
+
+    def _move_singly(self, group: GroupRef, tids: list[int]) -> Moved:
+        accepted, gone, elsewhere = set(), set(), set()
+        for tid in tids:
+            try:
+                self._write(group, str(tid))
+            except Gone as error:
+                if error.errno != errno.ESRCH:
+                    raise
+                gone.add(tid)
+            except Invalid as error:
+                if _OTHER_CONTROL_GROUP not in error.status:
+                    raise
+                elsewhere.add(tid)
+            else:
+                accepted.add(tid)
+        return Moved(frozenset(accepted), frozenset(gone), frozenset(elsewhere))
+
+    def _write(self, group: GroupRef, tids: str) -> None:
+        self._access.command(f"{tids}\n", group.relative, "tasks")
