@@ -1,0 +1,148 @@
+"""Control and monitor groups, and the identifiers that the hardware knows them by."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from enum import Enum
+from typing import Final
+
+from perphd.sim.kernel.vfs import Directory, refuse
+
+MAX_CLOSIDS: Final = 32
+"""The kernel keeps its free CLOSIDs in one integer."""
+
+
+class Kind(Enum):
+    """What a group is for."""
+
+    CONTROL = "control"
+    MONITOR = "monitor"
+
+
+class Mode(Enum):
+    """Whether a control group's cache may be shared; the text of its ``mode`` file."""
+
+    SHAREABLE = "shareable"
+    EXCLUSIVE = "exclusive"
+
+
+class Group:
+    """One group: a directory, its CLOSID and RMID, and the CPUs that it owns (a bit mask).
+
+    ``parent`` is the control group above a monitor group, None for a control group. ``mon_data`` is None where
+    the machine cannot monitor.
+    """
+
+    __slots__ = (
+        "closid",
+        "cpus",
+        "directory",
+        "kind",
+        "mode",
+        "mon_data",
+        "monitors",
+        "name",
+        "parent",
+        "rmid",
+    )
+
+    def __init__(self, name: str, kind: Kind, directory: Directory, parent: Group | None = None) -> None:
+        self.name, self.kind, self.directory, self.parent = name, kind, directory, parent
+        self.closid: int = 0 if parent is None else parent.closid
+        self.rmid = 0
+        self.cpus = 0
+        self.mode = Mode.SHAREABLE
+        self.monitors: list[Group] = []
+        self.mon_data: Directory | None = None
+
+    @property
+    def is_root(self) -> bool:
+        """True for the default group."""
+        return self.kind is Kind.CONTROL and self.name == ""
+
+    @property
+    def path(self) -> str:
+        """Where it is below the mount point; the root's is empty."""
+        if self.kind is Kind.CONTROL or self.parent is None:
+            return self.name
+        above = self.parent.path
+        return f"{above}/mon_groups/{self.name}" if above else f"mon_groups/{self.name}"
+
+    def family(self) -> Iterator[Group]:
+        """This group and its monitor groups."""
+        yield self
+        yield from self.monitors
+
+
+class Closids:
+    """The classes of service that control groups take: the lowest free one first, 0 is the root's."""
+
+    def __init__(self, count: int) -> None:
+        self.count = min(count, MAX_CLOSIDS)
+        self._used = {0}
+
+    def take(self) -> int | None:
+        """A free one, or None."""
+        free = next((closid for closid in range(self.count) if closid not in self._used), None)
+        if free is not None:
+            self._used.add(free)
+        return free
+
+    def give_back(self, closid: int) -> None:
+        """It is free again."""
+        self._used.discard(closid)
+
+    def used(self) -> list[int]:
+        """Those that are taken, in order."""
+        return sorted(self._used)
+
+
+class Rmids:
+    """The monitoring identifiers: first freed, first used again; those still in the cache wait in limbo.
+
+    The kernel looks at what is in limbo once a second (``look_s``) from the moment the first one got there. Who
+    holds the occupancies says through ``is_dirty(rmid)`` what is still too much in the cache.
+    """
+
+    look_s: Final = 1.0
+
+    def __init__(self, count: int) -> None:
+        self._free = list(range(1, count))
+        self.limbo: list[int] = []
+        self._next_look_s: float | None = None
+
+    def take(self) -> int:
+        """A clean one; OSError: EBUSY while some are in limbo, ENOSPC when all are in use."""
+        if not self._free:
+            raise refuse(errno.EBUSY if self.limbo else errno.ENOSPC)
+        return self._free.pop(0)
+
+    def give_back(self, rmid: int, now_s: float, *, dirty: bool) -> None:
+        """It is not used any more; ``dirty`` ones go to limbo."""
+        if not dirty:
+            self._free.append(rmid)
+            return
+        if not self.limbo:
+            self._next_look_s = now_s + self.look_s
+        self.limbo.append(rmid)
+
+    def due(self, now_s: float) -> list[float]:
+        """The moments up to now at which the kernel looked at limbo, told once."""
+        looks: list[float] = []
+        while self._next_look_s is not None and self._next_look_s <= now_s:
+            looks.append(self._next_look_s)
+            self._next_look_s += self.look_s
+        return looks
+
+    def release(self, clean: list[int]) -> None:
+        """These left limbo."""
+        for rmid in clean:
+            self.limbo.remove(rmid)
+            self._free.append(rmid)
+        if not self.limbo:
+            self._next_look_s = None
+
+    def free_count(self) -> int:
+        """How many groups could be made now."""
+        return len(self._free)

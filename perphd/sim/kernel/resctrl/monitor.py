@@ -1,0 +1,222 @@
+"""The counters behind ``mon_data``: occupancy and bandwidth of every RMID in every monitoring domain.
+
+What runs on the machine is somebody else's: physics says through ``set_occupancy`` and ``add_traffic`` what the
+hardware would have counted. Here lies what the kernel makes of it: whole units, sums over monitor groups and
+Sub-NUMA nodes, counters that begin at 0, identifiers that stay in limbo while their lines are in the cache.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.sim.kernel.resctrl.groups import Group, Rmids
+from perphd.sim.kernel.resctrl.hardware import LOCAL, OCCUPANCY, TOTAL, Domain, Kernel, Monitoring
+from perphd.sim.kernel.resctrl.numbers import BLANKS, text_of, unsigned
+from perphd.sim.kernel.resctrl.status import CommandStatus
+from perphd.sim.kernel.vfs import refuse
+
+UNAVAILABLE: Final = "Unavailable"
+ERROR: Final = "Error"
+EVICTION_HALF_LIFE_S: Final = 0.25
+"""How fast lines of a freed RMID are pushed out of the cache by everybody else's."""
+
+_EVENT_BITS: Final = 0x7F
+_DEFAULT_CONFIG: Final = {TOTAL: 0x7F, LOCAL: 0x15}
+"""What the bandwidth events count after boot (resctrl.rst, "mbm_total_bytes_config")."""
+
+
+@dataclass(slots=True)
+class Counter:
+    """What the hardware holds for one RMID in one monitoring domain, in bytes."""
+
+    occupancy_bytes: float = 0.0
+    total_bytes: float = 0.0
+    local_bytes: float = 0.0
+
+    def value(self, event: str) -> float:
+        """One of the three."""
+        if event == OCCUPANCY:
+            return self.occupancy_bytes
+        return self.total_bytes if event == TOTAL else self.local_bytes
+
+
+class Monitor:
+    """All counters of a machine. A monitoring domain is known by its id: the cache's, or under SNC the node's."""
+
+    def __init__(self, machine: Monitoring, kernel: Kernel, status: CommandStatus, online: int) -> None:
+        self.machine, self._kernel, self._status = machine, kernel, status
+        self.rmids = Rmids(machine.num_rmids)
+        self.threshold_bytes = machine.threshold_bytes
+        self._online = online
+        self._counters: dict[tuple[int, int], Counter] = {}
+        self._freed_s: dict[int, float] = {}
+        self._conditions: dict[tuple[int, str], str] = {}
+        self._config = {(e, d.id): bits for e, bits in _DEFAULT_CONFIG.items() for d in machine.domains}
+        self._stale: set[tuple[int, int, str]] = set()
+
+    # -- domains ----------------------------------------------------------------------------------------
+
+    def domains(self) -> list[Domain]:
+        """Those with a CPU online."""
+        return [domain for domain in self.machine.domains if domain.cpus.mask & self._online]
+
+    def units(self, domain: Domain) -> Sequence[int]:
+        """The monitoring domains of a cache: itself, or its nodes under SNC."""
+        return domain.nodes or (domain.id,)
+
+    def bring_online(self, online: int) -> None:
+        """These CPUs are online now; a domain that vanishes loses its counters and what is in limbo because of it."""
+        before = {domain.id for domain in self.domains()}
+        self._online = online
+        after = {domain.id for domain in self.domains()}
+        for domain in self.machine.domains:
+            if domain.id in before - after:
+                units = set(self.units(domain))
+                for key in [key for key in self._counters if key[1] in units]:
+                    del self._counters[key]
+        if before - after:
+            self.rmids.release([rmid for rmid in self.rmids.limbo if not self._dirty(rmid, 0.0)])
+
+    # -- physics ----------------------------------------------------------------------------------------
+
+    def set_occupancy(self, rmid: int, unit: int, occupancy_bytes: float) -> None:
+        """What the RMID holds of the cache now."""
+        self._counter(rmid, unit).occupancy_bytes = max(0.0, occupancy_bytes)
+
+    def add_traffic(self, rmid: int, unit: int, total_bytes: float, local_bytes: float) -> None:
+        """Bytes that went to and from memory since the last call."""
+        counter = self._counter(rmid, unit)
+        counter.total_bytes += total_bytes
+        counter.local_bytes += local_bytes
+
+    def set_condition(self, domain_id: int, event: str, condition: str | None) -> None:
+        """Let the event read ``Unavailable`` or ``Error`` in a domain (a cache id); None: numbers again."""
+        if condition is None:
+            self._conditions.pop((domain_id, event), None)
+        else:
+            self._conditions[domain_id, event] = condition
+
+    def _counter(self, rmid: int, unit: int) -> Counter:
+        return self._counters.setdefault((rmid, unit), Counter())
+
+    # -- RMIDs ------------------------------------------------------------------------------------------
+
+    def take_rmid(self, now_s: float) -> int:
+        """An RMID whose bandwidth counters begin at 0; OSError: EBUSY, ENOSPC."""
+        self.catch_up(now_s)
+        rmid = self.rmids.take()
+        for domain in self.machine.domains:
+            for unit in self.units(domain):
+                counter = self._counters.pop((rmid, unit), None)
+                if counter is not None and counter.occupancy_bytes > 0:
+                    left = self._left(rmid, counter.occupancy_bytes, now_s)
+                    self._counters[rmid, unit] = Counter(occupancy_bytes=left)
+        self._freed_s.pop(rmid, None)
+        return rmid
+
+    def free_rmid(self, rmid: int, now_s: float) -> None:
+        """Nobody counts with it any more."""
+        self.catch_up(now_s)
+        self._freed_s[rmid] = now_s
+        if OCCUPANCY not in self.machine.events:
+            self.rmids.give_back(rmid, now_s, dirty=False)
+            return
+        dirty = self._kernel.always_limbo or self._dirty(rmid, now_s, at_most=True)
+        self.rmids.give_back(rmid, now_s, dirty=dirty)
+
+    def catch_up(self, now_s: float) -> None:
+        """What the kernel's limbo worker did until now."""
+        for look_s in self.rmids.due(now_s):
+            self.rmids.release([rmid for rmid in self.rmids.limbo if not self._dirty(rmid, look_s)])
+
+    def _dirty(self, rmid: int, now_s: float, *, at_most: bool = False) -> bool:
+        # The check when an RMID is freed lets exactly the threshold pass; the worker's does not.
+        for domain in self.domains():
+            for unit in self.units(domain):
+                counter = self._counters.get((rmid, unit))
+                held = self._left(rmid, counter.occupancy_bytes, now_s) if counter is not None else 0.0
+                in_units = self.machine.rounded(int(held))
+                if in_units > self.threshold_bytes or (in_units == self.threshold_bytes and not at_most):
+                    return True
+        return False
+
+    def _left(self, rmid: int, occupancy_bytes: float, now_s: float) -> float:
+        age_s = max(0.0, now_s - self._freed_s.get(rmid, now_s))
+        return occupancy_bytes * math.exp2(-age_s / EVICTION_HALF_LIFE_S)
+
+    # -- files ------------------------------------------------------------------------------------------
+
+    def read(self, group: Group, domain: Domain, event: str, units: Iterable[int]) -> str:
+        """The content of an event's file: the sum over the group, its monitor groups, and these units."""
+        condition = self._conditions.get((domain.id, event))
+        if condition is not None:
+            return condition + "\n"
+        total, readable = 0, False
+        for unit in units:
+            for member in group.family():
+                if (member.rmid, unit, event) in self._stale:
+                    self._stale.discard((member.rmid, unit, event))
+                    continue
+                readable = True
+                counter = self._counters.get((member.rmid, unit))
+                if counter is not None:
+                    total += self.machine.rounded(int(counter.value(event)))
+        return f"{total}\n" if readable else UNAVAILABLE + "\n"
+
+    def write_threshold(self, data: bytes) -> None:
+        """``max_threshold_occupancy``; OSError: EINVAL, ERANGE. Leaves the status alone."""
+        text = text_of(data).removesuffix("\n")
+        base = 16 if text[:2].lower() == "0x" else 8 if text[:1] == "0" and len(text) > 1 else 10
+        value = unsigned(text, base)
+        if value is None:
+            raise refuse(errno.EINVAL)
+        if value >= 1 << 32:
+            raise refuse(errno.ERANGE)
+        if value > self.machine.cache_bytes:
+            raise refuse(errno.EINVAL)
+        self.threshold_bytes = self.machine.rounded(value)
+
+    def show_config(self, event: str) -> str:
+        """``mbm_total_bytes_config``, ``mbm_local_bytes_config``."""
+        return ";".join(f"{d.id}=0x{self._config[event, d.id]:02x}" for d in self.domains()) + "\n"
+
+    def write_config(self, event: str, data: bytes) -> None:
+        """Choose what a bandwidth event counts; all bandwidth counters of the domain begin anew, and the next
+        read of each is Unavailable. OSError: EINVAL. Domains before the one that is refused are changed.
+        """
+        if not data.endswith(b"\n"):
+            raise refuse(errno.EINVAL)
+        self._status.clear()
+        rest: str = text_of(data[:-1])
+        while rest:
+            part, _, rest = rest.partition(";")
+            number, _, text = part.strip(BLANKS).partition("=")
+            domain_id = unsigned(number, 10)
+            if domain_id is None:
+                self._status.say("Missing '=' or non-numeric domain id")
+                raise refuse(errno.EINVAL)
+            bits = unsigned(text, 16)
+            if bits is None:
+                self._status.say("Non-numeric event configuration value")
+                raise refuse(errno.EINVAL)
+            if bits & ~_EVENT_BITS:
+                self._status.say(f"Invalid event configuration: max valid mask is 0x{_EVENT_BITS:02x}")
+                raise refuse(errno.EINVAL)
+            domain = next((d for d in self.domains() if d.id == domain_id), None)
+            if domain is None:
+                raise refuse(errno.EINVAL)
+            if bits != self._config[event, domain_id]:
+                self._config[event, domain_id] = bits
+                self._restart(domain)
+
+    def _restart(self, domain: Domain) -> None:
+        for unit in self.units(domain):
+            for rmid in range(self.machine.num_rmids):
+                counter = self._counters.get((rmid, unit))
+                if counter is not None:
+                    counter.total_bytes = counter.local_bytes = 0.0
+                self._stale.update(((rmid, unit, TOTAL), (rmid, unit, LOCAL)))

@@ -1,0 +1,155 @@
+"""Which thread is in which group. The threads themselves belong to somebody else (``TaskSource``)."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterable, Iterator
+from typing import Protocol
+
+from perphd.sim.kernel.resctrl.groups import Group, Kind
+from perphd.sim.kernel.resctrl.numbers import BLANKS, signed_int, text_of
+from perphd.sim.kernel.resctrl.status import CommandStatus
+from perphd.sim.kernel.vfs import caller_uid, refuse
+
+
+class TaskSource(Protocol):
+    """The threads of the simulated machine: the same that the cgroup trees hold."""
+
+    def threads(self) -> Iterable[int]:
+        """TIDs of all live threads, in the kernel's order (processes by age, each with its threads)."""
+
+    def exists(self, tid: int) -> bool:
+        """True for a live thread and for a zombie."""
+
+    def caller(self) -> int:
+        """The thread that makes the present system call: what ``0`` means in a tasks file."""
+
+    def may_move(self, uid: int, tid: int) -> bool:
+        """True if this user may move the thread: root may, and its owner."""
+
+
+class Threads:
+    """A plain ``TaskSource`` for tests and for use without a cgroup tree: processes with their threads."""
+
+    def __init__(self, processes: Iterable[tuple[int, ...]] = ((1,), (2,)), caller: int = 1) -> None:
+        self._processes = {tids[0]: list(tids) for tids in processes}
+        self._zombies: set[int] = set()
+        self._caller = caller
+        self.owner_uid = 0
+
+    def threads(self) -> Iterator[int]:
+        """Every thread that is not a zombie."""
+        for tids in self._processes.values():
+            yield from (tid for tid in tids if tid not in self._zombies)
+
+    def exists(self, tid: int) -> bool:
+        """True if it was started and not yet reaped."""
+        return any(tid in tids for tids in self._processes.values())
+
+    def caller(self) -> int:
+        """The thread given at the start."""
+        return self._caller
+
+    def may_move(self, uid: int, tid: int) -> bool:
+        """Everything belongs to ``owner_uid``."""
+        return uid in (0, self.owner_uid) and self.exists(tid)
+
+    def start(self, pid: int, *more_tids: int) -> None:
+        """A new process, with its threads; tell the tree of its birth (``ResctrlTree.forked``)."""
+        self._processes[pid] = [pid, *more_tids]
+
+    def end(self, pid: int, *, zombie: bool = False) -> None:
+        """The process is gone, or stays as a zombie until it is ended again."""
+        if zombie:
+            self._zombies.update(self._processes[pid])
+            return
+        for tid in self._processes.pop(pid):
+            self._zombies.discard(tid)
+
+
+class Membership:
+    """The CLOSID and RMID of every thread; one that was never moved is in the root group."""
+
+    def __init__(self, source: TaskSource, status: CommandStatus) -> None:
+        self._source, self._status = source, status
+        self._ids: dict[int, tuple[int, int]] = {}
+
+    def ids(self, tid: int) -> tuple[int, int]:
+        """(CLOSID, RMID) of a thread."""
+        return self._ids.get(tid, (0, 0))
+
+    def forked(self, parent_tid: int, child_tid: int) -> None:
+        """A child is born into its parent's group."""
+        if parent_tid in self._ids:
+            self._ids[child_tid] = self._ids[parent_tid]
+        else:
+            self._ids.pop(child_tid, None)
+
+    def exited(self, tid: int) -> None:
+        """The thread is gone; its number may come back as somebody else."""
+        self._ids.pop(tid, None)
+
+    def forget(self) -> None:
+        """Everybody is in the root group (umount)."""
+        self._ids.clear()
+
+    def members(self, group: Group, *, can_allocate: bool) -> Iterator[int]:
+        """Threads that the group's tasks file lists. A control group lists those of its monitor groups too.
+
+        A machine that can only monitor lists none in a control group, the root included: the kernel asks for the
+        CLOSID there only if it can allocate.
+        """
+        for tid in self._source.threads():
+            closid, rmid = self.ids(tid)
+            if (rmid if group.kind is Kind.MONITOR else closid) == (
+                group.rmid if group.kind is Kind.MONITOR else group.closid
+            ) and (group.kind is Kind.MONITOR or can_allocate):
+                yield tid
+
+    def hand_over(self, group: Group, heir: Group) -> None:
+        """All threads of a group that goes away belong to ``heir``."""
+        for tid, (closid, rmid) in list(self._ids.items()):
+            if (rmid == group.rmid) if group.kind is Kind.MONITOR else (closid == group.closid):
+                self._ids[tid] = (heir.closid, heir.rmid)
+
+    def write(self, group: Group, data: bytes) -> None:
+        """One write to ``tasks`` of a kernel that takes one TID a write; OSError: EINVAL, ESRCH, EPERM."""
+        tid = signed_int(text_of(data).strip(BLANKS))
+        if tid is None or tid < 0:
+            raise refuse(errno.EINVAL)
+        self._status.clear()
+        self._move(tid, group)
+
+    def write_list(self, group: Group, data: bytes) -> None:
+        """One write to ``tasks`` of a kernel that takes lists: in order, until the first one that fails."""
+        self._status.clear()
+        rest = text_of(data)
+        while rest and not rest.startswith("\n"):
+            part, _, rest = rest.partition(",")
+            word = part.strip(BLANKS)
+            tid = signed_int(word)
+            if tid is None:
+                self._status.say(f"Task list parsing error pid {word}")
+                raise refuse(errno.EINVAL)
+            if tid < 0:
+                self._status.say(f"Invalid pid {tid}")
+                raise refuse(errno.EINVAL)
+            try:
+                self._move(tid, group)
+            except OSError:
+                self._status.say(f"Error while processing task {tid}")
+                raise
+
+    def _move(self, tid: int, group: Group) -> None:
+        if tid == 0:
+            tid = self._source.caller()
+        elif not self._source.exists(tid):
+            self._status.say(f"No task {tid}")
+            raise refuse(errno.ESRCH)
+        if not self._source.may_move(caller_uid.get(), tid):
+            self._status.say(f"No permission to move task {tid}")
+            raise refuse(errno.EPERM)
+        if group.kind is Kind.MONITOR and self.ids(tid)[0] != group.closid:
+            self._status.say("Can't move task to different control group")
+            raise refuse(errno.EINVAL)
+        self._ids[tid] = (group.closid, group.rmid)
