@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rdt.resctrl import Resctrl
 
 TidSource: TypeAlias = Callable[[], Iterable[int]] | Iterable[int]
-# Taken this often and still not listed: a zombie.
+# Taken this often and still listed in no group at all: a zombie.
 _ZOMBIE_AFTER = 2
 
 
@@ -72,6 +72,7 @@ class Filler:
         self._taken: Counter[int] = Counter()
         self._moved: set[int] = set()
         self._gone: set[int] = set()
+        self._zombies: set[int] = set()
 
     def fill(self, tids: TidSource) -> Filled:
         """Look and move until nothing is missing, or the passes are used up."""
@@ -86,21 +87,19 @@ class Filler:
                     break
                 passes += 1
                 self._move(missing)
-        zombies = frozenset(
-            tid for tid, times in self._taken.items() if times >= _ZOMBIE_AFTER and tid in wanted
-        )
         gone = frozenset(self._gone) - self._moved
-        moved = frozenset(self._moved) - zombies
-        return Filled(moved, gone, zombies, foreign, missing, passes)
+        zombies = frozenset(self._zombies)
+        return Filled(frozenset(self._moved) - zombies, gone, zombies, foreign, missing, passes)
 
     def _missing(self, wanted: frozenset[int]) -> tuple[frozenset[int], frozenset[int]]:
         """Threads to move now, and those left to others."""
         present = self._resctrl.tasks(self._group)
-        missing = wanted - present
-        for tid in present:
-            self._taken.pop(tid, None)
-        zombies = {tid for tid, times in self._taken.items() if times >= _ZOMBIE_AFTER}
-        missing -= zombies
+        missing = wanted - present - self._gone
+        suspects = {tid for tid in missing - self._zombies if self._taken[tid] >= _ZOMBIE_AFTER}
+        if suspects:
+            # A task that another program moved away again is listed there; a zombie is listed nowhere.
+            self._zombies |= suspects - self._members(self._resctrl.list_groups())
+        missing -= self._zombies
         if self._only_from is not None:
             missing &= self._members(self._only_from)
         foreign = missing & self._members(self._others) if missing else frozenset()

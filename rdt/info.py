@@ -42,6 +42,7 @@ class CacheInfo:
     cbm_mask: int
     """All ways; the CBM of a group that may use the whole cache."""
     min_cbm_bits: int
+    """0 where a mask may be empty (AMD): such a group fills no way of this cache at all."""
     shareable_bits: int
     """Ways that other hardware (I/O, graphics) fills as well; giving them exclusively protects from no DMA."""
     sparse_masks: bool | None
@@ -237,8 +238,8 @@ class _Texts:
                 f"{self._where}/{name}", doing="reading", value=text, reason="not a number"
             ) from None
 
-    def optional_number(self, name: str, base: int = 10) -> int | None:
-        return self.number(name, base) if name in self.texts else None
+    def optional_number(self, name: str, base: int = 10, *, default: int) -> int:
+        return self.number(name, base) if name in self.texts else default
 
 
 def _is_directory(access: Access, *parts: str) -> bool:
@@ -294,8 +295,8 @@ def _cache(name: str, files: _Texts, shown: Schemata) -> CacheInfo:
         name=name,
         num_closids=files.number("num_closids"),
         cbm_mask=files.number("cbm_mask", 16),
-        min_cbm_bits=files.optional_number("min_cbm_bits") or 1,
-        shareable_bits=files.optional_number("shareable_bits", 16) or 0,
+        min_cbm_bits=files.optional_number("min_cbm_bits", default=1),
+        shareable_bits=files.optional_number("shareable_bits", 16, default=0),
         sparse_masks=None if sparse is None else sparse.strip() != "0",
         bit_usage=_bit_usage(files.optional("bit_usage") or ""),
         domains=shown.domains(name),
@@ -342,10 +343,11 @@ def _monitoring(access: Access, files: _Texts) -> MonitoringInfo:
         if match and match["resource"] == "L3":
             inside = access.listdir("mon_data", name)
             domains[int(match["domain"])] = tuple(each for each in inside if each.startswith("mon_sub_"))
+    threshold = files.number("max_threshold_occupancy") if "max_threshold_occupancy" in files.texts else None
     return MonitoringInfo(
         features=tuple((files.optional("mon_features") or "").split()),
         num_rmids=files.number("num_rmids"),
-        max_threshold_occupancy_bytes=files.optional_number("max_threshold_occupancy"),
+        max_threshold_occupancy_bytes=threshold,
         domains=tuple(sorted(domains)),
         sub_domains=FrozenDict({domain: names for domain, names in sorted(domains.items()) if names}),
         extra=files.extra(),

@@ -283,9 +283,9 @@ def _mask_problem(cell: Cell, mask: int, info: Info) -> str:
     cache = info.caches.get(cell.resource)
     if cache is None:
         return ""
-    if mask <= 0 or mask & ~cache.cbm_mask:
-        return f"the mask {mask:x} is empty or outside of {cache.cbm_mask:x}"
-    if cache.sparse_masks is False and not Cbm(mask).contiguous:
+    if mask < 0 or mask & ~cache.cbm_mask:
+        return f"the mask {mask:x} is outside of {cache.cbm_mask:x}"
+    if mask and cache.sparse_masks is False and not Cbm(mask).contiguous:
         return f"the mask {mask:x} has holes, which this cache does not take"
     if mask.bit_count() < cache.min_cbm_bits:
         return f"the mask {mask:x} has fewer than {cache.min_cbm_bits} bits"

@@ -65,8 +65,10 @@ class TaskWriter:
                 stopped = self._stopped_at(error, tids)
                 if stopped is None:
                     one_by_one = self._move_singly(group, tids)
-                    if error.errno == errno.EINVAL and one_by_one.accepted == frozenset(tids):
-                        self.takes_lists = False  # every one was good: it is lists that the kernel refuses
+                    if error.errno == errno.EINVAL and one_by_one.accepted and not one_by_one.elsewhere:
+                        self.takes_lists = (
+                            False  # nothing was wrong with the threads: it is lists that it refuses
+                        )
                     return moved | one_by_one
                 self.takes_lists = True
                 # The kernel moved those before and stopped there; that one is asked again, alone, to learn why.
