@@ -1,0 +1,333 @@
+"""Which ways each group gets: contiguous masks for demands in ways, with the fewest ways remapped.
+
+A pure function of demands, caches and the present layout; nothing here touches the kernel.
+
+The rules, per cache domain:
+
+* an exclusive mask overlaps nobody's, holds no way that the cache shares with I/O (``shareable_bits``), and none that
+  the caller says is taken by others;
+* shared and batch masks live in the common segment: all ways from behind the last exclusive mask to the batch end.
+  They may overlap one another. Batch masks are anchored at that end. It is the end where the ways shared with I/O
+  are, because what I/O writes there evicts batch rather than anybody else; the high end if there are none;
+* among all such layouts the one with the fewest remapped ways is taken: ways that a group gets and did not have, and
+  that must be filled from memory again. Then the one that changes the fewest masks. Only then do shared masks avoid
+  one another.
+
+Groups need a CLOSID each. Where there are more groups than CLOSIDs, groups of like kind with similar demands share
+one (``rdt.pooling``); the answer says which.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rdt.cbm import NO_WAYS, Cbm
+from rdt.frozen import FrozenDict
+from rdt.placement import NEVER, Item, best_from, costs, place_exclusive
+from rdt.pooling import Demand, Pool, Use, pool
+
+if TYPE_CHECKING:
+    from rdt.info import CacheInfo
+
+__all__ = [
+    "EFFORT",
+    "CacheDomain",
+    "Demand",
+    "DomainLayout",
+    "Infeasible",
+    "Layout",
+    "MaskClass",
+    "Shortage",
+    "Use",
+    "solve",
+]
+
+EFFORT = 100
+"""States that the search looks at beyond the first answer, per domain: keeps 16 groups on 20 ways below 1 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class CacheDomain:
+    """One domain of a cache: what ``info/`` says of it, and which ways masks of other programs hold."""
+
+    cbm_mask: Cbm
+    min_cbm_bits: int = 1
+    shareable: Cbm = NO_WAYS
+    taken: Cbm = NO_WAYS
+
+    def __post_init__(self) -> None:
+        if not self.cbm_mask:
+            raise ValueError("a cache without ways")
+        if self.min_cbm_bits < 1:
+            raise ValueError(f"min_cbm_bits is at least 1, not {self.min_cbm_bits}")
+
+    @classmethod
+    def of(cls, cache: CacheInfo, taken: Cbm = NO_WAYS) -> CacheDomain:
+        """From what ``info/`` says; it is the same for every domain of a resource."""
+        return cls(Cbm(cache.cbm_mask), cache.min_cbm_bits, Cbm(cache.shareable_bits), taken)
+
+    @property
+    def width(self) -> int:
+        """Ways counted from way 0 to the highest of ``cbm_mask``."""
+        return self.cbm_mask.last + 1
+
+    @property
+    def batch_end_is_low(self) -> bool:
+        """True where I/O shares ways of the low half only; otherwise batch is at the high end."""
+        io = self.shareable & self.cbm_mask
+        return bool(io) and io.last < self.width // 2
+
+    @property
+    def private(self) -> Cbm:
+        """The ways that an exclusive mask may hold."""
+        return self.cbm_mask - self.shareable - self.taken
+
+
+@dataclass(frozen=True, slots=True)
+class MaskClass:
+    """One CLOSID's worth: the groups that share it, and their mask in each domain."""
+
+    groups: tuple[str, ...]
+    use: Use
+    masks: FrozenDict[int, Cbm]
+
+
+@dataclass(frozen=True, slots=True)
+class DomainLayout:
+    """What a layout means for one domain."""
+
+    remapped_ways: int
+    """Ways that groups get and did not have, summed over the groups; new groups count fully."""
+    common: Cbm
+    """Ways that shared and batch masks may lie in."""
+    free: Cbm
+    """Ways in nobody's mask."""
+    proven: bool
+    """True if no layout by these rules remaps less; False if the search's effort ended first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Masks for everybody, and how they came about."""
+
+    classes: tuple[MaskClass, ...] = ()
+    domains: FrozenDict[int, DomainLayout] = FrozenDict()
+
+    @classmethod
+    def present(cls, masks: Mapping[str, Mapping[int, Cbm]], pools: Iterable[tuple[str, ...]] = ()) -> Layout:
+        """A layout as read back from the kernel, for ``solve`` to start from. ``pools`` names the groups that share
+        one control group; their masks are those of the first named.
+        """
+        pooled = {group: pool for pool in pools for group in pool}
+        members = {pooled.get(group, (group,)): FrozenDict(domains) for group, domains in masks.items()}
+        return cls(tuple(MaskClass(groups, Use.SHARED, domains) for groups, domains in members.items()))
+
+    def masks_of(self, group: str) -> FrozenDict[int, Cbm]:
+        """A group's mask in each domain; KeyError if it has none."""
+        for each in self.classes:
+            if group in each.groups:
+                return each.masks
+        raise KeyError(group)
+
+    @property
+    def pools(self) -> tuple[tuple[str, ...], ...]:
+        """The groups that share a CLOSID with another."""
+        return tuple(each.groups for each in self.classes if len(each.groups) > 1)
+
+    @property
+    def remapped_ways(self) -> int:
+        """Over all domains."""
+        return sum(each.remapped_ways for each in self.domains.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """What is missing for a layout; ``domain`` is None where CLOSIDs are."""
+
+    domain: int | None
+    wanted: int
+    available: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Infeasible(Exception):
+    """No layout fulfils the demands; ``shortages`` says what is missing, for every domain."""
+
+    def __init__(self, shortages: tuple[Shortage, ...]) -> None:
+        self.shortages = shortages
+        super().__init__("; ".join(each.text for each in shortages))
+
+
+def solve(
+    demands: Iterable[Demand],
+    caches: Mapping[int, CacheDomain],
+    *,
+    closids: int,
+    present: Layout = Layout(),
+    effort: int = EFFORT,
+) -> Layout:
+    """Masks for all demands. ``closids`` is how many control groups these demands may use.
+
+    The same input gives the same answer, whatever the order of the demands. Raises Infeasible; ValueError when a
+    group is named twice or a demand names a domain that is not in ``caches``.
+    """
+    wanted = sorted(demands, key=lambda each: each.group)
+    _check(wanted, caches)
+    pools = pool(wanted, closids, present.pools)
+    if isinstance(pools, int):
+        kinds = "exclusive and other groups cannot share one" if pools > 1 else "each group needs one"
+        text = f"{closids} CLOSIDs for {len(wanted)} groups: at least {pools} are needed ({kinds})"
+        raise Infeasible((Shortage(None, pools, closids, text),))
+    held = {group: each.masks for each in present.classes for group in each.groups}
+    placed = {domain: _Domain(domain, caches[domain], pools, held).solve(effort) for domain in sorted(caches)}
+    if shortages := tuple(each for each in placed.values() if isinstance(each, Shortage)):
+        raise Infeasible(shortages)
+    answers = {domain: each for domain, each in placed.items() if not isinstance(each, Shortage)}
+    classes = tuple(
+        MaskClass(
+            each.groups,
+            each.use,
+            FrozenDict({domain: masks[number] for domain, (masks, _) in answers.items()}),
+        )
+        for number, each in enumerate(pools)
+    )
+    return Layout(classes, FrozenDict({domain: told for domain, (_, told) in answers.items()}))
+
+
+def _check(demands: list[Demand], caches: Mapping[int, CacheDomain]) -> None:
+    names = [each.group for each in demands]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"named twice: {', '.join(twice)}")
+    for each in demands:
+        if unknown := sorted(each.ways.keys() - caches.keys()):
+            raise ValueError(f"{each.group}: no cache domain {unknown[0]}; there are {sorted(caches)}")
+
+
+class _Domain:
+    """One domain's problem: seen with batch at the high end, on plain integers."""
+
+    def __init__(
+        self, domain: int, cache: CacheDomain, pools: list[Pool], held: Mapping[str, Mapping[int, Cbm]]
+    ) -> None:
+        self._domain, self._cache = domain, cache
+        self._width = cache.width
+        self._cbm = self._turned(cache.cbm_mask)
+        self._private = self._turned(cache.private).bits
+        self._items: list[Item] = []
+        self._uses: list[Use] = []
+        for each in pools:
+            ways = each.ways(domain, cache.min_cbm_bits)
+            self._uses.append(Use.BATCH if ways is None else each.use)
+            self._items.append(
+                Item(ways or cache.min_cbm_bits, tuple(self._held(group, held) for group in each.groups))
+            )
+        self._end = self._cbm.last + 1
+        self._end_run = self._cbm.runs()[-1].ways
+
+    def _turned(self, mask: Cbm) -> Cbm:
+        inside = mask & Cbm.span(0, self._width)
+        return inside.mirrored(self._width) if self._cache.batch_end_is_low else inside
+
+    def _held(self, group: str, held: Mapping[str, Mapping[int, Cbm]]) -> int:
+        mask = held.get(group, {}).get(self._domain)
+        return 0 if mask is None else self._turned(mask).bits
+
+    def solve(self, effort: int) -> tuple[list[Cbm], DomainLayout] | Shortage:
+        """The pools' masks and what they mean, or what is missing."""
+        exclusive = self._of(Use.EXCLUSIVE)
+        exclusive.sort(key=self._order)
+        shared = {
+            number: costs(self._items[number], self._cbm.bits, self._width) for number in self._of(Use.SHARED)
+        }
+        tail = self._tail(list(shared.values()))
+        open_ways = self._private & _span(0, max(0, sum(1 for cost in tail if cost < NEVER) - 1))
+        found = place_exclusive(
+            [costs(self._items[number], open_ways, self._width) for number in exclusive],
+            [self._items[number].ways for number in exclusive],
+            tail,
+            effort,
+        )
+        if found is None:
+            return self._shortage()
+        starts, proven = found
+        masks = [0] * len(self._items)
+        border = 0
+        for number, start in zip(exclusive, starts, strict=True):
+            masks[number] = _span(start, self._items[number].ways)
+            border = max(border, start + self._items[number].ways)
+        for number in self._of(Use.BATCH):
+            ways = self._items[number].ways
+            masks[number] = _span(self._end - ways, ways)
+        crowd = [masks[number] for number in self._of(Use.BATCH)]
+        for number in sorted(shared, key=self._order):
+            masks[number] = _least_crowded(shared[number], self._items[number].ways, border, crowd)
+            crowd.append(masks[number])
+        return [self._turned(Cbm(mask)) for mask in masks], self._told(masks, border, proven)
+
+    def _of(self, use: Use) -> list[int]:
+        return [number for number, each in enumerate(self._uses) if each is use]
+
+    def _order(self, number: int) -> tuple[int, int, int]:
+        """Low masks first, then those that are new, wide ones first; the pools are in order of their names."""
+        item = self._items[number]
+        present = max(item.present)
+        return (present & -present or 1 << self._width), -item.ways, number
+
+    def _tail(self, shared: list[list[int]]) -> list[int]:
+        """What shared and batch masks cost if the common segment begins at each way."""
+        tail = [0] * (self._width + 1)
+        for table in shared:
+            tail = [sum(pair) for pair in zip(tail, best_from(table), strict=True)]
+        batch = max((self._items[number].ways for number in self._of(Use.BATCH)), default=0)
+        if batch:
+            first = self._end - batch if batch <= self._end_run else -1
+            tail[first + 1 :] = [NEVER] * (self._width - first)
+        return tail
+
+    def _told(self, masks: list[int], border: int, proven: bool) -> DomainLayout:
+        used = remapped = 0
+        for item, mask in zip(self._items, masks, strict=True):
+            used |= mask
+            remapped += sum((mask & ~present).bit_count() for present in item.present)
+        common = self._cbm - Cbm.span(0, border)
+        return DomainLayout(remapped, self._turned(common), self._turned(self._cbm - Cbm(used)), proven)
+
+    def _shortage(self) -> Shortage:
+        exclusive = sum(self._items[number].ways for number in self._of(Use.EXCLUSIVE))
+        batch = max((self._items[number].ways for number in self._of(Use.BATCH)), default=0)
+        shared = max((self._items[number].ways for number in self._of(Use.SHARED)), default=0)
+        widest = max(run.ways for run in self._cbm.runs())
+        where = f"domain {self._domain} ({self._cache.cbm_mask.ways} ways)"
+        if batch > self._end_run or shared > widest:
+            needed, there = (batch, self._end_run) if batch > self._end_run else (shared, widest)
+            return Shortage(
+                self._domain, needed, there,
+                f"{where}: a shared mask of {needed} ways is wanted, {there} are the most side by side",
+            )  # fmt: skip
+        common = max(batch, shared)
+        left = (self._private & _span(0, self._end - common)).bit_count()
+        text = f"{where}: {exclusive} exclusive ways are wanted beside {common} shared ones, {left} are left for them"
+        reasons = []
+        if io := (self._cache.shareable & self._cache.cbm_mask).ways:
+            reasons.append(f"{io} are shared with I/O and cannot be exclusive")
+        if taken := (self._cache.taken & self._cache.cbm_mask).ways:
+            reasons.append(f"{taken} are taken by others")
+        if exclusive <= left:
+            reasons.append("enough in number, but not side by side")
+        return Shortage(self._domain, exclusive, left, text + "".join(f"; {reason}" for reason in reasons))
+
+
+def _span(first: int, ways: int) -> int:
+    return ((1 << ways) - 1) << first
+
+
+def _least_crowded(table: list[int], ways: int, border: int, crowd: list[int]) -> int:
+    """Of the cheapest places behind ``border``, the one that overlaps the others least; the lowest of equals."""
+    least = min(table[border:])
+    places = [_span(start, ways) for start in range(border, len(table)) if table[start] == least]
+    return min(places, key=lambda mask: sum((mask & other).bit_count() for other in crowd))

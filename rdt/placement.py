@@ -1,0 +1,226 @@
+"""Where the masks of one cache domain go: the search behind ``rdt.masks``, on plain integers.
+
+A line of ways, low to high. Exclusive items stand beside each other without overlap; all others live in the common
+segment, which begins behind the last exclusive item and reaches to the high end, where batch is anchored. (A cache
+whose batch end is the low one is mirrored before it comes here.)
+
+The cost of a place is what moving there remaps: ways that an item gets and did not have, once per member, because
+each must be filled from memory again; then, far behind, whether its mask changes at all. The search is A* over
+(position reached, items still to place). Its bound is what each item would cost at its best place from here on if it
+were alone. A dynamic programme over layouts that keep the present order gives the first answer, and mostly the last.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+WAY_COST = 1 << 12
+"""One remapped way. A changed mask costs 1: it only decides between layouts that remap equally much."""
+NEVER = 1 << 48
+
+_State: TypeAlias = tuple[int, int]
+"""The position reached, and the items still to place as a bit set."""
+_Entry: TypeAlias = tuple[int, int, int, int, int, int, int, _State]
+"""Two numbers that say how urgent it is; a ticket; bound, cost so far, bound of the rest alone, ways of the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One mask to place: how wide, and the present masks of those who share it (none: nobody has one yet)."""
+
+    ways: int
+    present: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The masks, in the order of the items; ``proven`` if no layout remaps less."""
+
+    masks: tuple[int, ...]
+    remapped_ways: int
+    proven: bool
+
+
+def costs(item: Item, allowed: int, width: int) -> list[int]:
+    """What each first way would cost; NEVER where the mask would leave ``allowed``."""
+    ways = item.ways
+    mask = (1 << ways) - 1
+    full = ways * len(item.present) * WAY_COST + len(item.present)
+    table = (
+        ([full] * (width - ways + 1) + [NEVER] * ways)[: width + 1]
+        if ways <= width
+        else [NEVER] * (width + 1)
+    )
+    for present in item.present:
+        if not present:
+            continue
+        lowest = (present & -present).bit_length() - 1
+        for start in range(max(0, lowest - ways + 1), min(present.bit_length(), width - ways + 1)):
+            placed = mask << start
+            table[start] -= (placed & present).bit_count() * WAY_COST + (placed == present)
+    if allowed != (1 << width) - 1:
+        for start in range(width - ways + 1):
+            if mask << start & ~allowed:
+                table[start] = NEVER
+    return table
+
+
+def best_from(table: list[int]) -> list[int]:
+    """The least cost at or above each first way."""
+    best = table[:]
+    for start in range(len(best) - 2, -1, -1):
+        best[start] = min(best[start], best[start + 1])
+    return best
+
+
+def place_exclusive(
+    tables: Sequence[list[int]], ways: Sequence[int], tail: list[int], effort: int
+) -> tuple[list[int], bool] | None:
+    """First ways of items that may not overlap, given each item's cost table; None if there is no such layout.
+
+    ``tail[p]`` is what everybody else costs if the last item ends before way ``p`` (never falling). ``effort`` is
+    how many states the search may look at once it has an answer; the flag tells if the answer is proven the best.
+    """
+    lower = [best_from(table) for table in tables]
+    bound = sum(each[0] for each in lower) + tail[min(sum(ways), len(tail) - 1)]
+    if bound >= NEVER or sum(ways) >= len(tail):
+        return None
+    starts, known = _in_order(tables, ways, tail)
+    if starts is not None and known == bound:
+        return starts, True
+    better, proven = _search(tables, ways, tail, lower, known, effort)
+    found = better or starts
+    return None if found is None else (found, proven)
+
+
+def _in_order(
+    tables: Sequence[list[int]], ways: Sequence[int], tail: list[int]
+) -> tuple[list[int] | None, int]:
+    """The best layout that keeps the items in their given order."""
+    width = len(tail) - 1
+    reach = [0] * (width + 1)  # cheapest way to have everything so far end at or before this way
+    chosen: list[list[int]] = []
+    for table, size in zip(tables, ways, strict=True):
+        ends = [NEVER] * (width + 1)
+        start_of = [0] * (width + 1)
+        least, least_start = NEVER, 0
+        for start in range(width - size + 1):
+            cost = reach[start] + table[start]
+            if cost < least:
+                least, least_start = cost, start
+            ends[start + size] = least
+            start_of[start + size] = least_start
+        reach = ends
+        chosen.append(start_of)
+    total, end = min((cost + rest, end) for end, (cost, rest) in enumerate(zip(reach, tail, strict=True)))
+    if total >= NEVER:
+        return None, NEVER
+    starts: list[int] = []
+    for start_of in reversed(chosen):
+        end = start_of[end]
+        starts.append(end)
+    return starts[::-1], total
+
+
+def _search(
+    tables: Sequence[list[int]],
+    ways: Sequence[int],
+    tail: list[int],
+    lower: Sequence[list[int]],
+    known: int,
+    effort: int,
+) -> tuple[list[int] | None, bool]:
+    """The cheapest layout below ``known``, if there is one. Where ``effort`` ends first, the search goes straight
+    down from what it has to some layout, and says that it is not proven.
+    """
+    width = len(tail) - 1
+    rises = [
+        [(1 << index, low[p + 1] - low[p]) for index, low in enumerate(lower) if low[p + 1] != low[p]]
+        for p in range(width)
+    ]
+    begin = (0, (1 << len(ways)) - 1)
+    seen: dict[_State, int] = {begin: 0}
+    came: dict[_State, tuple[_State, int]] = {}
+    alone = sum(low[0] for low in lower)
+    heap: list[_Entry] = [(0, 0, 0, alone + tail[sum(ways)], 0, alone, sum(ways), begin)]
+    ticket = looked = 0
+    straight = False
+    while heap:
+        *_, bound, spent, rest, size, state = heapq.heappop(heap)
+        if bound >= known:
+            if straight:
+                continue
+            return None, True
+        if spent > seen[state]:
+            continue
+        position, items = state
+        if not items:
+            return _starts(came, state, len(ways)), not straight
+        looked += 1
+        if looked > effort and not straight:
+            straight = True
+            heap = [(entry[6], entry[3], *entry[2:]) for entry in heap]
+            heapq.heapify(heap)
+        elif looked > 2 * effort and known < NEVER:
+            return None, False
+        for index, after in _steps(
+            tables, lower, ways, position, items, position + size < width, known - bound
+        ):
+            if index < 0:
+                items_after, spent_after, rest_after, size_after = items, spent, rest, size
+            else:
+                items_after = items & ~(1 << index)
+                spent_after = spent + tables[index][position]
+                rest_after = rest - lower[index][position]
+                size_after = size - ways[index]
+            for p in range(position, after):
+                for bit, rise in rises[p]:
+                    if items_after & bit:
+                        rest_after += rise
+            bound_after = spent_after + rest_after + tail[after + size_after]
+            if bound_after >= known:
+                continue
+            state_after = (after, items_after)
+            if spent_after < seen.get(state_after, NEVER):
+                seen[state_after] = spent_after
+                came[state_after] = (state, index)
+                ticket += 1
+                urgency = (size_after, bound_after) if straight else (bound_after, size_after)
+                heapq.heappush(
+                    heap, (*urgency, ticket, bound_after, spent_after, rest_after, size_after, state_after)
+                )
+    return None, not straight
+
+
+def _steps(
+    tables: Sequence[list[int]],
+    lower: Sequence[list[int]],
+    ways: Sequence[int],
+    position: int,
+    items: int,
+    slack: bool,
+    limit: int,
+) -> list[tuple[int, int]]:
+    """What may come at a position: an item that costs less than ``limit`` more here than where it is best, or -1 for
+    a way left free; and the position after it.
+    """
+    steps = [(-1, position + 1)] if slack else []
+    while items:
+        lowest = items & -items
+        items ^= lowest
+        index = lowest.bit_length() - 1
+        if tables[index][position] - lower[index][position] < limit:
+            steps.append((index, position + ways[index]))
+    return steps
+
+
+def _starts(came: dict[_State, tuple[_State, int]], state: _State, count: int) -> list[int]:
+    starts = [0] * count
+    while state in came:
+        state, index = came[state]
+        if index >= 0:
+            starts[index] = state[0]
+    return starts
