@@ -114,10 +114,32 @@ class Allocation:
 
 
 @dataclass(frozen=True, slots=True)
+class IoLimit:
+    """Ceilings of one disk, each per second; None: no ceiling. ``device``: ``MAJOR:MINOR`` of the whole disk."""
+
+    device: str
+    read_bytes: int | None = None
+    write_bytes: int | None = None
+    read_ops: int | None = None
+    write_ops: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """What is to be in force on one workload's cgroup. KEEP gives the knob back as it was found.
 
-    ``llc_masks``/``mba_pct``: pairs (domain id, value).
+    What the operator had set is a bound: ceilings are never raised above it, protections never lowered below it.
+    docs/knobs.md says what each means, where it is written and how it is given back.
+
+    - ``cpus``, ``mems``: the logical CPUs, and the memory nodes, that the group may use.
+    - ``cpu_weight``: its share where CPUs are contended; ``cpu_max_cores``: CPU time per time, never more.
+    - ``memory_low_bytes``: not reclaimed while others have something to give; ``memory_min_bytes``: never reclaimed.
+    - ``memory_high_bytes``: above it the group is slowed down and reclaimed; reached in steps.
+    - ``memory_max_bytes``: above it the kernel kills; only ever set above use and above ``memory.high``.
+    - ``io_weight``: share of contended disks, 1..10000, 100 being everybody's default.
+    - ``io_max``: ceilings by disk; ``io_latency_us``: pairs (device, target): others are throttled above it.
+    - ``frozen``: True stops every process of the group where it is, until it is given back.
+    - ``llc_masks``, ``mba_pct``: pairs (domain id, value).
     """
 
     cpus: CpuSet | Keep = KEEP
@@ -127,6 +149,13 @@ class Settings:
     memory_high_bytes: Limit | Keep = KEEP
     llc_masks: tuple[tuple[int, int], ...] | Keep = KEEP
     mba_pct: tuple[tuple[int, int], ...] | Keep = KEEP
+    mems: CpuSet | Keep = KEEP
+    memory_min_bytes: int | Keep = KEEP
+    memory_max_bytes: Limit | Keep = KEEP
+    io_weight: int | Keep = KEEP
+    io_max: tuple[IoLimit, ...] | Keep = KEEP
+    io_latency_us: tuple[tuple[str, int], ...] | Keep = KEEP
+    frozen: bool | Keep = KEEP
 
     def is_untouched(self) -> bool:
         """True if every knob is KEEP."""

@@ -24,7 +24,7 @@ from perphd.host.fs import KernelFs
 from perphd.isolation.journal import Journal, Original
 from perphd.isolation.planner import Wanted, plan
 from perphd.isolation.readback import ReadBack
-from perphd.isolation.restore import FileReport, RestoreReport, restore_journal
+from perphd.isolation.restore import FileReport, RestoreReport, is_original, restore_journal
 from perphd.isolation.standing import Standing
 from perphd.isolation.survey import Refuse, Survey
 from perphd.isolation.transaction import Result, Transaction
@@ -247,7 +247,7 @@ class Executor:
         text = texts[entry.path] = raw.decode(errors="replace").rstrip("\n")
         if written:
             self._watch.wrote(entry.path, entry.identity, text)
-        return raw == entry.raw
+        return is_original(entry.path, entry.raw, raw)
 
     def _tell(self, result: Result) -> None:
         if self._on_write is None:

@@ -2,21 +2,23 @@
 
 Order: demote, shrink donors, grow receivers, promote. Whether a write shrinks or grows is told from the old and the new
 value. A setting that is KEEP gives the original back where perphd had changed it. No difference: no write.
-What the operator had set is a bound: CPUs are never widened beyond those found, a weight is never raised above it.
+What the operator had set is a bound: CPUs and memory nodes are never widened beyond those found, a weight or ceiling is
+never raised above it, a protection never lowered below it, and what was frozen stays so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from posixpath import dirname
+from posixpath import basename, dirname
 
 from perphd.domain.allocation import KEEP
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import ParseError
 from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
+from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import Knob, encode
-from perphd.host.cgroup.knobs import Value, magnitude, same
+from perphd.host.cgroup.knobs import PROTECTIONS, Value, is_frozen, magnitude, same
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def plan(wanted: Iterable[Wanted], skipped: Iterable[NotEnforceable] = (), reaso
         except (ParseError, _Impossible) as exc:
             left_out.append(NotEnforceable(item.state.workload, item.state.knob.setting, str(exc)))
             if isinstance(exc, _Pinned) and not item.state.foreign:
-                writes += _plan_cpus(item.state, KEEP)  # what an earlier target took goes back
+                writes += _plan_list(item.state, KEEP)  # what an earlier target took goes back
     writes.sort(key=lambda write: write.stage)
     return ChangeSet(tuple(writes), tuple(left_out), reason)
 
@@ -86,17 +88,53 @@ def _plan_limit(state: KnobState, target: Value) -> list[Write]:
         text = lead.original
     else:
         text = encode(state.knob, target, {file.path: file.now for file in state.files})[lead.path]
+        bound = max if state.knob.setting in PROTECTIONS else min
+        text = bound(_found(lead), text, key=lambda text: magnitude(lead.path, text))
     if text is None or same(lead.path, text, lead.now):
         return []
     grows = magnitude(lead.path, text) > magnitude(lead.path, lead.now)
     return [_write(state, lead.path, text, lead.now, Stage.GROW if grows else Stage.SHRINK)]
 
 
+def _plan_lines(state: KnobState, target: Value) -> list[Write]:
+    """A weight, ceilings or latency targets by disk, in one file or (v1) one for each kind of ceiling."""
+    found = {file.path: _found(file) for file in state.files}
+    texts = found if target is KEEP else encode(state.knob, target, found)
+    writes: list[Write] = []
+    for file in state.files:
+        text = texts[file.path]
+        if same(file.path, text, file.now) or (target is KEEP and file.original is None):
+            continue
+        if lines.is_keyed(file.path):
+            tighter = lines.tightens(file.path, text, file.now)
+        else:
+            text = min(found[file.path], text, key=int)
+            tighter = magnitude(file.path, text) < magnitude(file.path, file.now)
+            if text == file.now:
+                continue
+        writes.append(_write(state, file.path, text, file.now, Stage.SHRINK if tighter else Stage.GROW))
+    return writes
+
+
+def _plan_freeze(state: KnobState, target: Value) -> list[Write]:
+    """Freeze at once, thaw last. What was found frozen is its operator's to thaw."""
+    lead = state.files[0]
+    if target is True and not is_frozen(_found(lead)):
+        text = encode(state.knob, True, {})[lead.path]
+    elif lead.original is None:
+        return []
+    else:
+        text = lead.original
+    if same(lead.path, text, lead.now):
+        return []
+    return [_write(state, lead.path, text, lead.now, Stage.DEMOTE if is_frozen(text) else Stage.PROMOTE)]
+
+
 def _plan_weight(state: KnobState, target: Value) -> list[Write]:
     """Weight and idle: idle goes first, since it resets the weight. Never more than was found."""
     weight, *rest = state.files
     idle = rest[0] if rest else None
-    found_idle = idle is not None and (idle.now if idle.original is None else idle.original) == "1"
+    found_idle = idle is not None and _found(idle) == "1"
     if target is KEEP:
         wanted_weight = weight.original
         wanted_idle = None if idle is None else idle.original
@@ -105,8 +143,7 @@ def _plan_weight(state: KnobState, target: Value) -> list[Write]:
         wanted_weight = texts.get(weight.path)
         wanted_idle = None if idle is None else "1" if found_idle else texts[idle.path]
         if wanted_weight is not None and not found_idle:
-            found = weight.now if weight.original is None else weight.original
-            wanted_weight = min(wanted_weight, found, key=lambda text: magnitude(weight.path, text))
+            wanted_weight = min(wanted_weight, _found(weight), key=lambda text: magnitude(weight.path, text))
     is_idle = idle is not None and idle.now == "1"
     becomes_idle = is_idle if wanted_idle is None else wanted_idle == "1"
     if becomes_idle:
@@ -125,8 +162,8 @@ def _plan_weight(state: KnobState, target: Value) -> list[Write]:
     return [_write(state, weight.path, wanted_weight, weight.now, Stage.PROMOTE if rises else Stage.DEMOTE)]
 
 
-def _plan_cpus(state: KnobState, target: Value) -> list[Write]:
-    """The CPUs of a group; on v1 also of every group below it, since a child's CPUs must lie within its parent's."""
+def _plan_list(state: KnobState, target: Value) -> list[Write]:
+    """The CPUs, or memory nodes, of a group; on v1 also of every group below it, whose own must lie within them."""
     root = state.files[0]
     around = CpuSet.parse(state.around)
     if target is KEEP and all(file.original is None for file in state.files):
@@ -136,7 +173,7 @@ def _plan_cpus(state: KnobState, target: Value) -> list[Write]:
         if root.now == "" or (around and around <= CpuSet.parse(root.now)):
             return []
         return [_write(state, root.path, "", root.now, Stage.GROW)]
-    wanted = _wanted_cpus(state, target, around)
+    wanted = _wanted_list(state, target, around)
     now = {
         file.path: CpuSet.parse(file.now) if file.now or state.knob.version == 1 else around
         for file in state.files
@@ -165,38 +202,52 @@ def _plan_cpus(state: KnobState, target: Value) -> list[Write]:
     return writes
 
 
-def _wanted_cpus(state: KnobState, target: Value, around: CpuSet) -> dict[str, CpuSet]:
+def _wanted_list(state: KnobState, target: Value, around: CpuSet) -> dict[str, CpuSet]:
     """CPUs by path: the target (or original) for the group, for those below as much of their original as fits."""
     root, *below = state.files
+    noun = "CPUs" if state.knob.setting == "cpus" else "memory nodes"
     if isinstance(target, CpuSet):
         cpus = CpuSet.parse(encode(state.knob, target, {})[root.path])
         if around and not cpus & around:
             raise _Impossible(
-                f"none of the CPUs {cpus} is among {around}, all that {dirname(state.knob.directory)} has"
+                f"none of the {noun} {cpus} is among {around}, all that {dirname(state.knob.directory)} has"
             )
         cpus = attainable(state, cpus)
         if not cpus:
-            raise _Pinned(f"the operator pinned it to {_found_cpus(root)}, which does not meet {target}")
+            raise _Pinned(f"the operator pinned it to {_found_list(root)}, which does not meet {target}")
     else:
-        cpus = _found_cpus(root)
+        cpus = _found_list(root)
     wanted = {root.path: cpus}
     for file in below:
-        parent = wanted[f"{dirname(dirname(file.path))}/cpuset.cpus"]
-        wanted[file.path] = _found_cpus(file) & parent or parent
+        parent = wanted[f"{dirname(dirname(file.path))}/{basename(root.path)}"]
+        wanted[file.path] = _found_list(file) & parent or parent
     return wanted
 
 
 def attainable(state: KnobState, wanted: CpuSet) -> CpuSet:
     """What of these CPUs the group may be given: those found on it (all, if it had none of its own); may be empty."""
-    found, around = _found_cpus(state.files[0]), CpuSet.parse(state.around)
+    found, around = _found_list(state.files[0]), CpuSet.parse(state.around)
     cpus = wanted & found if found else wanted
     # Within the parent's: what v2 does by itself, while v1 refuses CPUs that the parent lacks.
     return cpus & around if around and state.knob.version == 1 else cpus
 
 
-def _found_cpus(file: FileState) -> CpuSet:
+def _found_list(file: FileState) -> CpuSet:
     """The CPUs that perphd found in this file."""
-    return CpuSet.parse(file.now if file.original is None else file.original)
+    return CpuSet.parse(_found(file))
 
 
-_PLANNERS = {"cpu_weight": _plan_weight, "cpus": _plan_cpus}
+def _found(file: FileState) -> str:
+    """What perphd found in this file."""
+    return file.now if file.original is None else file.original
+
+
+_PLANNERS = {
+    "cpu_weight": _plan_weight,
+    "cpus": _plan_list,
+    "mems": _plan_list,
+    "io_weight": _plan_lines,
+    "io_max": _plan_lines,
+    "io_latency_us": _plan_lines,
+    "frozen": _plan_freeze,
+}

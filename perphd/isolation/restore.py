@@ -9,6 +9,7 @@ inside (ENOSPC). It gets all CPUs that its parent gives, which is equal in effec
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,10 +17,11 @@ from pathlib import Path
 from posixpath import basename, dirname
 
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import Busy, Full, Gone, KernelError, ParseError
+from perphd.domain.errors import Busy, Full, Gone, Invalid, KernelError, ParseError
+from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
-from perphd.host.fs import KernelFs
+from perphd.host.fs import KernelFs, read_text
 from perphd.isolation.journal import FILE, Journal, Original
 
 
@@ -120,13 +122,16 @@ def put(fs: KernelFs, path: str, data: bytes) -> str:
     """Write one value and return the text that is then read back.
 
     An empty value is written as an empty line where that means "no own value", and only there; if the kernel refuses it
-    because processes are inside, all CPUs of the parent are written instead.
+    because processes are inside, all CPUs of the parent are written instead. A file with a line a disk takes one write
+    for every disk that differs.
 
     Raises:
         KernelError: the kernel refused, or reading back failed.
         ParseError: an empty value for a file where it would be destructive.
     """
-    if not data.strip():
+    if lines.is_keyed(path):
+        _put_lines(fs, path, data.decode())
+    elif not data.strip():
         if basename(path) not in EMPTY_ALLOWED:
             raise ParseError(f"a value for {path}", "", "a value: an empty line is destructive there")
         try:
@@ -139,6 +144,31 @@ def put(fs: KernelFs, path: str, data: bytes) -> str:
     else:
         fs.write(path, data)
     return fs.read(path).decode(errors="replace").rstrip("\n")
+
+
+def _put_lines(fs: KernelFs, path: str, text: str) -> None:
+    for line in lines.steps(path, text, read_text(fs, path)):
+        try:
+            fs.write(path, f"{line}\n".encode())
+        except Gone as exc:
+            if exc.errno != errno.ENODEV:
+                raise
+            advice = "no disk has this number (lsblk -d shows them)"
+            raise Invalid(path, "write", exc.errno, line, advice=advice) from exc
+
+
+def is_original(path: str, original: bytes, raw: bytes) -> bool:
+    """True if the file reads as it was found; where it has a line a disk, their order says nothing."""
+    if lines.is_keyed(path):
+        return lines.equal(path, original.decode(errors="replace"), raw.decode(errors="replace"))
+    return raw.rstrip(b"\n") == original.rstrip(b"\n")
+
+
+def is_own(path: str, found: str, original: str, intents: Iterable[str]) -> bool:
+    """True if the file reads as perphd may have left it: an intent of it, or (a line a disk) some of each."""
+    if lines.is_keyed(path):
+        return lines.is_mixture(path, found, (original, *intents))
+    return any(same(path, value, found) for value in intents)
 
 
 class _Run:
@@ -156,14 +186,15 @@ class _Run:
     def give_back(self, originals: Sequence[Original]) -> None:
         """Give back in the reverse order of first writes.
 
-        CPU sets come last and together: on v1 parents and children bind each other, in whatever order they were
-        first written.
+        CPU sets and memory nodes come last and together: on v1 parents and children bind each other, in whatever order
+        they were first written.
         """
         newest_first = sorted(originals, key=lambda entry: entry.sequence, reverse=True)
         for entry in newest_first:
-            if basename(entry.path) != "cpuset.cpus" and (found := self._due(entry)) is not None:
+            if basename(entry.path) not in EMPTY_ALLOWED and (found := self._due(entry)) is not None:
                 self._write(entry, found)
-        self._give_back_cpus([entry for entry in newest_first if basename(entry.path) == "cpuset.cpus"])
+        for name in ("cpuset.mems", "cpuset.cpus"):
+            self._give_back_lists([entry for entry in newest_first if basename(entry.path) == name])
 
     def _due(self, entry: Original) -> str | None:
         """The file's present text if it is to be written, else None (and the file is in its list)."""
@@ -179,7 +210,7 @@ class _Run:
             self._add(self.failed, entry, note=str(exc))
             return None
         found = raw.decode(errors="replace").rstrip("\n")
-        if raw == entry.raw:
+        if is_original(entry.path, entry.raw, raw):
             self._add(self.already, entry, found, found)
             return None
         if not self._force and not self._is_own(entry, found):
@@ -190,14 +221,14 @@ class _Run:
         return found
 
     def _is_own(self, entry: Original, found: str) -> bool:
-        if any(same(entry.path, value, found) for value in self._journal.intents(entry.path)):
+        if is_own(entry.path, found, entry.text, self._journal.intents(entry.path)):
             return True
         # What an interrupted restore leaves where it could not empty the file.
         return not entry.text and found == parent_list(self._fs, entry.path)
 
     def _write(self, entry: Original, found: str) -> None:
         try:
-            if self._fs.read(entry.path) != entry.raw:  # widening may have done it
+            if not is_original(entry.path, entry.raw, self._fs.read(entry.path)):  # widening may have done it
                 now = put(self._fs, entry.path, entry.raw)
             else:
                 now = entry.text
@@ -208,7 +239,7 @@ class _Run:
             self._add(self.failed, entry, found, note=str(exc))
             self.notes.append(f"{entry.path}: not given back: {exc}")
             return
-        if now == entry.text:
+        if is_original(entry.path, entry.raw, f"{now}\n".encode()):
             self._add(self.restored, entry, found, now)
         elif not entry.text and basename(entry.path) in EMPTY_ALLOWED:
             note = (
@@ -221,8 +252,8 @@ class _Run:
             self._add(self.failed, entry, found, now, note)
             self.notes.append(f"{entry.path}: {note}")
 
-    def _give_back_cpus(self, entries: Iterable[Original]) -> None:
-        """CPU sets: first widen from the top to old and new together, then narrow from the bottom to the originals.
+    def _give_back_lists(self, entries: Iterable[Original]) -> None:
+        """CPU sets, or memory nodes: from the top to old and new together, then from the bottom to the originals.
 
         Those without an original value come last, from the top: what they get depends on their parents'.
         """
@@ -230,7 +261,7 @@ class _Run:
         due.sort(key=lambda item: item[0].path.count("/"))
         valued = [(entry, found) for entry, found in due if entry.text]
         for entry, found in valued:
-            if self._fs.exists(f"{dirname(entry.path)}/cpuset.cpus.effective"):
+            if self._fs.exists(f"{entry.path}.effective"):
                 continue  # v2 lets a child name CPUs that its parent lacks: no need to widen
             self._widen(entry, found)
         for entry, found in reversed(valued):

@@ -12,6 +12,7 @@ from posixpath import basename, dirname
 
 from perphd.domain.errors import Broken, Busy, Gone, KernelError, ParseError
 from perphd.domain.plan import Write
+from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, same
 from perphd.host.fs import KernelFs, read_text
@@ -142,7 +143,7 @@ class Transaction:
         self._led.update(path for path, _ in followers)
         now = self._put(write.path, write.value)
         # An empty value may end as all CPUs of the parent (see put).
-        if write.value and not same(write.path, write.value, now):
+        if (write.value or lines.is_keyed(write.path)) and not same(write.path, write.value, now):
             detail, advice = (
                 f"it reads {now!r} after the write",
                 "something else sets this file, or limits it",

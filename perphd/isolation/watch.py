@@ -11,6 +11,7 @@ from perphd.domain.errors import Broken, Busy, Full, KernelError
 from perphd.host.cgroup.knobs import Value, same
 from perphd.isolation.journal import Journal
 from perphd.isolation.planner import FileState
+from perphd.isolation.restore import is_own
 from perphd.isolation.transaction import Identity
 
 CONFLICTS_BEFORE_YIELD: Final = 2
@@ -120,7 +121,7 @@ class Watch:
         # Changed by an earlier run: anything that it wrote, and the original, is its own.
         values = self._journal.intents(file.path)
         original = file.original or ""
-        if any(same(file.path, value, file.now) for value in (original, *values)):
+        if is_own(file.path, file.now, original, (original, *values)):
             return None
         return values[-1] if values else original
 

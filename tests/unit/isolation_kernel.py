@@ -13,10 +13,18 @@ from perphd.domain.errors import ParseError, kernel_error
 from perphd.host.cgroup import Hierarchies, discover
 from perphd.host.fs import KernelFile
 
+THROTTLE = (
+    "blkio.throttle.read_bps_device",
+    "blkio.throttle.write_bps_device",
+    "blkio.throttle.read_iops_device",
+    "blkio.throttle.write_iops_device",
+)
 V1_MOUNTS = {
     "cpu": "/sys/fs/cgroup/cpu",
     "cpuset": "/sys/fs/cgroup/cpuset",
     "memory": "/sys/fs/cgroup/memory",
+    "blkio": "/sys/fs/cgroup/blkio",
+    "freezer": "/sys/fs/cgroup/freezer",
 }
 V1_FILES = {
     "cpu": {"cpu.shares": "1024", "cpu.idle": "0", "cpu.cfs_quota_us": "-1", "cpu.cfs_period_us": "100000"},
@@ -25,12 +33,37 @@ V1_FILES = {
         "memory.limit_in_bytes": "9223372036854771712",
         "memory.soft_limit_in_bytes": "9223372036854771712",
     },
+    "blkio": {"blkio.bfq.weight": "100", **dict.fromkeys(THROTTLE, "")},
+    "freezer": {"freezer.state": "THAWED"},
 }
 V2_FILES = {
     "cpu": {"cpu.weight": "100", "cpu.idle": "0", "cpu.max": "max 100000"},
-    "cpuset": {"cpuset.cpus": "", "cpuset.cpus.effective": ""},
-    "memory": {"memory.low": "0", "memory.high": "max", "memory.max": "max"},
+    "cpuset": {
+        "cpuset.cpus": "",
+        "cpuset.cpus.effective": "",
+        "cpuset.mems": "",
+        "cpuset.mems.effective": "",
+    },
+    "memory": {
+        "memory.min": "0",
+        "memory.low": "0",
+        "memory.high": "max",
+        "memory.max": "max",
+        "memory.current": "0",
+        "memory.stat": "inactive_file 0\nworkingset_refault_anon 0\nworkingset_refault_file 0",
+        "memory.events": "low 0\nhigh 0\nmax 0\noom 0\noom_kill 0\noom_group_kill 0",
+        "memory.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=0",
+    },
+    "io": {"io.max": "", "io.latency": "", "io.weight": "default 100", "io.bfq.weight": "default 100"},
 }
+DISKS = ("8:0", "254:0")
+READ_ONLY = (
+    "cpuset.cpus.effective",
+    "cpuset.mems.effective",
+    "memory.current",
+    "memory.stat",
+    "memory.events",
+)
 
 
 @dataclass
@@ -47,6 +80,8 @@ class FakeKernel:
 
     layout: str = "v1"
     cpus: str = "0-3"
+    nodes: str = "0-1"
+    scheduler: str = "[bfq] none"
     idle_weight: str = "0"
     """What v2's cpu.weight reads while idle: 0 on 6.1, 1 on 6.12."""
     directories: dict[str, Directory] = field(default_factory=dict)
@@ -70,13 +105,14 @@ class FakeKernel:
                 }
                 if "cpuset" in controllers:
                     files["cpuset.cpus.effective"] = self.cpus
+                    files["cpuset.mems.effective"] = self.nodes
             if "cpuset.cpus" in files:
-                files["cpuset.cpus"] = self.cpus
+                files["cpuset.cpus"], files["cpuset.mems"] = self.cpus, self.nodes
             self.directories[mount].files |= files
 
     def _mounts(self) -> list[tuple[str, int, tuple[str, ...]]]:
         if self.layout == "v2":
-            return [("/sys/fs/cgroup", 2, ("cpu", "cpuset", "memory"))]
+            return [("/sys/fs/cgroup", 2, ("cpu", "cpuset", "memory", "io"))]
         v1: list[tuple[str, int, tuple[str, ...]]] = [(path, 1, (name,)) for name, path in V1_MOUNTS.items()]
         return [*v1, ("/sys/fs/cgroup/unified", 2, ())] if self.layout == "hybrid" else v1
 
@@ -107,13 +143,16 @@ class FakeKernel:
             files["cgroup.procs"] = "4711\n" if populated else ""
             files["tasks" if version == 1 else "cgroup.threads"] = "4711\n4712\n" if populated else ""
             if version == 2:
-                files["cgroup.subtree_control"] = " ".join(enabled)
+                files["cgroup.subtree_control"] = files["cgroup.controllers"] = " ".join(enabled)
+                files["cgroup.freeze"] = "0"
             if version == 1 and "cpuset.cpus" in files:
                 files["cpuset.cpus"] = (
                     self.directories[dirname(path)].files["cpuset.cpus"] if cpus is None else cpus
                 )
             elif "cpuset.cpus" in files and cpus is not None:
                 files["cpuset.cpus"] = cpus
+            if version == 1 and "cpuset.mems" in files:
+                files["cpuset.mems"] = self.directories[dirname(path)].files["cpuset.mems"]
             self.directories[path] = Directory(self._next(), version, files, populated)
 
     def rmdir(self, group: str) -> None:
@@ -132,7 +171,7 @@ class FakeKernel:
             f"{path}/{name}": self.read(f"{path}/{name}").decode()
             for path, directory in self.directories.items()
             for name in directory.files
-            if name in names and name != "cpuset.cpus.effective"
+            if (name in names and name not in READ_ONLY) or name == "cgroup.freeze"
         }
 
     # -- KernelFs --------------------------------------------------------------------------------
@@ -144,6 +183,8 @@ class FakeKernel:
         return path in self.directories or basename(path) in self._files(dirname(path))
 
     def listdir(self, path: str) -> list[str]:
+        if path == "/sys/block":
+            return ["sda"]
         if path not in self.directories:
             raise self._error(errno.ENOENT, path, "list")
         children = [basename(d) for d in self.directories if dirname(d) == path]
@@ -162,12 +203,14 @@ class FakeKernel:
             kinds = {1: "cgroup", 2: "cgroup2"}
             lines = [f"x {m} {kinds[v]} rw,{','.join(c)} 0 0" for m, v, c in self._mounts()]
             return ("\n".join(lines) + "\n").encode()
+        if path == "/sys/block/sda/queue/scheduler":
+            return f"{self.scheduler}\n".encode()
         files = self._files(dirname(path))
         if basename(path) not in files:
             raise self._error(errno.ENOENT, path, "open")
         text = files[basename(path)]
-        if basename(path) == "cpuset.cpus.effective":
-            text = str(self._effective(dirname(path)))
+        if basename(path).endswith(".effective"):
+            text = str(self._effective(dirname(path), basename(path).removesuffix(".effective")))
         return f"{text}\n".encode()
 
     def write(self, path: str, data: bytes) -> None:
@@ -191,12 +234,12 @@ class FakeKernel:
     def _error(self, number: int, path: str, operation: str, value: str | None = None) -> Exception:
         return kernel_error(OSError(number, os.strerror(number)), path, operation, value)
 
-    def _effective(self, directory: str) -> CpuSet:
+    def _effective(self, directory: str, file: str) -> CpuSet:
         files = self._files(directory)
-        if "cpuset.cpus" not in files:
-            return CpuSet.parse(self.cpus)
-        above = self._effective(dirname(directory))
-        return CpuSet.parse(files["cpuset.cpus"]) & above or above
+        if file not in files:
+            return CpuSet.parse(self.cpus if file == "cpuset.cpus" else self.nodes)
+        above = self._effective(dirname(directory), file)
+        return CpuSet.parse(files[file]) & above or above
 
     def _populated(self, directory: str) -> bool:
         return any(
@@ -210,6 +253,7 @@ class FakeKernel:
         files = self._files(directory)
         rule = {
             "cpuset.cpus": self._cpus,
+            "cpuset.mems": self._cpus,
             "cpu.idle": self._idle,
             "cpu.weight": self._weight,
             "cpu.shares": self._weight,
@@ -217,6 +261,17 @@ class FakeKernel:
             "cpu.cfs_quota_us": self._quota,
             "memory.low": self._memory,
             "memory.high": self._memory,
+            "memory.min": self._memory,
+            "memory.max": self._memory,
+            "memory.reclaim": self._reclaim,
+            "cgroup.freeze": self._freeze,
+            "freezer.state": self._freeze,
+            "blkio.bfq.weight": self._io_weight,
+            "io.weight": self._disk_line,
+            "io.bfq.weight": self._disk_line,
+            "io.max": self._disk_line,
+            "io.latency": self._disk_line,
+            **dict.fromkeys(THROTTLE, self._disk_line),
         }.get(file)
         if rule is None:
             raise AssertionError(f"perphd has no business writing {path}")
@@ -229,17 +284,15 @@ class FakeKernel:
             wanted = CpuSet.parse(text)
         except ParseError:
             return errno.EINVAL
-        if not wanted <= CpuSet.parse(self.cpus):
+        if not wanted <= CpuSet.parse(self.cpus if file == "cpuset.cpus" else self.nodes):
             return errno.ERANGE
         if not wanted and self._populated(directory):
             return errno.ENOSPC
         if self.directories[directory].version == 1:
-            children = [
-                d.files["cpuset.cpus"] for n, d in self.directories.items() if dirname(n) == directory
-            ]
+            children = [d.files[file] for n, d in self.directories.items() if dirname(n) == directory]
             if any(not CpuSet.parse(child) <= wanted for child in children):
                 return errno.EBUSY
-            if not wanted <= CpuSet.parse(self.directories[dirname(directory)].files["cpuset.cpus"]):
+            if not wanted <= CpuSet.parse(self.directories[dirname(directory)].files[file]):
                 return errno.EACCES
         files[file] = str(wanted)
         return 0
@@ -285,4 +338,57 @@ class FakeKernel:
             files[file] = str(int(text) // 4096 * 4096)
         else:
             return errno.EINVAL
+        return 0
+
+    def _reclaim(self, directory: str, files: dict[str, str], file: str, text: str) -> int:
+        """What is inactive_file can be reclaimed; less than asked is EAGAIN."""
+        stat = dict(line.split() for line in files["memory.stat"].splitlines())
+        got = min(int(text), int(stat["inactive_file"]))
+        self.use(directory, int(files["memory.current"]) - got, int(stat["inactive_file"]) - got)
+        return 0 if got >= int(text) else errno.EAGAIN
+
+    def use(self, directory: str, current: int, inactive_file: int = 0) -> None:
+        """The group uses so much memory."""
+        files = self._files(directory)
+        rest = [line for line in files["memory.stat"].splitlines() if not line.startswith("inactive_file")]
+        files["memory.current"] = str(current)
+        files["memory.stat"] = "\n".join([f"inactive_file {inactive_file}", *rest])
+
+    def _freeze(self, directory: str, files: dict[str, str], file: str, text: str) -> int:
+        if file == "cgroup.freeze" and text not in ("0", "1"):
+            return errno.ERANGE
+        if file == "freezer.state" and text not in ("FROZEN", "THAWED"):
+            return errno.EINVAL
+        files[file] = "FREEZING" if text == "FROZEN" else text
+        return 0
+
+    def _io_weight(self, directory: str, files: dict[str, str], file: str, text: str) -> int:
+        if not 1 <= int(text) <= 1000:
+            return errno.ERANGE
+        files[file] = text
+        return 0
+
+    def _disk_line(self, directory: str, files: dict[str, str], file: str, text: str) -> int:
+        assert "\n" not in text, f"one line a write: {text!r}"
+        key, *values = text.split()
+        weight = file.endswith("weight")
+        if not values or (key not in DISKS and not (weight and key == "default")):
+            return errno.ENODEV if values else errno.EINVAL
+        lines = dict(line.split(" ", 1) for line in files[file].splitlines())
+        if file == "io.max":
+            fields = dict(
+                part.split("=") for part in lines.get(key, "rbps=max wbps=max riops=max wiops=max").split()
+            )
+            fields |= dict(part.split("=") for part in values)
+            if "0" in fields.values():
+                return errno.ERANGE
+            value = " ".join(f"{name}={number}" for name, number in fields.items())
+            absent = set(fields.values()) == {"max"}
+        else:
+            value = values[0]
+            absent = value in ("default", "0", "target=0")
+        lines.pop(key, None)
+        if not absent:
+            lines[key] = value
+        files[file] = "\n".join(f"{name} {text}" for name, text in lines.items())
         return 0

@@ -21,6 +21,7 @@ from tests.unit.isolation_kernel import FakeKernel
 
 LRA = WorkloadSpec("db", Kind.LRA, "/db")
 BATCH = WorkloadSpec("pi", Kind.BATCH, "/pi")
+ON_V1 = {"cpus", "mems", "cpu_weight", "cpu_max_cores", "io_weight", "io_max", "frozen"}
 CONFINED = {"pi": Settings(cpus=CpuSet.of([3]), cpu_weight=IDLE, cpu_max_cores=0.5)}
 
 
@@ -314,7 +315,7 @@ async def test_units_of_systemd_are_refused_with_the_reason(v1: Bench) -> None:
     knobs, missing = executor.enforceable(BATCH)
     assert knobs == frozenset()
     assert {left.reason for left in missing} == {reason}
-    assert executor.enforceable(LRA)[0] == {"cpus", "cpu_weight", "cpu_max_cores"}
+    assert executor.enforceable(LRA)[0] == ON_V1
 
 
 async def test_a_controller_that_is_switched_off_later_is_a_reason_and_switched_on_again_it_is_used(
@@ -322,7 +323,8 @@ async def test_a_controller_that_is_switched_off_later_is_a_reason_and_switched_
 ) -> None:
     assert (await v2.go({"pi": Settings(cpu_weight=10)})).ok
     files = v2.kernel.directories["/sys/fs/cgroup/pi"].files
-    taken = {name: files.pop(name) for name in ("cpu.weight", "cpu.idle")}
+    taken = {name: files.pop(name) for name in ("cpu.weight", "cpu.idle", "cgroup.controllers")}
+    files["cgroup.controllers"] = "cpuset memory io"
     assert not v2.executor.plan({"pi": Settings(cpu_weight=20)}, (BATCH,))
     assert "does not enable the cpu controller" in v2.executor.not_enforceable("pi")[0].reason
     assert v2.executor.blocked("pi") == ("cpu_weight",)

@@ -126,7 +126,9 @@ def test_v1_encodes_shares_quota_and_cpus() -> None:
         RawWrite("cpu_max_cores", "/sys/fs/cgroup/cpu/a/cpu.cfs_quota_us", "150000"),
     ]
     reasons = group.enforceable()
-    assert {name for name, why in reasons.items() if why is None} == {"cpus", "cpu_weight", "cpu_max_cores"}
+    assert {name for name, why in reasons.items() if why is None} == {
+        *("cpus", "mems", "cpu_weight", "cpu_max_cores", "io_weight", "io_max", "frozen")
+    }
     assert "limit_in_bytes kills" in str(reasons["memory_high_bytes"])
     assert "no memory.low" in str(reasons["memory_low_bytes"])
     assert "resctrl" in str(reasons["llc_masks"])
@@ -176,7 +178,7 @@ def test_a_group_knows_its_directories_identity_and_inhabitants() -> None:
     kernel.mkdir("/a")
     kernel.mkdir("/a/tasks-of-b.slice")
     assert group.exists()
-    assert len(group.directories()) == 4
+    assert len(group.directories()) == 6
     assert group.procs() == {4711}
     assert group.threads() == {4711, 4712}
     before = group.identity()

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
+from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, IoLimit, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import KernelError
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.isolation import Executor, Journal, JournalInUse, restore
 from perphd.isolation.journal import FILE
-from tests.unit.isolation_kernel import FakeKernel
+from tests.unit.isolation_kernel import DISKS, FakeKernel
 
 SPECS = (WorkloadSpec("db", Kind.LRA, "/db"), WorkloadSpec("pi", Kind.BATCH, "/pi"))
 GROUPS = ("/db", "/db/inner", "/pi", "/pi/a", "/pi/a/x", "/pi/b")
@@ -32,6 +32,8 @@ def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 cpu_sets = st.sets(st.integers(0, 3), min_size=1).map(CpuSet.of)
 sizes = st.integers(0, 1 << 40)
+limits = st.integers(1, 1 << 40) | st.none()
+io_limits = st.builds(IoLimit, st.sampled_from(DISKS), limits, limits, limits, limits)
 settings = st.builds(
     Settings,
     cpus=st.just(KEEP) | cpu_sets,
@@ -39,6 +41,12 @@ settings = st.builds(
     cpu_max_cores=st.just(KEEP) | st.floats(0.01, 4),
     memory_low_bytes=st.just(KEEP) | sizes,
     memory_high_bytes=st.just(KEEP) | st.just(NO_LIMIT) | sizes,
+    mems=st.just(KEEP) | st.sets(st.integers(0, 1), min_size=1).map(CpuSet.of),
+    memory_min_bytes=st.just(KEEP) | sizes,
+    io_weight=st.just(KEEP) | st.integers(1, 10000),
+    io_max=st.just(KEEP) | st.lists(io_limits, max_size=2, unique_by=lambda limit: limit.device).map(tuple),
+    io_latency_us=st.just(KEEP) | st.just((("8:0", 5000),)),
+    frozen=st.just(KEEP) | st.booleans(),
 )
 targets = st.dictionaries(st.sampled_from(["db", "pi"]), settings)
 layouts = st.sampled_from(["v1", "v2", "hybrid"])
@@ -70,21 +78,24 @@ def kernels(draw: st.DrawFn) -> FakeKernel:
                 kernel.set(f"{path}/memory.low", str(draw(sizes)))
             if "cpu.shares" in files:
                 kernel.set(f"{path}/cpu.shares", str(draw(st.integers(2, 262144))))
+            for name in ("io.max", "blkio.throttle.read_bps_device"):
+                if name in files and draw(st.booleans()):
+                    kernel.set(f"{path}/{name}", "254:0 rbps=777" if name == "io.max" else "254:0 777")
             if "cpu.idle" in files and draw(st.integers(0, 3)) == 0:
                 kernel.set(f"{path}/cpu.idle", "1")
     return kernel
 
 
 def same_as_before(kernel: FakeKernel, before: dict[str, str]) -> None:
-    """Byte for byte, but for the one exception: populated v2 groups whose own CPUs were empty have their parents'."""
+    """Byte for byte, but for the one exception: populated v2 groups whose own lists were empty have their parents'."""
     after = kernel.texts()
     for path, text in before.items():
         if after[path] != text:
             assert kernel.layout == "v2"
-            assert path.endswith("cpuset.cpus")
+            group, name = path.rsplit("/", 1)
+            assert name in ("cpuset.cpus", "cpuset.mems")
             assert text == "\n"
-            parent = path.replace("/cpuset.cpus", "").rpartition("/")[0]
-            assert after[path] == kernel.read(f"{parent}/cpuset.cpus.effective").decode()
+            assert after[path] == kernel.read(f"{group.rpartition('/')[0]}/{name}.effective").decode()
 
 
 async def drive(kernel: FakeKernel, directory: str, sequence: list[dict[str, Settings]]) -> None:

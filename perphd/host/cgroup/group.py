@@ -6,29 +6,37 @@ Reading and naming only; the one writer is ``perphd.isolation``.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from posixpath import basename, dirname
 
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, KernelError
+from perphd.host.cgroup import lines
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, check_cgroup_path
 from perphd.host.cgroup.knobs import (
+    BFQ_WEIGHT,
     CONTROLLERS,
     FILES,
     NOT_ON_V1,
     OPTIONAL_FILES,
     RESCTRL_SETTINGS,
     Value,
+    check_latencies,
+    check_limits,
     cpu_max_text,
     cpus_text,
     faint_weight_text,
+    frozen_text,
+    io_weight,
     memory_text,
     quota_us,
     weight_text,
 )
 from perphd.host.fs import KernelFs, read_text
 
+BLOCK_DEVICES = "/sys/block"
 RESCTRL_ABSENT = (
     "cache ways and memory bandwidth are not set through cgroups: this needs resctrl "
     "(a bare-metal host with Intel RDT or AMD PQoS)"
@@ -127,6 +135,11 @@ class Cgroup:
             return NOT_ON_V1[setting]
         directory = hierarchy.path(self.path)
         names = FILES[setting, hierarchy.version]
+        if setting == "io_weight":
+            file = io_weight_file(self._fs, hierarchy)
+            if file not in lines.FORMATS and file not in names:
+                return file
+            names = (file,)
         present = [name for name in names if self._fs.exists(f"{directory}/{name}")]
         missing = [name for name in names if name not in present and name not in OPTIONAL_FILES]
         if missing:
@@ -136,7 +149,7 @@ class Cgroup:
     def _why_missing(self, hierarchy: Hierarchy, controller: str, directory: str, file: str) -> str:
         if not self._fs.exists(directory):
             return f"{directory} does not exist"
-        if hierarchy.version == 2:
+        if hierarchy.version == 2 and not _has_controller(self._fs, directory, controller):
             control = f"{dirname(directory)}/cgroup.subtree_control"
             return (
                 f"{directory}/{file} does not exist: {control} does not enable the {controller} controller; "
@@ -167,6 +180,36 @@ class Cgroup:
         return writes
 
 
+def _has_controller(fs: KernelFs, directory: str, controller: str) -> bool:
+    """True if this v2 group has the controller, so that a missing file is missing in the kernel."""
+    if controller == "freezer":
+        return True  # in the core, not in a controller
+    try:
+        return controller in read_text(fs, f"{directory}/cgroup.controllers").split()
+    except KernelError:
+        return False
+
+
+def io_weight_file(fs: KernelFs, hierarchy: Hierarchy) -> str:
+    """The file whose weight some disk of this host obeys, or why there is none.
+
+    A weight acts where a disk has the BFQ scheduler, or (v2) where io.cost is enabled for it; else it is only a number.
+    """
+    schedulers = []
+    with suppress(KernelError):
+        for disk in fs.listdir(BLOCK_DEVICES):
+            with suppress(KernelError):
+                schedulers.append(read_text(fs, f"{BLOCK_DEVICES}/{disk}/queue/scheduler"))
+    if any("[bfq]" in text for text in schedulers):
+        return "blkio.bfq.weight" if hierarchy.version == 1 else BFQ_WEIGHT
+    if hierarchy.version == 2:
+        with suppress(KernelError):
+            if "enable=1" in read_text(fs, f"{hierarchy.mount}/io.cost.qos"):
+                return "io.weight"
+    how = " and io.cost is not enabled in io.cost.qos" if hierarchy.version == 2 else ""
+    return f"no disk has the BFQ scheduler{how}: a weight would have no effect"
+
+
 def encode(knob: Knob, target: Value, now: Mapping[str, str]) -> dict[str, str]:
     """Texts by path for one setting; ``now`` are the present texts of the knob's files. Target is not KEEP.
 
@@ -180,6 +223,10 @@ def encode(knob: Knob, target: Value, now: Mapping[str, str]) -> dict[str, str]:
         return {lead: cpus_text(target)}
     if knob.setting == "cpu_weight":
         return _encode_weight(knob, target)
+    if knob.setting == "frozen":
+        return {lead: frozen_text(bool(target), knob.version)}
+    if knob.setting.startswith("io_"):
+        return _encode_io(knob, target, now)
     if knob.setting == "cpu_max_cores":
         cores = float(target)  # type: ignore[arg-type]
         if knob.version == 2:
@@ -194,6 +241,19 @@ def _encode_weight(knob: Knob, target: Value) -> dict[str, str]:
         return {idle[0]: "1"} if idle else {weight: faint_weight_text(knob.version)}
     texts = {weight: weight_text(target, knob.version)}
     return {idle[0]: "0", **texts} if idle else texts
+
+
+def _encode_io(knob: Knob, target: Value, now: Mapping[str, str]) -> dict[str, str]:
+    """``now``: what the ceilings and targets of named disks are merged into; other disks keep what they have."""
+    if knob.setting == "io_weight":
+        path, file = knob.paths[0], basename(knob.paths[0])
+        weight = io_weight(target, file)  # type: ignore[arg-type]
+        keyed = file in lines.FORMATS
+        return {path: lines.with_default(file, now.get(path, ""), weight) if keyed else str(weight)}
+    if knob.setting == "io_max":
+        limits = check_limits(target)  # type: ignore[arg-type]
+        return {path: lines.with_limits(basename(path), now.get(path, ""), limits) for path in knob.paths}
+    return {knob.paths[0]: lines.with_latency(now.get(knob.paths[0], ""), check_latencies(target))}  # type: ignore[arg-type]
 
 
 def descendants(fs: KernelFs, directory: str) -> list[str]:

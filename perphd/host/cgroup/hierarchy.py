@@ -116,6 +116,7 @@ def discover(fs: KernelFs) -> Hierarchies:
     if unified is not None:
         for controller in unified.controllers:
             by_controller.setdefault(controller, unified)
+        by_controller.setdefault("freezer", unified)  # cgroup.freeze is in v2's core, in no controller
     if unified is not None:
         layout = Layout.HYBRID if v1 else Layout.V2
     else:

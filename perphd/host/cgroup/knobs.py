@@ -4,31 +4,43 @@ Pure: no file is opened here. Two facts of the kernel shape it:
 
 - ``cpu.idle`` owns the weight beside it: while it is 1 the weight reads 0 (6.1), 1 (6.12) or, as v1 shares, 3 and
   refuses writes; going back to 0 resets it to the default. So the weight *follows* idle (``FOLLOWERS``).
-- What is read back is not what was written: sizes are rounded down to pages, CPU lists are normalised.
+- What is read back is not what was written: sizes are rounded down to pages, CPU lists are normalised, a v1 freezer is
+  FREEZING before it is FROZEN. Files with a line a disk: ``perphd.host.cgroup.lines``.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
+import re
 from collections.abc import Mapping
 from posixpath import basename
 from typing import Final, TypeAlias
 
-from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Keep, Limit, Weight
+from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, IoLimit, Keep, Limit, Weight
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import ParseError
 from perphd.domain.units import MAX_BYTES, PAGE_BYTES, page_floor_bytes
+from perphd.host.cgroup import lines
 
-Value: TypeAlias = CpuSet | Weight | float | Limit | Keep
+Value: TypeAlias = (
+    CpuSet | Weight | float | Limit | tuple[IoLimit, ...] | tuple[tuple[str, int], ...] | bool | Keep
+)
 """What a field of ``Settings`` that is written to a cgroup may hold."""
 
 CONTROLLERS: Final[Mapping[str, str]] = {
     "cpus": "cpuset",
+    "mems": "cpuset",
     "cpu_weight": "cpu",
     "cpu_max_cores": "cpu",
     "memory_low_bytes": "memory",
+    "memory_min_bytes": "memory",
     "memory_high_bytes": "memory",
+    "memory_max_bytes": "memory",
+    "io_weight": "io",
+    "io_max": "io",
+    "io_latency_us": "io",
+    "frozen": "freezer",
 }
 """The settings that live in cgroups, each with the controller that owns it."""
 
@@ -41,14 +53,33 @@ RESCTRL_SETTINGS: Final = ("llc_masks", "mba_pct")
 FILES: Final[Mapping[tuple[str, int], tuple[str, ...]]] = {
     ("cpus", 1): ("cpuset.cpus",),
     ("cpus", 2): ("cpuset.cpus",),
+    ("mems", 1): ("cpuset.mems",),
+    ("mems", 2): ("cpuset.mems",),
     ("cpu_weight", 1): ("cpu.shares", "cpu.idle"),
     ("cpu_weight", 2): ("cpu.weight", "cpu.idle"),
     ("cpu_max_cores", 1): ("cpu.cfs_quota_us", "cpu.cfs_period_us"),
     ("cpu_max_cores", 2): ("cpu.max",),
     ("memory_low_bytes", 2): ("memory.low",),
+    ("memory_min_bytes", 2): ("memory.min",),
     ("memory_high_bytes", 2): ("memory.high",),
+    ("memory_max_bytes", 2): ("memory.max",),
+    ("io_weight", 1): ("blkio.bfq.weight",),
+    ("io_weight", 2): ("io.weight",),
+    ("io_max", 1): tuple(lines.THROTTLE),
+    ("io_max", 2): ("io.max",),
+    ("io_latency_us", 2): ("io.latency",),
+    ("frozen", 1): ("freezer.state",),
+    ("frozen", 2): ("cgroup.freeze",),
 }
 """(setting, cgroup version) -> its files, the leading one first. ``cpu.cfs_period_us`` is read, never written."""
+
+BFQ_WEIGHT: Final = "io.bfq.weight"
+"""v2's other ``io.weight``: the one that disks with the BFQ scheduler obey."""
+BFQ_MOST: Final = 1000
+"""BFQ's largest weight."""
+
+PROTECTIONS: Final = frozenset({"memory_low_bytes", "memory_min_bytes"})
+"""Limits of which more is better for the group; all others are ceilings."""
 
 OPTIONAL_FILES: Final = frozenset({"cpu.idle"})
 """Files that older kernels lack (before 5.15) and without which the setting still works."""
@@ -58,6 +89,15 @@ NOT_ON_V1: Final[Mapping[str, str]] = {
         "cgroup v1 has no memory.low: nothing there protects a group's memory from reclaim "
         "(protection needs the memory controller on cgroup v2)"
     ),
+    "memory_min_bytes": (
+        "cgroup v1 has no memory.min: nothing there protects a group's memory from reclaim "
+        "(protection needs the memory controller on cgroup v2)"
+    ),
+    "memory_max_bytes": (
+        "memory.limit_in_bytes of cgroup v1 kills, with no memory.high below it that would slow the group down first "
+        "(a memory ceiling needs cgroup v2)"
+    ),
+    "io_latency_us": "cgroup v1 has no io.latency (it needs the io controller on cgroup v2)",
     "memory_high_bytes": (
         "cgroup v1 has no memory.high: memory.limit_in_bytes kills instead of slowing down, and "
         "memory.soft_limit_in_bytes acts only when the whole host is short (a memory ceiling needs cgroup v2)"
@@ -70,13 +110,16 @@ FOLLOWERS: Final[Mapping[str, Mapping[str, tuple[str, ...]]]] = {
 }
 """Written file -> files that the kernel then sets by itself, with the values that it chooses."""
 
-EMPTY_ALLOWED: Final = frozenset({"cpuset.cpus"})
+EMPTY_ALLOWED: Final = frozenset({"cpuset.cpus", "cpuset.mems"})
 """Files for which an empty line means "no own value"; elsewhere it is destructive (memory.max becomes 0)."""
 
+MAX_LATENCY_US: Final = 60_000_000
+_DEVICE = re.compile(r"[0-9]{1,4}:[0-9]{1,7}", re.ASCII)
 DEFAULT_PERIOD_US: Final = 100_000
 MIN_QUOTA_US: Final = 1_000
 _PAGE_SIZES = {PAGE_BYTES, mmap.PAGESIZE}
-_MEMORY_FILES = ("memory.low", "memory.high")
+_MEMORY_FILES = ("memory.low", "memory.min", "memory.high", "memory.max")
+_FROZEN = ("FROZEN", "FREEZING")
 
 
 def shares_of(weight: int) -> int:
@@ -114,6 +157,61 @@ def cpus_text(cpus: CpuSet) -> str:
     if not cpus:
         raise ParseError("a CPU set to confine to", "", "at least one CPU")
     return str(cpus)
+
+
+def io_weight(weight: int, file: str) -> int:
+    """A weight of 1..10000 as this file takes it: BFQ knows no more than 1000.
+
+    Raises:
+        ParseError: outside 1..10000.
+    """
+    number = int(weight_text(weight, 2))
+    return number if file == "io.weight" else min(number, BFQ_MOST)
+
+
+def check_limits(limits: tuple[IoLimit, ...]) -> tuple[IoLimit, ...]:
+    """The ceilings, if the kernel takes them.
+
+    Raises:
+        ParseError: not a device number, or a ceiling below 1, which the kernel takes for none (v1) or refuses (v2).
+    """
+    for limit in limits:
+        _check_device(limit.device)
+        numbers = (limit.read_bytes, limit.write_bytes, limit.read_ops, limit.write_ops)
+        for number in numbers:
+            if number is not None and not 1 <= number <= MAX_BYTES:
+                raise ParseError("a ceiling of a disk per second", str(number), f"1 to {MAX_BYTES}")
+    return limits
+
+
+def check_latencies(targets: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """The latency targets, if the kernel takes them.
+
+    Raises:
+        ParseError: not a device number, or not a time.
+    """
+    for device, target_us in targets:
+        _check_device(device)
+        if not 1 <= target_us <= MAX_LATENCY_US:
+            raise ParseError("a latency target of a disk", str(target_us), f"1 to {MAX_LATENCY_US} us")
+    return targets
+
+
+def _check_device(device: str) -> None:
+    if not _DEVICE.fullmatch(device):
+        raise ParseError("the number of a disk", device, "MAJOR:MINOR of a whole disk, e.g. 254:0 (lsblk -d)")
+
+
+def frozen_text(frozen: bool, version: int) -> str:
+    """Text for ``cgroup.freeze`` (v2) or ``freezer.state`` (v1)."""
+    if version == 2:
+        return "1" if frozen else "0"
+    return "FROZEN" if frozen else "THAWED"
+
+
+def is_frozen(text: str) -> bool:
+    """True if this is what such a file reads when the group is, or is being, frozen."""
+    return text == "1" or text in _FROZEN
 
 
 def quota_us(cores: float, period_us: int) -> int:
@@ -164,9 +262,13 @@ def same(path: str, wanted: str, read: str) -> bool:
     if wanted == read:
         return True
     file = basename(path)
+    if file in lines.FORMATS:
+        return lines.equal(file, wanted, read)
     try:
-        if file == "cpuset.cpus":
+        if file in EMPTY_ALLOWED:
             return CpuSet.parse(wanted) == CpuSet.parse(read)
+        if file == "freezer.state":
+            return wanted == "FROZEN" and read in _FROZEN
         if file in _MEMORY_FILES:
             return _same_size(wanted, read)
         if file == "cpu.max":
@@ -204,8 +306,12 @@ def decode(setting: str, version: int, texts: Mapping[str, str]) -> Value:
     files = FILES[setting, version]
     lead = texts.get(files[0], "")
     try:
-        if setting == "cpus":
+        if setting in LIST_SETTINGS:
             return CpuSet.parse(lead) if lead else KEEP
+        if setting.startswith("io_"):
+            return _decode_io(setting, texts)
+        if setting == "frozen":
+            return True if is_frozen(lead) else KEEP
         if setting == "cpu_weight":
             if texts.get("cpu.idle") == "1":
                 return IDLE
@@ -218,3 +324,12 @@ def decode(setting: str, version: int, texts: Mapping[str, str]) -> Value:
         return NO_LIMIT if lead == "max" else int(lead)
     except (ValueError, ZeroDivisionError):
         return KEEP
+
+
+def _decode_io(setting: str, texts: Mapping[str, str]) -> Value:
+    if setting == "io_max":
+        return lines.limits_of(texts) or KEEP
+    if setting == "io_latency_us":
+        return lines.latencies_of(next(iter(texts.values()), "")) or KEEP
+    file, text = next(iter(texts.items()), ("", ""))
+    return lines.default_weight(file, text) if file in lines.FORMATS else int(text)

@@ -1,0 +1,187 @@
+"""Cgroup files with one line a disk: ``io.max``, ``io.latency``, ``io.weight`` and v1's ``blkio.throttle.*``.
+
+A text of such a file stands for a table disk -> value. The kernel takes one line a write, and a disk that is not named
+keeps what it has; so going from one text to another takes a write for every disk that differs. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from posixpath import basename
+from typing import Final
+
+from perphd.domain.allocation import IoLimit
+
+DEFAULT_KEY: Final = "default"
+"""The line of ``io.weight`` that holds for every disk without one of its own."""
+
+_FIELDS: Final = (
+    ("rbps", "read_bytes"),
+    ("wbps", "write_bytes"),
+    ("riops", "read_ops"),
+    ("wiops", "write_ops"),
+)
+THROTTLE: Final[Mapping[str, str]] = {
+    "blkio.throttle.read_bps_device": "read_bytes",
+    "blkio.throttle.write_bps_device": "write_bytes",
+    "blkio.throttle.read_iops_device": "read_ops",
+    "blkio.throttle.write_iops_device": "write_ops",
+}
+"""v1's files, and the field of ``IoLimit`` that each holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LineFormat:
+    """``absent``: what a disk without a line has, as it is written to take its line away."""
+
+    absent: str
+
+
+FORMATS: Final[Mapping[str, LineFormat]] = {
+    "io.max": LineFormat("rbps=max wbps=max riops=max wiops=max"),
+    "io.latency": LineFormat("target=0"),
+    "io.weight": LineFormat("default"),
+    "io.bfq.weight": LineFormat("default"),
+    **{name: LineFormat("0") for name in THROTTLE},
+}
+
+
+def is_keyed(path: str) -> bool:
+    """True for a file of this kind."""
+    return basename(path) in FORMATS
+
+
+def table(path: str, text: str) -> dict[str, str]:
+    """Disk (or ``default``) -> value; lines that say nothing are left out."""
+    form = FORMATS[basename(path)]
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        key, _, value = line.strip().partition(" ")
+        if not value and key.isdecimal():
+            key, value = DEFAULT_KEY, key  # io.weight of a single number
+        value = " ".join(value.split())
+        if key and value and value != form.absent:
+            found[key] = value
+    return found
+
+
+def text_of(values: Mapping[str, str]) -> str:
+    """The text of a table, one line a disk."""
+    return "\n".join(f"{key} {value}" for key, value in sorted(values.items(), key=_order))
+
+
+def steps(path: str, wanted: str, now: str) -> list[str]:
+    """The lines to write, one a write, that lead from the text ``now`` to the text ``wanted``."""
+    form, have, want = FORMATS[basename(path)], table(path, now), table(path, wanted)
+    keys = sorted({*have, *want}, key=lambda key: _order((key, "")))
+    return [
+        f"{key} {want.get(key, form.absent)}"
+        for key in keys
+        if have.get(key) != want.get(key) and not (key == DEFAULT_KEY and key not in want)
+    ]
+
+
+def equal(path: str, wanted: str, read: str) -> bool:
+    """True if both texts stand for the same table."""
+    return table(path, wanted) == table(path, read)
+
+
+def is_mixture(path: str, found: str, texts: Iterable[str]) -> bool:
+    """True if every disk has what one of these texts gives it, as a writer leaves it that is killed between lines."""
+    tables = [table(path, text) for text in texts]
+    have = table(path, found)
+    keys = {key for entry in (have, *tables) for key in entry}
+    return all(any(have.get(key) == entry.get(key) for entry in tables) for key in keys)
+
+
+def tightens(path: str, wanted: str, now: str) -> bool:
+    """True if some disk gets less than it has."""
+    have, want = table(path, now), table(path, wanted)
+    return any(
+        less < more
+        for key in {*have, *want}
+        for less, more in zip(_numbers(path, want.get(key)), _numbers(path, have.get(key)), strict=True)
+    )
+
+
+def with_limits(file: str, found: str, limits: Iterable[IoLimit]) -> str:
+    """``found`` with these ceilings; what was found of a disk is a bound that is never raised."""
+    values = table(file, found)
+    for limit in limits:
+        if file in THROTTLE:
+            number = getattr(limit, THROTTLE[file])
+            old = _number(values.get(limit.device, "0"))
+            new = min(old, math.inf if number is None else number)
+            values[limit.device] = "0" if new == math.inf else str(int(new))
+        else:
+            had = dict(part.split("=") for part in values.get(limit.device, FORMATS["io.max"].absent).split())
+            for short, field in _FIELDS:
+                number = getattr(limit, field)
+                if number is not None:
+                    had[short] = str(number) if had[short] == "max" else str(min(number, int(had[short])))
+            values[limit.device] = " ".join(f"{short}={had[short]}" for short, _ in _FIELDS)
+    return text_of({key: value for key, value in values.items() if value != FORMATS[file].absent})
+
+
+def with_latency(found: str, targets: Iterable[tuple[str, int]]) -> str:
+    """``found`` with these targets in us; a stricter one that was found stays."""
+    values = table("io.latency", found)
+    for device, target_us in targets:
+        old = values.get(device, "").removeprefix("target=")
+        strictest = min(target_us, int(old)) if old.isdecimal() and int(old) > 0 else target_us
+        values[device] = f"target={strictest}"
+    return text_of(values)
+
+
+def with_default(file: str, found: str, weight: int) -> str:
+    """``found`` with this weight, if it is the lower, for every disk that has none of its own."""
+    least = min(weight, default_weight(file, found))
+    return text_of({**table(file, found), DEFAULT_KEY: str(least)})
+
+
+def limits_of(texts: Mapping[str, str]) -> tuple[IoLimit, ...]:
+    """The ceilings that these files (name -> text) state, by disk."""
+    found: dict[str, dict[str, int]] = {}
+    names = dict(_FIELDS)
+    for file, text in texts.items():
+        for device, value in table(file, text).items():
+            fields = found.setdefault(device, {})
+            if file in THROTTLE:
+                fields[THROTTLE[file]] = int(value)
+                continue
+            for part in value.split():
+                short, _, number = part.partition("=")
+                if number.isdecimal() and short in names:
+                    fields[names[short]] = int(number)
+    return tuple(IoLimit(device, **fields) for device, fields in sorted(found.items()))
+
+
+def latencies_of(text: str) -> tuple[tuple[str, int], ...]:
+    """(disk, target in us) pairs of an ``io.latency``."""
+    pairs = table("io.latency", text).items()
+    return tuple((device, int(value.removeprefix("target="))) for device, value in sorted(pairs))
+
+
+def default_weight(file: str, text: str) -> int:
+    """The weight of disks without one of their own; the kernel's default is 100."""
+    return int(table(file, text).get(DEFAULT_KEY, "100"))
+
+
+def _order(item: tuple[str, str]) -> tuple[bool, str]:
+    return item[0] != DEFAULT_KEY, item[0]
+
+
+def _numbers(path: str, value: str | None) -> tuple[float, ...]:
+    form = FORMATS[basename(path)]
+    words = (form.absent if value is None else value).split()
+    return tuple(_number(word.rpartition("=")[2]) for word in words)
+
+
+def _number(word: str) -> float:
+    """How much this grants: ``max`` and a throttle of 0 are no ceiling."""
+    if word == "default":
+        return 100.0
+    number = math.inf if word == "max" else float(word)
+    return math.inf if number == 0 else number
