@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import Gone, Invalid, KernelError, Unsupported
+from perphd.domain.errors import Gone, Invalid, Unsupported
 from perphd.domain.reading import Unavailable, available
 from perphd.host.perf_events import EventKind
 from perphd.host.psi import parse_pressure
@@ -40,12 +40,14 @@ def number(host: SimHost, path: str, key: str) -> int:
 
 def everything(host: SimHost, path: str = CGROUP_ROOT) -> dict[str, bytes]:
     found: dict[str, bytes] = {}
+    directories = host.fs.subdirectories(path)
     for name in host.fs.listdir(path):
         inner = f"{path}/{name}"
-        try:
-            found[inner] = host.fs.read(inner)
-        except KernelError:
+        if name in directories:
             found.update(everything(host, inner))
+        else:
+            with suppress(Invalid):  # files for writing alone
+                found[inner] = host.fs.read(inner)
     return found
 
 

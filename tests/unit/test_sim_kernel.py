@@ -13,7 +13,7 @@ from perphd.host.psi import parse_pressure
 from perphd.host.topology import read_topology
 from perphd.sim.counters import Process
 from perphd.sim.kernel import Directory, SimFs
-from perphd.sim.kernel.cgroup2 import CgroupTree, SimCgroup
+from perphd.sim.kernel.cgroup2 import CgroupTree
 from perphd.sim.machine import CGROUP_ROOT, Machine, add_proc, add_processors
 
 KID = f"{CGROUP_ROOT}/lab/kid"
@@ -171,8 +171,8 @@ def test_processes_and_subtree_control() -> None:
     assert lab.write("lab2/cgroup.subtree_control", "+cpuset +memory\n") == errno.EBUSY
     assert lab.write("lab2/cgroup.subtree_control", "+cpuset\n") == OK
     assert lab.text("lab2/cgroup.type") == "domain threaded"
-    lab.tree.find("/lab2").children["thr"] = kid = _child(lab)  # type: ignore[union-attr]
-    assert kid.type == "domain invalid"
+    lab.fs.raw.mkdir(f"{CGROUP_ROOT}/lab2/thr")
+    assert lab.text("lab2/thr/cgroup.type") == "domain invalid"
     assert lab.write("lab2/thr/cgroup.procs", "284\n") == errno.EOPNOTSUPP
     assert lab.write("lab2/cgroup.subtree_control", "+memory\n") == errno.EOPNOTSUPP
     assert lab.write("lab2/cgroup.subtree_control", "-cpuset\n") == OK
@@ -184,12 +184,6 @@ def test_processes_and_subtree_control() -> None:
     assert lab.write("cgroup.subtree_control", "-cpuset\n") == errno.EBUSY
     assert lab.write("cgroup.procs", "284\n") == OK
     assert lab.write("lab/kid/cgroup.subtree_control", "+hugetlb\n") == errno.EINVAL
-
-
-def _child(lab: Lab) -> SimCgroup:
-    parent = lab.tree.find("/lab2")
-    assert parent is not None
-    return SimCgroup(lab.tree, parent, "thr", parent.directory.make("thr"))
 
 
 def test_a_controller_that_the_parent_does_not_give_is_enoent() -> None:
@@ -231,11 +225,7 @@ def test_the_root_has_no_knobs() -> None:
     lab = Lab()
     for name in ("cpu.weight", "cpu.max", "cpuset.cpus", "memory.max", "memory.high", "memory.current"):
         assert lab.write(name, "1\n") == errno.ENOENT
-    assert [line.split()[0] for line in lab.text("cpu.stat").splitlines()] == [
-        "usage_usec",
-        "user_usec",
-        "system_usec",
-    ]
+    assert lab.text("cpu.stat").splitlines()[3:5] == ["nr_periods 0", "nr_throttled 0"]  # seen on 6.1
     assert lab.write("cpuset.cpus.effective", "0\n") == errno.EINVAL
 
 

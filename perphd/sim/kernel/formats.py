@@ -15,11 +15,14 @@ from perphd.sim.kernel.vfs import refuse
 PAGE = 4096
 COUNTER_MAX_PAGES = ((1 << 63) - 1) // PAGE
 """The page counter's ceiling: from here on a limit reads ``max``."""
+INT_MAX = (1 << 31) - 1
 
 _U64 = 1 << 64
 _NUMBER = re.compile(r"0[xX][0-9a-fA-F]+|[0-9]+")
 _SUFFIX = {"K": 10, "M": 20, "G": 30, "T": 40, "P": 50, "E": 60}
-_CPU_PART = re.compile(r"([0-9]+)(?:-([0-9]+))?")
+_LIST_PART = re.compile(r"(all|N|[0-9]+)(?:-(N|[0-9]+))?(?::([0-9]+)/([0-9]+))?")
+_TRIGGER = re.compile(r"(some|full)\s*([0-9]+)\s+([0-9]+)")
+_DIGITS = re.compile(r"[0-9]+")
 
 
 def _integer(digits: str) -> int:
@@ -53,13 +56,39 @@ def parse_s64(data: bytes) -> int:
     return -parse_u64(text[1:].encode()) if text.startswith("-") else parse_u64(data)
 
 
-def parse_memory_pages(data: bytes) -> int:
+def parse_switch(data: bytes, refusal: int) -> bool:
+    """A file that is 0 or 1; ``refusal``: errno for any other number."""
+    value = parse_s64(data)
+    if value not in (0, 1):
+        raise refuse(refusal)
+    return bool(value)
+
+
+def parse_count(data: bytes) -> int | None:
+    """A whole number from 0 to INT_MAX, or ``max`` (None): EINVAL for no number, ERANGE for one out of range."""
+    if text_of(data) == "max":
+        return None
+    value = parse_s64(data)
+    if not 0 <= value < INT_MAX:
+        raise refuse(errno.ERANGE)
+    return value
+
+
+def parse_pid(data: bytes) -> int:
+    """A process or thread id: EINVAL for anything but a number from 0 to INT_MAX."""
+    text = text_of(data)
+    if _NUMBER.fullmatch(text) is None or _integer(text) > INT_MAX:
+        raise refuse(errno.EINVAL)
+    return _integer(text)
+
+
+def parse_memory_pages(data: bytes, infinite: str = "max") -> int:
     """Pages of a memory limit, rounded down (page_counter_memparse).
 
-    An empty text is 0, numbers wrap at 64 bits; EINVAL for leftovers.
+    An empty text is 0, numbers wrap at 64 bits; EINVAL for leftovers. ``infinite``: the word for no limit.
     """
     text = text_of(data)
-    if text == "max":
+    if text == infinite:
         return COUNTER_MAX_PAGES
     found = _NUMBER.match(text)
     value, rest = (_integer(found[0]), text[found.end() :]) if found else (0, text)
@@ -70,47 +99,68 @@ def parse_memory_pages(data: bytes) -> int:
     return min(value % _U64 // PAGE, COUNTER_MAX_PAGES)
 
 
+def pages_text(pages: int) -> str:
+    """A memory limit as its file shows it."""
+    return "max\n" if pages >= COUNTER_MAX_PAGES else f"{pages * PAGE}\n"
+
+
 def parse_list(text: str, limit: int) -> CpuSet:
-    """A CPU or node list: parts separated by commas or blanks. EINVAL for nonsense, ERANGE for numbers >= ``limit``."""
+    """A CPU or node list as bitmap_parselist reads it: parts between commas or blanks, ``N`` for the last bit,
+    ``all``, and ``FIRST-LAST:USED/GROUP`` (the first USED of every GROUP).
+
+    EINVAL for nonsense, ERANGE for numbers >= ``limit``.
+    """
     mask = 0
     for part in re.split(r"[,\s]+", text):
         if not part:
             continue
-        found = _CPU_PART.fullmatch(part)
-        if found is None:
+        found = _LIST_PART.fullmatch(part)
+        if found is None or (found[1] == "all" and found[2] is not None):
             raise refuse(errno.EINVAL)
-        low = int(found[1])
-        high = low if found[2] is None else int(found[2])
-        if high < low:
+        low = 0 if found[1] == "all" else _bit(found[1], limit)
+        high = limit - 1 if found[1] == "all" else low if found[2] is None else _bit(found[2], limit)
+        used, group = (1, 1) if found[3] is None else (int(found[3]), int(found[4]))
+        if found[3] is not None and found[2] is None and found[1] != "all":
+            raise refuse(errno.EINVAL)
+        if high < low or group == 0 or used > group:
             raise refuse(errno.EINVAL)
         if high >= limit:
             raise refuse(errno.ERANGE)
-        mask |= ((1 << (high - low + 1)) - 1) << low
+        for start in range(low, high + 1, group):
+            length = min(used, high + 1 - start) if group > 1 else high + 1 - low
+            mask |= ((1 << length) - 1) << start
+            if group == 1:
+                break
     return CpuSet(mask)
+
+
+def _bit(text: str, limit: int) -> int:
+    return limit - 1 if text == "N" else int(text)
 
 
 def parse_cpu_max(data: bytes, period_us: int) -> tuple[int | None, int]:
     """``QUOTA [PERIOD]`` of cpu.max in microseconds; None is ``max``; a missing period keeps ``period_us``."""
     fields = text_of(data).split()
-    if not fields or not (fields[0] == "max" or fields[0].isdecimal()):
+    if not fields:
         raise refuse(errno.EINVAL)
-    if len(fields) > 1 and fields[1].isdecimal():
-        period_us = int(fields[1])
-    quota = None if fields[0] == "max" else int(fields[0])
+    digits = _DIGITS.match(fields[0])  # sscanf: what follows the digits is not looked at
+    if digits is None and fields[0] != "max":
+        raise refuse(errno.EINVAL)
+    if len(fields) > 1 and (period := _DIGITS.match(fields[1])):
+        period_us = int(period[0])
+    quota = None if digits is None else int(digits[0])
     if not 1000 <= period_us <= 1_000_000 or (quota is not None and quota < 1000):
         raise refuse(errno.EINVAL)
     return quota, period_us
 
 
-def check_trigger(data: bytes) -> None:
+def check_trigger(data: bytes, least_window_us: int = 500_000) -> None:
     """A PSI trigger, ``some|full THRESHOLD WINDOW`` in microseconds; EINVAL for what the kernel refuses."""
     if not data:
         return
-    fields = text_of(data).split()
-    if len(fields) != 3 or fields[0] not in ("some", "full"):
+    found = _TRIGGER.match(data.split(b"\0")[0].decode(errors="replace"))
+    if found is None:
         raise refuse(errno.EINVAL)
-    if not (fields[1].isdecimal() and fields[2].isdecimal()):
-        raise refuse(errno.EINVAL)
-    threshold, window = int(fields[1]), int(fields[2])
-    if not 500_000 <= window <= 10_000_000 or not 0 < threshold <= window:
+    threshold, window = int(found[2]), int(found[3])
+    if not least_window_us <= window <= 10_000_000 or not 0 < threshold <= window:
         raise refuse(errno.EINVAL)
