@@ -116,13 +116,12 @@ async def test_the_kernel_takes_every_write_and_gives_the_expected_readings(
     with Journal(tmp_path) as journal:
         executor = Executor(FS, hierarchies, journal)
         knobs, missing = executor.enforceable(specs[0])
-        assert knobs == {"cpus", "cpu_weight", "cpu_max_cores"}
-        assert {left.knob for left in missing} == {
-            "memory_low_bytes",
-            "memory_high_bytes",
-            "llc_masks",
-            "mba_pct",
+        assert knobs - {"io_weight", "io_max", "frozen"} == {"cpus", "mems", "cpu_weight", "cpu_max_cores"}
+        assert {left.knob for left in missing} - {"io_weight", "io_max", "frozen"} == {
+            *("memory_low_bytes", "memory_min_bytes", "memory_high_bytes", "memory_max_bytes"),
+            *("io_latency_us", "llc_masks", "mba_pct"),
         }
+        assert all(left.reason for left in missing)
         assert (await executor.apply(executor.plan({"batch": Settings(cpu_weight=IDLE)}, specs))).ok
         assert FS.read(f"{cpu}/cpu.shares") == b"3\n"
         with pytest.raises(Exception, match="EINVAL"):
