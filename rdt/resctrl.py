@@ -163,8 +163,9 @@ class Resctrl:
 
     def schemata(self, group: GroupRef = DEFAULT_GROUP) -> Schemata:
         """A control group's values now."""
+        path = self._schemata_path(group)
         with self.reading():
-            return Schemata.parse(self.access.read(group.relative, "schemata"), self._schemata_path(group))
+            return Schemata.parse(self.access.read(group.relative, "schemata"), path)
 
     def apply(self, group: GroupRef, wanted: Schemata) -> Applied:
         """Write what differs from ``wanted`` (maybe partial) in one write, and read it back.
