@@ -21,6 +21,10 @@ from perphd.domain.workload import Objective
 
 MILD_FACTOR = 3
 """A shortfall below the effect size must last so many times longer before it is believed."""
+SIGNIFICANT_SIGMA = 1.5
+"""Samples in a row below target are believed when together they are so many sigma of their scatter below it."""
+UNKNOWN_NOISE_SD = 0.05
+"""Scatter of one sample (log units) where the target comes from no reference."""
 UNEXPLAINED_RATIO = 1.2
 """If work would be higher by more than this were waiting its only trouble, the load has fallen."""
 
@@ -42,23 +46,35 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class DetectorState:
-    """What the detector carries from tick to tick."""
+    """What the detector carries from tick to tick.
+
+    ``below``, ``severe``, ``above``: samples in a row below target, below it by the effect size, on target;
+    ``short_sigma``: by how much those below were short, added up, in units of one sample's scatter.
+    """
 
     health: Health = Health.UNKNOWN
     since_s: float = 0.0
     below: int = 0
     severe: int = 0
     above: int = 0
+    short_sigma: float = 0.0
     cusum: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The detector's answer to one sample. ``score``: the worse of work/target and target/delay; >= 1 is well."""
+    """The detector's answer to one sample.
+
+    ``score``: the worse of work/target and target/delay; >= 1 is well. ``noise_sd``: scatter of one score, in log
+    units, as the undisturbed application showed it. ``confirmed``: what was seen since the last own change is enough
+    to believe in degradation now; a verdict of DEGRADED may be older.
+    """
 
     verdict: Verdict
     state: DetectorState
     score: Reading
+    noise_sd: float = UNKNOWN_NOISE_SD
+    confirmed: bool = False
 
 
 def target_of(
@@ -114,23 +130,30 @@ def judge(
     cusum = max(0.0, state.cusum + _surprise(perf, target, bool(witnesses)) - settings.cusum_k)
     if not below:
         cusum = min(cusum, settings.cusum_h / 2)
+    noise_sd = _noise_sd(target.work_band if work_score <= delay_score else target.delay_band)
     new = replace(
         state,
         below=state.below + 1 if below else 0,
+        short_sigma=state.short_sigma - math.log(score) / noise_sd if below else 0.0,
         severe=state.severe + 1 if below and score < 1.0 - settings.min_effect_pct / 100.0 else 0,
         above=0 if below else state.above + 1,
         cusum=cusum,
     )
-    health = _health(state.health, new, below, settings)
+    confirmed = below and _is_confirmed(new, settings)
+    health = _health(state.health, new, below, confirmed, settings)
     since_s = state.since_s if health is state.health else now_s
     new = replace(new, health=health, since_s=since_s)
     shown = cause if health in (Health.SUSPECT, Health.DEGRADED) else Cause.NONE
-    return Judgement(Verdict(health, shown, since_s, tuple(evidence)), new, score)
+    return Judgement(Verdict(health, shown, since_s, tuple(evidence)), new, score, noise_sd, confirmed)
 
 
 def rearm(state: DetectorState) -> DetectorState:
     """Forget evidence gathered before an own change (lock-out), keeping the health."""
-    return replace(state, below=0, severe=0, above=0, cusum=0.0)
+    return replace(state, below=0, severe=0, above=0, short_sigma=0.0, cusum=0.0)
+
+
+def _noise_sd(band: Band | None) -> float:
+    return max(band.sd, 0.01) if band is not None else UNKNOWN_NOISE_SD
 
 
 def _is_unfit(sample: Sample, perf: Performance) -> bool:
@@ -143,13 +166,16 @@ def _known(band: Band | None, settings: PolicySettings) -> Band | None:
     return band if band is not None and band.support >= settings.min_reference_samples else None
 
 
-def _health(before: Health, state: DetectorState, below: bool, settings: PolicySettings) -> Health:
-    confirmed = (
-        state.severe >= settings.confirm_ticks
-        or state.below >= MILD_FACTOR * settings.confirm_ticks
-        or state.cusum >= settings.cusum_h
-    )
-    if below and confirmed:
+def _is_confirmed(state: DetectorState, settings: PolicySettings) -> bool:
+    lasting = state.severe >= settings.confirm_ticks or state.below >= MILD_FACTOR * settings.confirm_ticks
+    significant = state.short_sigma >= SIGNIFICANT_SIGMA * math.sqrt(max(state.below, 1))
+    return (lasting and significant) or state.cusum >= settings.cusum_h
+
+
+def _health(
+    before: Health, state: DetectorState, below: bool, confirmed: bool, settings: PolicySettings
+) -> Health:
+    if confirmed:
         return Health.DEGRADED
     if before is Health.DEGRADED and state.above < settings.confirm_ticks:
         return Health.DEGRADED

@@ -128,7 +128,9 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
     stronger = [
         a
         for a in assessed
-        if a.prediction.support >= VISITED or not protects_no_more(a.allocation.cpu, current.cpu)
+        if a.prediction.support >= VISITED
+        or a.allocation == current
+        or not protects_no_more(a.allocation.cpu, current.cpu)
     ]
     if len(stronger) < len(assessed) and any(chance(a.prediction, 1.0, z) >= FAIR for a in stronger):
         assessed = stronger
@@ -176,20 +178,26 @@ def cheaper(
 ) -> Assessed | None:
     """The step back towards batch with the greatest expected gain, if that is positive; None if there is none.
 
-    A step is a neighbour on the lattice. What protects no more than an allocation in ``avoid`` is left out.
+    A step is a neighbour on the lattice with a fair chance to keep the target; where that is as good as certain it
+    may be further, for on a plateau no single neighbour promises anything. What protects no more than an allocation
+    in ``avoid`` is left out.
     """
     best: tuple[float, Assessed] | None = None
     counts = core_counts(assessed)
     least = max(NEGLIGIBLE_CORES, LEAST_GAIN_SHARE * current.batch_cores)
     for item in assessed:
         gain_cores = _expected_gain(item, current.batch_cores)
-        if gain_cores <= least or not is_step(current.allocation.cpu, item.allocation.cpu, counts):
+        if gain_cores <= least:
             continue
         if protects_no_more(current.allocation.cpu, item.allocation.cpu):
             continue  # tighter in every way: whatever the figures say, that is no step back
         if any(protects_no_more(item.allocation.cpu, a.cpu) for a in avoid):
             continue
         keeps = chance(item.prediction, stakes.need, stakes.z)
+        if keeps < FAIR or (
+            keeps < SURE and not is_step(current.allocation.cpu, item.allocation.cpu, counts)
+        ):
+            continue
         worth = keeps * gain_cores * stakes.win_s - (1.0 - keeps) * stakes.price_cores * stakes.loss_s
         if worth > 0 and (best is None or worth > best[0]):
             best = (worth, item)

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from perphd.admission import arbiter, inferer
+from perphd.admission import arbiter, inferer, outcomes
 from perphd.admission.context import (
     STARVED_PCT,
     batch_is_quiet,
@@ -21,40 +21,17 @@ from perphd.admission.context import (
 )
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
 from perphd.admission.inferer import Assessed, Knobs
+from perphd.admission.outcomes import HELPED_RATIO, Came, Pending, Regret, alive, mean
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant, CpuInstrument
 from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, Outcome, Verdict
 from perphd.domain.policy import ResPerfModel, Snapshot, TargetState, WorkloadView
-from perphd.domain.reading import Reading, Unavailable, available, value_or
+from perphd.domain.reading import Unavailable, available, value_or
 from perphd.domain.signals import Performance, performance
 
 SHOWN_CANDIDATES = 8
 BUSY_SHARE = 0.9
 """Share of the host's cores in use from which CPU counts as contended."""
-HELPED_RATIO = 1.03
-"""A change that raises the score by less than this did not help."""
-WORSE_RATIO = 0.95
-"""A change that lowers the score below this share of what it was is undone."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """A change whose outcome is not judged yet."""
-
-    at_s: float
-    before: Allocation
-    after: Allocation
-    action: Action
-    score_before: Reading
-
-
-@dataclass(frozen=True, slots=True)
-class Regret:
-    """A step back to batch that was too much: nothing that protects no more is tried until ``until_s``."""
-
-    allocation: Allocation
-    until_s: float
-    times: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,19 +164,18 @@ class _Turn:
         if blind and judged.verdict.health is Health.DEGRADED and self.current == self.nothing:
             return self._probe("below its objective, and what it does undisturbed is not known yet")
         if self.state.pending is not None:
-            if len(self.state.scores) < self.settings.evaluate_ticks and judged.score >= 1.0:
-                return self._hold("the last change is being judged")
-            if len(self.state.scores) < min(2, self.settings.evaluate_ticks):
-                return self._hold("the last change is being judged")
-            undone = self._judge_pending(self.state.pending)
-            if undone is not None:
-                return undone
+            after = self._judge_pending(self.state.pending, judged.noise_sd)
+            if after is not None:
+                return after
         memory_move = self._memory_move(judged)
         if memory_move is not None:
             return memory_move
         if judged.verdict.health is Health.DEGRADED:
             if judged.score >= 1.0:
                 return self._hold("back on target; watching")
+            short = outcomes.still_short(self.state.scores, judged.noise_sd, self.settings)
+            if not judged.confirmed and not short:
+                return self._hold("below target, but no further than its samples scatter: watching")
             return self._rescue(judged, model)
         return self._give_back(judged, model)
 
@@ -213,8 +189,8 @@ class _Turn:
         assessed = self._assess(model)
         current = next(a for a in assessed if a.allocation == self.current)
         z = self.settings.confidence_z
-        measured = _mean(self.state.scores[-5:]) if self.state.scores else current.prediction.score
-        poor = [r.allocation.cpu for r in self.state.regrets if r.until_s > self.now_s]
+        measured = mean(self.state.scores[-5:]) if self.state.scores else current.prediction.score
+        poor = [a.cpu for a in alive(self.state.regrets, self.now_s)]
         eligible = tuple(
             a
             for a in assessed
@@ -248,7 +224,7 @@ class _Turn:
                     "best effort: slightly below target, and nothing is left that is sure to do better"
                 )
         chosen, why = inferer.choose(eligible, self.current, z)
-        if self.current != self.nothing and self.state.scores and _mean(self.state.scores) >= 1.0:
+        if self.current != self.nothing and self.state.scores and mean(self.state.scores) >= 1.0:
             stay = inferer.chance(current.prediction, 1.0, z)
             if stay >= inferer.chance(chosen.prediction, 1.0, z):
                 # What was learned here outweighs a bad spell; if it lasts, it is learned as well.
@@ -270,7 +246,7 @@ class _Turn:
 
     def _give_back(self, judged: Judgement, model: ResPerfModel) -> _Move:
         if judged.verdict.health is not Health.HEALTHY:
-            self.state = replace(self.state, slack_since_s=None)
+            # One sample below target is no news where samples scatter: what was gathered about slack stays.
             return self._hold("watching")
         if self.current == self.nothing and not self._batch_is_starved():
             return self._hold("on target")
@@ -283,9 +259,7 @@ class _Turn:
         else:
             relaxed = None
         avoid = [
-            r.allocation
-            for r in self.state.regrets
-            if r.until_s > self.now_s and r.allocation.memory_bytes == self.current.memory_bytes
+            a for a in alive(self.state.regrets, self.now_s) if a.memory_bytes == self.current.memory_bytes
         ]
         settings = self.settings
         stakes = inferer.Stakes(
@@ -297,14 +271,17 @@ class _Turn:
         )
         smaller = inferer.cheaper(assessed, current, stakes, avoid) or relaxed
         if smaller is None:
-            self.state = replace(self.state, slack_since_s=None)
+            self._lose_slack()
             text = "just enough: nothing smaller is predicted to keep the target"
             return self._hold(text if self.current != self.nothing else "on target")
         since_s = self.state.slack_since_s if self.state.slack_since_s is not None else self.now_s
         self.state = replace(self.state, slack_since_s=since_s)
-        if self.now_s - since_s < self.settings.shrink_after_s:
+        sure = inferer.chance(smaller.prediction, stakes.need, stakes.z) >= inferer.SURE
+        wait_s = self.settings.shrink_sure_after_s if sure else self.settings.shrink_after_s
+        if self.now_s - since_s < wait_s:
             return self._hold("more than enough; waiting before a step is given back")
-        reason = "more than enough for long enough: one step that leaves batch more"
+        reason = "more than enough for long enough: a step that leaves batch more"
+        reason += " and is as good as certain to keep the target" if sure else ""
         candidates = self._candidates(assessed, smaller, current)
         return _Move(Action.SHRINK, smaller.allocation, reason, candidates)
 
@@ -352,7 +329,7 @@ class _Turn:
         return replace(self.nothing, cpu=CpuGrant(total, cores, IDLE if knobs.batch_weight else 100))
 
     def _is_regretted(self, allocation: Allocation) -> bool:
-        return any(r.allocation == allocation and r.until_s > self.now_s for r in self.state.regrets)
+        return allocation in alive(self.state.regrets, self.now_s)
 
     def _memory_move(self, judged: Judgement) -> _Move | None:
         sample = self.view.sample
@@ -381,43 +358,35 @@ class _Turn:
 
     # -- what came of it ----------------------------------------------------------------------------
 
-    def _judge_pending(self, pending: Pending) -> _Move | None:
-        after = _mean(self.state.scores)
-        before = pending.score_before
-        self.state = replace(self.state, pending=None)
-        helped = not available(before) or after >= before * HELPED_RATIO or after >= 1.0
-        worse = available(before) and after < before * WORSE_RATIO and pending.before.cpu != self.nothing.cpu
-        undo = after < 1.0 and (pending.action is Action.SHRINK or worse)
-        text = f"score {value_or(before, math.nan):.2f} -> {after:.2f}: " + (
-            ("it made things worse" if worse else "too little is left")
-            if undo
-            else "it helped"
-            if helped
-            else "it did not help"
-        )
+    def _judge_pending(self, pending: Pending, noise_sd: float) -> _Move | None:
+        """The move that follows from what came of the last change; None if it stands."""
+        if not self.state.scores:
+            return self._hold("the last change is being judged")
+        came = outcomes.judge(pending, self.state.scores, noise_sd, self.nothing, self.settings)
+        if came is Came.OPEN:
+            return self._hold("the last change is being judged")
+        before, after = pending.score_before, mean(self.state.scores)
+        undo = came in (Came.TOO_LITTLE, Came.WORSE)
+        text = f"score {value_or(before, math.nan):.2f} -> {after:.2f}: {came}"
         self.outcome = Outcome(
             self.now_s, self.view.spec.name, pending.at_s, before, after, kept=not undo, text=text
         )
+        self.state = replace(self.state, pending=None)
         if not undo:
             return None
         wait_s = self._regret(pending.after)
-        self.state = replace(self.state, slack_since_s=None)
-        alive = tuple(r for r in self.state.regrets if r.allocation != pending.before)
-        self.state = replace(self.state, regrets=alive)
+        kept = tuple(r for r in self.state.regrets if r.allocation != pending.before)
+        self.state = replace(self.state, slack_since_s=None, regrets=kept)
         reason = f"{text}: taken back, nothing like it is tried for {wait_s:.0f} s"
         return _Move(Action.ROLLBACK, pending.before, reason)
 
     def _regret(self, allocation: Allocation) -> float:
-        """Note that an allocation was not enough; returns for how long it is not tried again (s), doubling."""
-        times = 1 + max((r.times for r in self.state.regrets if r.allocation == allocation), default=0)
-        wait_s = self.settings.regret_s * 2.0 ** min(times - 1, 6)
-        others = tuple(r for r in self.state.regrets if r.allocation != allocation)[-15:]
-        regret = Regret(allocation, self.now_s + wait_s, times)
-        self.state = replace(self.state, regrets=(*others, regret))
+        regrets, wait_s = outcomes.regret(self.state.regrets, allocation, self.now_s, self.settings.regret_s)
+        self.state = replace(self.state, regrets=regrets)
         return wait_s
 
     def _remember_change(self, move: _Move) -> None:
-        score = _mean(self.state.scores[-3:]) if self.state.scores else Unavailable("no clean score before")
+        score = mean(self.state.scores[-3:]) if self.state.scores else Unavailable("no clean score before")
         pending = None
         if move.action in (Action.GROW, Action.EXPLORE, Action.SHRINK):
             pending = Pending(self.now_s, self.current, move.chosen, move.action, score)
@@ -428,6 +397,13 @@ class _Turn:
             slack_since_s=None,
             detector=rearm(self.state.detector),
         )
+
+    def _lose_slack(self) -> None:
+        """A tick in which nothing could be given back takes away what a tick with slack has gained."""
+        since_s = self.state.slack_since_s
+        if since_s is not None:
+            later_s = since_s + 2.0 * self.snapshot.period_s
+            self.state = replace(self.state, slack_since_s=later_s if later_s < self.now_s else None)
 
     # -- helpers ------------------------------------------------------------------------------------
 
@@ -528,8 +504,3 @@ class _Turn:
             reason=move.reason,
             policy="",
         )
-
-
-def _mean(scores: tuple[float, ...]) -> float:
-    """Geometric mean; scores are ratios."""
-    return math.exp(sum(math.log(max(s, 1e-3)) for s in scores) / len(scores))

@@ -53,11 +53,18 @@ class PolicySettings:
         "s",
         "how long the bound must stay above target plus margin before one step is given back",
     )
+    shrink_sure_after_s: float = _key(
+        2.0,
+        0.0,
+        3600.0,
+        "s",
+        "the same for a step that is as good as certain to keep the target; such a step may be a large one",
+    )
     shrink_margin_pct: float = _key(
         3.0, 0.0, 50.0, "%", "margin above target that the smaller allocation must be predicted to keep"
     )
     gain_horizon_s: float = _key(
-        120.0,
+        300.0,
         1.0,
         86400.0,
         "s",

@@ -21,13 +21,16 @@ from perphd.predictor.residual import Residual
 WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
 """Readings whose undisturbed level is learned beside work and delay, to tell contention from low load."""
 
-_SCALES = np.array([0.25, 0.45, 0.5, 0.35, 0.6])
+_SCALES = np.array([0.4, 0.45, 0.5, 0.35, 0.6])
+_FAINT_WEIGHT = 0.02
+"""Weight ratio below which less makes little difference any more."""
 _UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING)
 CLOSED_ELASTICITY = 0.3
 """Elasticity from which an LRA's load counts as closed: its work rate falls when it has to wait."""
 _ELASTIC_DELAY = 1.25
 _ELASTIC_GAIN = 0.1
 _LEAST_CORES = 0.02
+_TINY = 1e-6
 _LEAST_RATIO, _MOST_RATIO = 0.02, 50.0
 BOOTSTRAP_SUPPORT = 10.0
 """Until a reference has this much support, strongly protected samples may stand in for undisturbed ones."""
@@ -188,10 +191,11 @@ class LraModel:
         left = np.maximum(prior.batch_cores, _LEAST_CORES)
         bands = self._bands(self._batch, left, allocations, context)
         most = max(context.batch_demand_cores, 0.0)
-        return tuple(
+        capped = [
             Band(min(band.value, float(a.cpu.batch_cores), most), band.sd, band.support)
             for band, a in zip(bands, allocations, strict=True)
-        )
+        ]
+        return _monotone(capped, allocations, heavier_is_more=True)
 
     def _bands(
         self, residual: Residual, prior: Floats, allocations: Sequence[Allocation], context: ModelContext
@@ -201,20 +205,38 @@ class LraModel:
         return tuple(Band(float(v), float(s), float(n)) for v, s, n in zip(values, sd, support, strict=True))
 
 
-def _monotone(bands: list[Band], allocations: Sequence[Allocation]) -> tuple[Band, ...]:
-    """Lift what contradicts physics: on the same cores, less weight for batch is never worse for the LRA.
+def _monotone(
+    bands: Sequence[Band], allocations: Sequence[Allocation], heavier_is_more: bool = False
+) -> tuple[Band, ...]:
+    """Reconcile what contradicts physics: on the same cores, less weight for batch is never worse for the LRA.
 
-    More *cores* for the LRA alone are not forced to be better: on a small host a split can cost more than it saves.
+    Neighbours that contradict each other are pooled, each weighted by its precision, so that what was measured
+    outweighs what is only expected (isotonic regression by pooling adjacent violators).
+
+    ``heavier_is_more``: the same of batch's own share, which never falls as its weight grows. More *cores* for the
+    LRA alone are not forced to be better: on a small host a split can cost more than it saves.
     """
-    best: dict[tuple[int, bool], float] = {}
-    lifted = list(bands)
-    for i in sorted(range(len(bands)), key=lambda n: -allocations[n].cpu.weight_ratio):
-        cpu = allocations[i].cpu
-        group = (cpu.batch_cores, cpu.exclusive)
-        value = max(bands[i].value, best.get(group, 0.0))
-        best[group] = value
-        lifted[i] = Band(value, bands[i].sd, bands[i].support)
-    return tuple(lifted)
+    groups: dict[tuple[int, bool], list[int]] = {}
+    for i, allocation in enumerate(allocations):
+        groups.setdefault((allocation.cpu.batch_cores, allocation.cpu.exclusive), []).append(i)
+    sign = 1.0 if heavier_is_more else -1.0
+    values = [band.value for band in bands]
+    for members in groups.values():
+        if len(members) < 2:
+            continue
+        members.sort(key=lambda i: sign * allocations[i].cpu.weight_ratio)
+        pools: list[tuple[float, float, int]] = []  # log value, precision, how many
+        for i in members:
+            pool = math.log(max(values[i], _TINY)), 1.0 / max(bands[i].sd, 1e-3) ** 2, 1
+            while pools and pools[-1][0] > pool[0]:
+                value, precision, many = pools.pop()
+                both = precision + pool[1]
+                pool = (value * precision + pool[0] * pool[1]) / both, both, many + pool[2]
+            pools.append(pool)
+        pooled = (math.exp(value) for value, _, many in pools for _ in range(many))
+        for i, value in zip(members, pooled, strict=True):
+            values[i] = value
+    return tuple(Band(v, b.sd, b.support) for v, b in zip(values, bands, strict=True))
 
 
 def _features(allocations: Sequence[Allocation], context: ModelContext) -> Floats:
@@ -226,7 +248,7 @@ def _features(allocations: Sequence[Allocation], context: ModelContext) -> Float
         [
             (
                 a.cpu.batch_cores / a.cpu.total_cores,
-                math.log10(a.cpu.weight_ratio),
+                math.log10(a.cpu.weight_ratio + _FAINT_WEIGHT),
                 1.0 if a.cpu.exclusive else 0.0,
                 lra,
                 batch,

@@ -279,3 +279,31 @@ def test_baselines_do_what_their_names_say() -> None:
     assert str(static["pi"].cpus) == "2-3"
     single = Snapshot(0, 0.0, 1.0, HostView(topology(1)), views)
     assert StaticPolicy().decide(single).settings == {}
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_what_scatters_around_its_target_is_left_in_peace(seed: int) -> None:
+    """Samples that swing by a quarter are no reason to move while their mean keeps the target."""
+    steady = World(seed=seed, noise=0.25, loss=lambda a: 0.93 if a.cpu.batch_weight is IDLE else 0.6)
+    steady.step(20)
+    steady.antagonist(True)
+    steady.step(100)
+    moves = [d for d in steady.history[30:] if d.action is not Action.HOLD]
+    assert len(moves) <= 6
+
+
+def test_a_large_tolerance_is_used_and_not_only_spoken_of() -> None:
+    """From the first answer, the strictest, batch is given back what the target does not need."""
+    shares = {IDLE: 1.0, 6: 1.0, 12: 0.97, 25: 0.92, 50: 0.87, 100: 0.62}
+    world = World(
+        objective=Objective(tolerance_pct=30.0, delay_tolerance_pct=900.0),
+        lra_demand=1.8,
+        loss=lambda a: shares[a.cpu.batch_weight],
+    )
+    world.step(20)
+    world.antagonist(True)
+    world.step(60)
+    weight = world.protection.cpu.batch_weight
+    assert weight is not IDLE
+    assert weight >= 12
+    assert world.true_work() >= 0.7 * world.work_alone

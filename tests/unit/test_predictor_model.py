@@ -3,14 +3,15 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
-from perphd.domain.policy import ModelContext
+from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Quality, Sample
-from perphd.predictor.model import LraModel, Observation
+from perphd.predictor.model import LraModel, Observation, _monotone
 from perphd.predictor.physics import CpuGrants, expect
 from perphd.predictor.reference import Reference
 from perphd.predictor.residual import MAX_CELLS, Residual
@@ -187,3 +188,16 @@ def test_reference_is_inferred_from_strongly_protected_samples() -> None:
     band = model.reference("work:sli", NO_LOAD)
     assert band is not None
     assert 850 < band.value < 1000
+
+
+def test_what_was_measured_outweighs_what_is_only_expected_of_its_neighbours() -> None:
+    grants = [Allocation(CpuGrant(8, 5, weight)) for weight in (IDLE, 6, 100)]
+    measured, expected = Band(0.89, 0.01, 25.0), Band(1.0, 0.2, 0.1)
+    pooled = _monotone([measured, expected, expected], grants)
+    assert pooled[0].value == pytest.approx(0.89, abs=0.005)
+    assert pooled[0].value >= pooled[1].value >= pooled[2].value
+    batch = _monotone(
+        [Band(0.5, 0.2, 0.1), Band(0.3, 0.01, 25.0), Band(0.6, 0.2, 0.1)], grants, heavier_is_more=True
+    )
+    assert batch[0].value <= batch[1].value <= batch[2].value
+    assert batch[1].value == pytest.approx(0.3, abs=0.005)

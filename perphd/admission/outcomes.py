@@ -1,0 +1,128 @@
+"""What came of a change: judged on samples taken after it settled, as far as their scatter lets one tell.
+
+Pure functions and values; the policy keeps them in its memory. A change that did harm is undone and *regretted*:
+nothing like it is tried for a while that doubles with every repetition.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from perphd.admission.settings import PolicySettings
+from perphd.domain.allocation import Allocation
+from perphd.domain.decision import Action
+from perphd.domain.reading import Reading, available
+
+HELPED_RATIO = 1.03
+"""A change that raises the score by less than this did not help."""
+WORSE_RATIO = 0.95
+"""A change that lowers the score below this share of what it was is undone."""
+PATIENCE = 3
+"""While the samples cannot tell, a change is watched for so many times ``evaluate_ticks``."""
+_CLEAR = 1.0
+_DOUBTFUL = 0.5
+_BEFORE_SAMPLES = 3
+_MOST_REGRETS = 16
+_MOST_DOUBLINGS = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A change whose outcome is not judged yet."""
+
+    at_s: float
+    before: Allocation
+    after: Allocation
+    action: Action
+    score_before: Reading
+
+
+class Came(StrEnum):
+    """What can be said of a pending change."""
+
+    OPEN = "open"  # not yet
+    HELPED = "it helped"
+    NO_HELP = "it did not help"
+    TOO_LITTLE = "too little is left"
+    WORSE = "it made things worse"
+
+
+def judge(
+    pending: Pending, scores: Sequence[float], noise_sd: float, nothing: Allocation, settings: PolicySettings
+) -> Came:
+    """What came of it, from the scores of the clean samples since (1 = on target).
+
+    Args:
+        pending: the change.
+        scores: one per clean sample since the change, at least one.
+        noise_sd: scatter of one sample's score, in log units.
+        nothing: the allocation that protects nothing: what raised protection from it is never called worse.
+        settings: ``evaluate_ticks`` samples are awaited, ``PATIENCE`` times as many while they leave it open.
+    """
+    n, after = len(scores), mean(scores)
+    doubt = noise_sd / math.sqrt(n)
+    early = n < settings.evaluate_ticks
+    if pending.action is Action.SHRINK:
+        if early or n < min(2, settings.evaluate_ticks):
+            return Came.OPEN
+        short = -math.log(after)
+        if short <= 0:
+            return Came.HELPED
+        if short > _CLEAR * doubt:
+            return Came.TOO_LITTLE
+        if n < PATIENCE * settings.evaluate_ticks:
+            return Came.OPEN
+        return Came.TOO_LITTLE if short > _DOUBTFUL * doubt else Came.HELPED
+    if n < min(2, settings.evaluate_ticks) or (early and scores[-1] >= 1.0):
+        return Came.OPEN
+    before = pending.score_before
+    if not available(before) or after >= 1.0:
+        return Came.HELPED
+    if pending.before.cpu != nothing.cpu and after < before * WORSE_RATIO:
+        both = noise_sd * math.sqrt(1.0 / n + 1.0 / _BEFORE_SAMPLES)
+        if math.log(before / after) > _CLEAR * both:
+            return Came.WORSE
+        if n < PATIENCE * settings.evaluate_ticks:
+            return Came.OPEN
+    return Came.HELPED if after >= before * HELPED_RATIO else Came.NO_HELP
+
+
+def still_short(scores: Sequence[float], noise_sd: float, settings: PolicySettings) -> bool:
+    """True if the samples since the last change have had their time and their mean is still below target.
+
+    What has once been degraded is to be brought back to its target, not only to where scatter hides the rest.
+    """
+    n = PATIENCE * settings.evaluate_ticks
+    return len(scores) >= n and -math.log(mean(scores[-n:])) > _DOUBTFUL * noise_sd / math.sqrt(n)
+
+
+@dataclass(frozen=True, slots=True)
+class Regret:
+    """A step that was too much: nothing that protects no more is tried until ``until_s``."""
+
+    allocation: Allocation
+    until_s: float
+    times: int
+
+
+def regret(
+    regrets: tuple[Regret, ...], allocation: Allocation, now_s: float, regret_s: float
+) -> tuple[tuple[Regret, ...], float]:
+    """Note that an allocation was not enough. Returns the new list and for how long it is not tried again (s)."""
+    times = 1 + max((r.times for r in regrets if r.allocation == allocation), default=0)
+    wait_s = regret_s * 2.0 ** min(times - 1, _MOST_DOUBLINGS)
+    others = tuple(r for r in regrets if r.allocation != allocation)[1 - _MOST_REGRETS :]
+    return (*others, Regret(allocation, now_s + wait_s, times)), wait_s
+
+
+def alive(regrets: Sequence[Regret], now_s: float) -> tuple[Allocation, ...]:
+    """What is regretted now."""
+    return tuple(r.allocation for r in regrets if r.until_s > now_s)
+
+
+def mean(scores: Sequence[float]) -> float:
+    """Geometric mean; scores are ratios."""
+    return math.exp(sum(math.log(max(s, 1e-3)) for s in scores) / len(scores))

@@ -1,0 +1,65 @@
+"""What came of a change is said when the samples can tell, and not before."""
+
+from __future__ import annotations
+
+import pytest
+
+from perphd.admission.outcomes import Came, Pending, alive, judge, regret, still_short
+from perphd.admission.settings import PolicySettings
+from perphd.domain.allocation import IDLE, Allocation, CpuGrant
+from perphd.domain.decision import Action
+from perphd.domain.reading import Unavailable
+
+NOTHING = Allocation(CpuGrant(4, 4))
+DEMOTED = Allocation(CpuGrant(4, 4, IDLE))
+CONFINED = Allocation(CpuGrant(4, 2, IDLE))
+SETTINGS = PolicySettings()
+
+
+def pending(action: Action, before: Allocation = DEMOTED, score: float | Unavailable = 1.0) -> Pending:
+    return Pending(0.0, before, CONFINED, action, score)
+
+
+@pytest.mark.parametrize(
+    ("scores", "noise", "came"),
+    [
+        ([0.99], 0.05, Came.OPEN),  # one sample is no sample
+        ([1.01, 1.02], 0.2, Came.HELPED),
+        ([0.80, 0.82], 0.05, Came.TOO_LITTLE),
+        ([0.90, 0.92], 0.3, Came.OPEN),  # a tenth is nothing where samples scatter by a third
+        ([0.90, 0.92] * 3, 0.3, Came.TOO_LITTLE),  # but not if it stays so
+        ([0.99, 0.98] * 3, 0.3, Came.HELPED),
+    ],
+)
+def test_a_step_back_is_taken_back_when_it_is_clear(scores: list[float], noise: float, came: Came) -> None:
+    assert judge(pending(Action.SHRINK), scores, noise, NOTHING, SETTINGS) is came
+
+
+def test_a_rescue_is_worse_only_against_another_rescue() -> None:
+    made_worse = pending(Action.GROW, DEMOTED, 0.9)
+    assert judge(made_worse, [0.6, 0.6], 0.05, NOTHING, SETTINGS) is Came.WORSE
+    assert judge(made_worse, [0.82, 0.83], 0.3, NOTHING, SETTINGS) is Came.OPEN
+    assert judge(pending(Action.GROW, NOTHING, 0.9), [0.6, 0.6], 0.05, NOTHING, SETTINGS) is Came.NO_HELP
+    assert judge(pending(Action.GROW, NOTHING, 0.5), [0.7, 0.8], 0.05, NOTHING, SETTINGS) is Came.HELPED
+    unknown = pending(Action.GROW, DEMOTED, Unavailable("not seen"))
+    assert judge(unknown, [0.1, 0.1], 0.05, NOTHING, SETTINGS) is Came.HELPED
+
+
+def test_what_stays_short_is_told_from_a_bad_spell() -> None:
+    assert not still_short([0.9] * 5, 0.05, SETTINGS)
+    assert still_short([0.95] * 6, 0.05, SETTINGS)
+    assert not still_short([0.99] * 6, 0.05, SETTINGS)
+    assert not still_short([0.95] * 6, 0.3, SETTINGS)
+
+
+def test_regrets_double_and_end() -> None:
+    regrets, first_s = regret((), CONFINED, 0.0, 60.0)
+    regrets, second_s = regret(regrets, CONFINED, 100.0, 60.0)
+    assert (first_s, second_s) == (60.0, 120.0)
+    assert alive(regrets, 219.0) == (CONFINED,)
+    assert alive(regrets, 220.0) == ()
+    wait_s = 0.0
+    for n in range(40):
+        regrets, wait_s = regret(regrets, Allocation(CpuGrant(99, n + 1)), 0.0, 60.0)
+    assert len(regrets) == 16
+    assert wait_s == 60.0
