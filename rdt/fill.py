@@ -89,7 +89,8 @@ class Filler:
                 self._move(missing)
         gone = frozenset(self._gone) - self._moved
         zombies = frozenset(self._zombies)
-        return Filled(frozenset(self._moved) - zombies, gone, zombies, foreign, missing, passes)
+        moved = frozenset(self._moved) - zombies - missing - foreign
+        return Filled(moved, gone, zombies, foreign, missing, passes)
 
     def _missing(self, wanted: frozenset[int]) -> tuple[frozenset[int], frozenset[int]]:
         """Threads to move now, and those left to others."""
