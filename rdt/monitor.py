@@ -1,0 +1,329 @@
+"""Cache occupancy and memory bandwidth of groups, per domain, over files that are kept open.
+
+What must not be got wrong (Documentation/arch/x86/resctrl.rst, and the kernel's ``fs/resctrl``):
+
+* The kernel turns the hardware's narrow counters (24 bits and more) into 64-bit sums of bytes, and looks at them once
+  a second so that no turn is missed. What wraps here is 64 bits wide, if ever. A value that went back otherwise is a
+  counter that began anew: no rate can be told for that interval.
+* A control group's values are the sums over itself and its monitor groups that exist now. When a monitor group is
+  removed its bytes leave the sum, which may then go back, or only grow too little. So the names in ``mon_groups`` are
+  looked at after the counters: an interval in which one vanished has no rate.
+* A group that is removed and made again has new counters: its open files answer ENODEV, and its inode is another.
+* ``mbm_total_bytes`` holds ``mbm_local_bytes``: they are never added.
+* With sub-NUMA clustering a domain's directory shows sums over ``mon_sub_*`` below it. Only these are read, and added
+  here: on some kernels the sum reads 0 when a CPU of the domain goes offline.
+* Domains are added by ``rdt.reading.total``, which has no number unless every domain has one.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from rdt.access import Access
+from rdt.errors import Gone, ResctrlError
+from rdt.frozen import FrozenDict
+from rdt.fs import OpenFile
+from rdt.info import Info
+from rdt.names import GroupRef
+from rdt.reading import DomainReading, GroupReading, Reading, Unavailable, Why
+
+OCCUPANCY, TOTAL, LOCAL = "llc_occupancy", "mbm_total_bytes", "mbm_local_bytes"
+EVENTS = (OCCUPANCY, TOTAL, LOCAL)
+_COUNTER_MODULUS = 1 << 64
+_DOMAIN = re.compile(r"mon_L3_([0-9]+)\Z")
+_WORDS = {
+    b"Unavailable": Unavailable(Why.UNTRACKED, "the hardware does not count this group at the moment"),
+    b"Unassigned": Unavailable(Why.UNASSIGNED, "no counter is assigned to this event (mbm_assign_mode)"),
+    b"Error": Unavailable(Why.HARDWARE_ERROR, "the hardware refused to count (the kernel says Error)"),
+}
+_FIRST = Unavailable(Why.FIRST, "nothing to compare with yet")
+_AGAIN = Unavailable(Why.RESTARTED, "counted again only since this reading")
+_ANEW = Unavailable(Why.RESTARTED, "the group was made anew since the last reading")
+_LOST = Unavailable(Why.RESTARTED, "a monitor group was removed from it since the last reading")
+_GONE = Unavailable(Why.GONE, "the group is not there")
+_OFFLINE = Unavailable(Why.OFFLINE, "the domain is not there: all its CPUs are offline")
+_VANISHED = (errno.ENODEV, errno.ENOENT, errno.ESTALE, errno.ENOTCONN)
+
+
+@dataclass(slots=True)
+class _Event:
+    """The files of one event in one domain (several with sub-NUMA clustering), and the last number."""
+
+    files: tuple[OpenFile, ...] = ()
+    missing: Unavailable | None = None
+    value: int | Unavailable = _FIRST
+    read_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One group's open files. ``domains`` keeps those that are offline, without files."""
+
+    group: GroupRef
+    identity: tuple[int, int] | None = None
+    monitors: frozenset[str] = frozenset()
+    domains: dict[int, dict[str, _Event]] = field(default_factory=dict)
+    complete: bool = False
+    read_s: float | None = None
+
+    def close(self) -> None:
+        for events in self.domains.values():
+            for event in events.values():
+                for file in event.files:
+                    file.close()
+                event.files, event.missing = (), None
+        self.complete = False
+
+
+class Monitor:
+    """Reads groups again and again. Close it (or use it in ``with``): it holds open files.
+
+    Args:
+        access: the mounted tree.
+        info: what the machine offers.
+        groups: whom to read; see ``watch``.
+        clock: seconds that go forward. Every group's readings carry the time at which that group was read.
+
+    Reading takes no lock: each value is of its own, and the kernel's counters do not wait for anybody.
+    """
+
+    def __init__(
+        self,
+        access: Access,
+        info: Info,
+        groups: Iterable[GroupRef] = (),
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._access, self._clock = access, clock
+        monitoring = info.monitoring
+        self._offered = frozenset(monitoring.features) & frozenset(EVENTS) if monitoring else frozenset()
+        self._known = monitoring.domains if monitoring else ()
+        self._watched: dict[GroupRef, _Watched] = {}
+        for group in groups:
+            self.watch(group)
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def groups(self) -> tuple[GroupRef, ...]:
+        """Who is read, in the order of ``watch``."""
+        return tuple(self._watched)
+
+    @property
+    def open_files(self) -> int:
+        """How many files are held open: groups x domains x events, and x nodes with sub-NUMA clustering."""
+        return sum(
+            len(event.files)
+            for watched in self._watched.values()
+            for events in watched.domains.values()
+            for event in events.values()
+        )
+
+    def watch(self, group: GroupRef) -> None:
+        """Read this group from now on. It need not exist yet; its files are opened as soon as it does."""
+        if group not in self._watched:
+            self._watched[group] = _Watched(group)
+
+    def unwatch(self, group: GroupRef) -> None:
+        """Do not read this group any more; fine if it was not read."""
+        watched = self._watched.pop(group, None)
+        if watched is not None:
+            watched.close()
+
+    def close(self) -> None:
+        """Close all files."""
+        for group in self.groups:
+            self.unwatch(group)
+
+    def read(self) -> dict[GroupRef, GroupReading]:
+        """All groups now. What cannot be read is Unavailable with the reason; nothing is raised."""
+        return {group: self._read(watched) for group, watched in self._watched.items()}
+
+    # --- one group ----------------------------------------------------------------------------------------
+
+    def _read(self, watched: _Watched) -> GroupReading:
+        fresh: Unavailable | None = None
+        if not watched.complete:
+            fresh = self._open(watched)
+        found = self._values(watched)
+        if found is None:  # a file's group or domain vanished: look again, once
+            watched.close()
+            fresh = self._open(watched)
+            found = self._values(watched) or {}
+        earlier_s, now_s = watched.read_s, self._clock()
+        lost = None if watched.group.monitor or watched.identity is None else self._monitors_lost(watched)
+        watched.read_s = now_s if watched.identity is not None else None
+        broken = lost if fresh is None else fresh
+        domains: dict[int, DomainReading] = {}
+        for domain, events in watched.domains.items():
+            values = found.get(domain)
+            if values is None:
+                absent = _GONE if watched.identity is None else _OFFLINE
+                domains[domain] = DomainReading(absent, absent, absent, absent, absent)
+                for event in events.values():
+                    event.value = absent
+                continue
+            occupancy, all_bytes, local_bytes = values
+            domains[domain] = DomainReading(
+                occupancy,
+                _rate(events[TOTAL], all_bytes, now_s, broken),
+                _rate(events[LOCAL], local_bytes, now_s, broken),
+                all_bytes,
+                local_bytes,
+            )
+        if lost is not None:
+            self._rebase(watched)
+        if earlier_s is None or watched.read_s is None:
+            interval_s: Reading = _GONE if watched.identity is None else _FIRST
+        else:
+            interval_s = now_s - earlier_s if fresh is None else fresh
+        return GroupReading(watched.group, now_s, interval_s, FrozenDict(domains))
+
+    def _values(
+        self, watched: _Watched
+    ) -> dict[int, tuple[int | Unavailable, int | Unavailable, int | Unavailable]] | None:
+        """Every event of every domain that is there; None if something vanished."""
+        found = {}
+        for domain, events in watched.domains.items():
+            if not _is_open(events):
+                continue
+            try:
+                found[domain] = (_value(events[OCCUPANCY]), _value(events[TOTAL]), _value(events[LOCAL]))
+            except _VanishedError:
+                return None
+        return found
+
+    def _monitors_lost(self, watched: _Watched) -> Unavailable | None:
+        try:
+            now = frozenset(self._access.listdir(watched.group.relative, "mon_groups"))
+        except ResctrlError:
+            return None  # the next reading will see that the group is gone
+        lost = watched.monitors - now
+        watched.monitors = now
+        return _LOST if lost else None
+
+    def _rebase(self, watched: _Watched) -> None:
+        """Read the counters once more: the monitor group may have gone after they were read."""
+        now_s = self._clock()
+        for domain, values in (self._values(watched) or {}).items():
+            for name, value in zip(EVENTS, values, strict=True):
+                event = watched.domains[domain][name]
+                event.value, event.read_s = value, now_s
+
+    # --- files --------------------------------------------------------------------------------------------
+
+    def _open(self, watched: _Watched) -> Unavailable | None:
+        """Open what is not open. Tells if the counters are others than before."""
+        group = watched.group
+        try:
+            identity = self._access.identity(group.relative)
+            names = self._names(group, "mon_data")
+            monitors = [] if group.monitor else self._names(group, "mon_groups")
+        except ResctrlError:
+            watched.close()
+            watched.identity = None
+            for domain in self._known:
+                watched.domains.setdefault(domain, {name: _Event(value=_GONE) for name in EVENTS})
+            return None
+        anew = watched.identity is not None and watched.identity != identity
+        if watched.identity != identity:
+            watched.close()
+            watched.identity, watched.monitors = identity, frozenset(monitors)
+        present = {int(match[1]): name for name in names if (match := _DOMAIN.match(name))}
+        for domain in sorted({*self._known, *present}):
+            events = watched.domains.setdefault(domain, {name: _Event() for name in EVENTS})
+            if domain in present and not any(event.files for event in events.values()):
+                self._open_domain(watched, events, present[domain])
+        watched.domains = dict(sorted(watched.domains.items()))
+        watched.complete = all(_is_open(events) for events in watched.domains.values())
+        return _ANEW if anew else None
+
+    def _names(self, group: GroupRef, directory: str) -> list[str]:
+        """What is in a directory that only a machine with monitoring has."""
+        try:
+            return self._access.listdir(group.relative, directory)
+        except Gone:
+            return []
+
+    def _open_domain(self, watched: _Watched, events: dict[str, _Event], directory: str) -> None:
+        place = (watched.group.relative, "mon_data", directory)
+        try:
+            nodes = [name for name in self._access.listdir(*place) if name.startswith("mon_sub_")]
+        except ResctrlError:
+            return
+        for name, event in events.items():
+            event.missing = None
+            if name not in self._offered:
+                event.missing = Unavailable(Why.UNSUPPORTED, f"this machine does not count {name}")
+                continue
+            files: list[OpenFile] = []
+            try:
+                for node in nodes or [""]:
+                    files.append(self._access.open(*place, node, name))
+            except ResctrlError as error:
+                for file in files:
+                    file.close()
+                files = []
+                if not isinstance(error, Gone):
+                    event.missing = Unavailable(Why.UNREADABLE, str(error))
+            event.files = tuple(files)
+
+
+def _is_open(events: dict[str, _Event]) -> bool:
+    """True for the events of a domain that is there."""
+    return any(event.files or event.missing is not None for event in events.values())
+
+
+class _VanishedError(Exception):
+    """The group or domain of an open file is not there any more."""
+
+
+def _value(event: _Event) -> int | Unavailable:
+    """The number now, over all files of the event."""
+    if event.missing is not None:
+        return event.missing
+    added = 0
+    for file in event.files:
+        try:
+            data = file.read()
+        except OSError as error:
+            if error.errno in _VANISHED:
+                raise _VanishedError from error
+            return Unavailable(Why.UNREADABLE, f"the kernel says {error.strerror or error}")
+        try:
+            added += int(data)
+        except ValueError:
+            word = data.strip()
+            unknown = Unavailable(Why.UNREADABLE, f"not a number: {word.decode(errors='replace')!r}")
+            return _WORDS.get(word, unknown)
+    return added if event.files else _OFFLINE
+
+
+def _rate(event: _Event, value: int | Unavailable, now_s: float, broken: Unavailable | None) -> Reading:
+    """Bytes a second since the event's last number; remembers this one."""
+    before, before_s = event.value, event.read_s
+    event.value, event.read_s = value, now_s
+    if isinstance(value, Unavailable):
+        return value
+    if broken is not None:
+        return broken
+    if isinstance(before, Unavailable):
+        return _FIRST if before is _FIRST else _AGAIN
+    grown = value - before
+    if grown < 0:
+        if before < _COUNTER_MODULUS // 2 or value >= _COUNTER_MODULUS // 2:
+            return Unavailable(
+                Why.RESTARTED,
+                f"the counter went back from {before} to {value}: it began anew, or lost a part",
+            )
+        grown += _COUNTER_MODULUS
+    return grown / (now_s - before_s) if now_s > before_s else _FIRST
