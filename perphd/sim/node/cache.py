@@ -1,0 +1,45 @@
+"""The last-level cache: how its ways are divided, how fast contents follow a change, what misses then remain."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from perphd.sim.node.grant import Array
+from perphd.sim.node.population import Population
+
+LINE: Final = 64
+_TURNOVERS: Final = 2.0  # times that a cache's size must be brought in until contents have settled
+_SETTLE_MIN_S: Final = 0.02
+_SETTLE_MAX_S: Final = 5.0  # a quiet cache ages slowly
+
+
+def misses_pki(people: Population, occupancy: Array) -> Array:
+    """Misses per kilo-instruction [B,W,D] with these bytes of cache: an exponential curve per program."""
+    swing, scale = people.mpki_swing[:, None], people.mpki_scale[:, None]
+    curve: Array = people.mpki_floor[:, None] + swing * np.exp(-occupancy / scale)
+    return curve
+
+
+def occupancy_target(people: Population, mask: Array, pressure: Array, way_bytes: float) -> Array:
+    """Where occupancies [B,W,D] tend to: every way is divided by what its sharers bring in per second.
+
+    Args:
+        people: limits each to its footprint.
+        mask: ways that each may fill, [B,W,D,ways].
+        pressure: bytes brought in per second, [B,W,D].
+        way_bytes: size of a way.
+    """
+    parts = mask * pressure[..., None]
+    total = parts.sum(1)
+    ways = np.einsum("bwdn,bdn->bwd", parts, way_bytes / np.maximum(total, 1e-12))
+    target: Array = np.minimum(ways, people.footprint[:, None])
+    return target
+
+
+def settled_share(pressure: Array, size_bytes: float, dt_s: float) -> Array:
+    """How far contents move to their target in ``dt_s``: one share per cache [B,1,D]; no byte is given twice."""
+    time_s = np.clip(_TURNOVERS * size_bytes / np.maximum(pressure.sum(1), 1.0), _SETTLE_MIN_S, _SETTLE_MAX_S)
+    share: Array = 1.0 - np.exp(-dt_s / time_s)
+    return share[:, None, :]

@@ -1,0 +1,142 @@
+"""How the scheduler divides the CPUs: weighted max-min fairness, restricted by cpusets, wasting nothing.
+
+Rounds: everybody asks for what it lacks, first where nobody else asks, else wherever something is free; what is
+asked for too often is given by weight. A group's weight is spread over the CPUs that it asks for, as the kernel
+does with a group's shares. Computed over classes of alike CPUs, once in plain numbers for a single moment and once
+in arrays for many alternatives; the tests hold the two together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from perphd.sim.node.grant import Array
+
+_EPSILON: Final = 1e-9
+_OWN_SHARE: Final = 0.85
+"""How far a claim fills CPUs that nobody else wants before it turns to shared ones: wake-ups come in bursts."""
+
+
+def divide_one(
+    sizes: Sequence[float],
+    members: Sequence[Sequence[int]],
+    weights: Sequence[float],
+    demands: Sequence[float],
+) -> list[list[float]]:
+    """CPUs that each claim gets of each class.
+
+    Args:
+        sizes: CPUs of each class.
+        members: indices of the claims that may use each class.
+        weights: of each claim, against the others'.
+        demands: cores that each claim wants.
+    """
+    free = list(sizes)
+    got = [[0.0] * len(free) for _ in weights]
+    most = [0.0] * len(weights)
+    for size, group in zip(sizes, members, strict=True):
+        for who in group:
+            most[who] += size
+    most = [min(demand, limit) for demand, limit in zip(demands, most, strict=True)]
+    lack = list(most)
+    for _ in range(2 * len(free) + len(weights) + 1):
+        wants = _wants(members, free, lack)
+        if not any(wants):
+            break
+        for index, group_wants in enumerate(wants):
+            if not group_wants:
+                continue
+            by_weight = {who: weights[who] * want / lack[who] + _EPSILON for who, want in group_wants.items()}
+            for who, share in fair_shares(free[index], group_wants, by_weight).items():
+                got[who][index] += share
+                free[index] -= share
+        lack = [limit - sum(row) for limit, row in zip(most, got, strict=True)]
+    return got
+
+
+def _wants(
+    members: Sequence[Sequence[int]], free: Sequence[float], lack: Sequence[float]
+) -> list[dict[int, float]]:
+    wants: list[dict[int, float]] = [{} for _ in members]
+    asking = [
+        [who for who in group if lack[who] > _EPSILON] if room > _EPSILON else []
+        for group, room in zip(members, free, strict=True)
+    ]
+    for who, need in enumerate(lack):
+        if need <= _EPSILON:
+            continue
+        own = [index for index, askers in enumerate(asking) if askers == [who]]
+        shared = [index for index, askers in enumerate(asking) if len(askers) > 1 and who in askers]
+        own_room = sum(free[index] for index in own)
+        shared_room = sum(free[index] for index in shared)
+        at_own = min(need, own_room if not shared else own_room * _OWN_SHARE)
+        at_shared = min(need - at_own, shared_room)
+        for index in own:
+            wants[index][who] = at_own * free[index] / own_room
+        for index in shared:
+            wants[index][who] = at_shared * free[index] / shared_room
+    return wants
+
+
+def fair_shares(room: float, wants: dict[int, float], weights: dict[int, float]) -> dict[int, float]:
+    """Weighted max-min: nobody gets more than it wants; what is left is divided by weight."""
+    shares: dict[int, float] = {}
+    order = sorted(wants, key=lambda who: wants[who] / weights[who])
+    total = sum(weights[who] for who in order)
+    for who in order:
+        share = min(wants[who], room * weights[who] / total) if total > 0 else 0.0
+        shares[who] = share
+        room -= share
+        total -= weights[who]
+    return shares
+
+
+def divide(size: Array, member: Array, weight: Array, demand: Array) -> Array:
+    """The same for B alternatives: ``size`` [B,K], ``member`` [B,W,K], ``weight`` and ``demand`` [B,W] -> [B,W,K]."""
+    free = size.copy()
+    got = np.zeros_like(member)
+    most = np.minimum(demand, np.einsum("bwk,bk->bw", member, size))
+    lack = most.copy()
+    for _ in range(2 * size.shape[1] + weight.shape[1] + 1):
+        want = _want(member, free, lack)
+        if not want.any():
+            break
+        by_weight = np.where(
+            want > 0, (weight / np.maximum(lack, _EPSILON))[:, :, None] * want + _EPSILON, _EPSILON**2
+        )
+        share = _fair(free, want, by_weight)
+        got += share
+        free = np.maximum(free - share.sum(1), 0.0)
+        lack = most - got.sum(2)
+    return got
+
+
+def _want(member: Array, free: Array, lack: Array) -> Array:
+    asking = member * (lack > _EPSILON)[:, :, None] * (free > _EPSILON)[:, None, :]
+    askers = asking.sum(1)[:, None, :]
+    own = asking * (askers == 1) * free[:, None, :]
+    shared = asking * (askers > 1) * free[:, None, :]
+    own_room, shared_room = own.sum(2), shared.sum(2)
+    at_own = np.minimum(lack, np.where(shared_room > 0, own_room * _OWN_SHARE, own_room))
+    at_shared = np.minimum(lack - at_own, shared_room)
+    own_part = at_own / np.maximum(own_room, _EPSILON)
+    shared_part = at_shared / np.maximum(shared_room, _EPSILON)
+    want: Array = np.maximum(own_part[:, :, None] * own + shared_part[:, :, None] * shared, 0.0)
+    return want
+
+
+def _fair(room: Array, want: Array, weight: Array) -> Array:
+    order = np.argsort(want / weight, axis=1)
+    wants, weights = np.take_along_axis(want, order, 1), np.take_along_axis(weight, order, 1)
+    spent, passed = np.cumsum(wants, 1) - wants, np.cumsum(weights, 1) - weights
+    level = np.maximum(room[:, None, :] - spent, 0.0) / np.maximum(
+        weights.sum(1)[:, None, :] - passed, _EPSILON**2
+    )
+    unmet = wants > level * weights
+    first = unmet.argmax(1)[:, None, :]
+    cut = np.where(unmet.any(1)[:, None, :], np.take_along_axis(level, first, 1), np.inf)
+    share: Array = np.where(want > 0, np.minimum(want, cut * weight), 0.0)
+    return share

@@ -1,0 +1,144 @@
+"""How an LRA fares with the CPUs that it can have: response time and rate in closed and open loops, percentiles.
+
+Closed loops by approximate mean-value analysis, open ones by the M/G/k waiting probability of Sakasegawa.
+Calibrated on MariaDB under sysbench beside CPU-bound batch on two cores (tests/sim holds the measured figures).
+Arrays [B,W]; entries of batch jobs are computed along and not used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+
+from perphd.sim.node.grant import Array
+
+_BURST_CREDIT: Final = 0.6
+BUSY_MAX: Final = 0.97
+"""An open loop beyond this share of its CPUs builds a backlog."""
+_Z95: Final = NormalDist().inv_cdf(0.95)
+_Z99: Final = NormalDist().inv_cdf(0.99)
+_TINY: Final = 1e-12
+
+
+@dataclass(slots=True)
+class Loop:
+    """Rate (per s), response time, part of it that waits for a CPU, and the burst tail of the waiting time (s)."""
+
+    rate: Array
+    response_s: Array
+    cpu_wait_s: Array
+    queued: Array
+    burst_s: Array
+
+
+def pace(busy: Array, entitled: Array, servers: Array) -> Array:
+    """Speed of one running thread: full while its group is modest, its fair share when it wants all it can get."""
+    share: Array = 1.0 - (1.0 - np.minimum(1.0, entitled / servers)) * np.minimum(1.0, busy) ** 2
+    return share
+
+
+def closed_step(
+    rate: Array,
+    clients: Array,
+    service_s: Array,
+    serial_s: Array,
+    other_s: Array,
+    entitled: Array,
+    servers: Array,
+) -> Loop:
+    """One Newton step on rate x response time = clients, from ``rate``; at the fixed point it is the solution.
+
+    Args:
+        rate: requests/s now; the step starts there.
+        clients: requests in the loop.
+        service_s: CPU time of a request.
+        serial_s: the section that only one can be in.
+        other_s: everything else that a request waits for.
+        entitled: cores that it gets if it asks for all.
+        servers: CPUs that it can use at once.
+    """
+    others = np.maximum(clients - 1.0, 0.0) / np.maximum(clients, _TINY)
+    slot = service_s / entitled
+    # Just below what the CPUs and the serial section can do at most.
+    pole = np.minimum(1.0 / slot, 1.0 / np.maximum(others * serial_s, _TINY))
+    rate = np.minimum(rate, pole * (1.0 - 1e-9))
+    busy = rate * slot
+    crowding = np.sqrt(2.0 * (servers + 1.0)) - 2.0
+    lost = 1.0 - np.minimum(1.0, entitled / servers)
+    slowed = 1.0 - lost * busy * busy
+    paced = service_s / slowed - service_s
+    z = others * busy ** (1.0 + crowding)
+    wait = (paced + z * slot) / np.maximum(1.0 - z, _TINY)
+    lock = serial_s / np.maximum(1.0 - others * rate * serial_s, _TINY)
+    response = service_s + wait + lock + other_s
+    gap = rate * response - clients
+    # Derivatives by rate.
+    paced_d = service_s * 2.0 * lost * busy * slot / (slowed * slowed)
+    z_d = (1.0 + crowding) * z / np.maximum(rate, _TINY)
+    wait_d = (paced_d + z_d * slot + wait * z_d) / np.maximum(1.0 - z, _TINY)
+    slope = response + rate * (wait_d + others * lock * lock)
+    moved = rate - gap / slope
+    moved = np.clip(moved, 0.02 * rate, rate + 0.9 * (pole - rate))
+    zero = np.zeros_like(rate)
+    return Loop(moved, clients / np.maximum(moved, _TINY), wait, zero, zero)
+
+
+def open_loop(
+    offered: Array,
+    backlog: Array,
+    service_s: Array,
+    serial_s: Array,
+    other_s: Array,
+    held_s: Array,
+    threads: Array,
+    entitled: Array,
+    servers: Array,
+    bursts: Array,
+) -> Loop:
+    """Response to requests that arrive whatever happens.
+
+    Args:
+        offered: requests/s that arrive, and that wait from before and are served now.
+        backlog: requests that wait from before.
+        service_s: CPU time of a request.
+        serial_s: the section that only one can be in.
+        other_s: everything else that a request waits for.
+        held_s: the part of it during which it holds a thread.
+        threads: requests that can be in work at once.
+        entitled: cores that it gets if it asks for all.
+        servers: CPUs that it can use at once.
+        bursts: (1 + cv^2) / 2 of arrivals and service.
+    """
+    cpu_limit = BUSY_MAX * entitled / service_s
+    limit = np.minimum(cpu_limit, threads / np.maximum(service_s + held_s, _TINY))
+    limit = np.minimum(limit, BUSY_MAX / np.maximum(serial_s, _TINY))
+    rate = np.minimum(offered, limit)
+    # A burst is served by more than the fair share: threads that slept are owed time.
+    burst_cores = entitled + _BURST_CREDIT * (servers - entitled)
+    busy = rate * service_s / burst_cores
+    alone = service_s / pace(busy, entitled, servers)
+    queued = busy ** (np.sqrt(2.0 * (servers + 1.0)) - 1.0)
+    # Full to the limit: waiting grows to what the last bit of room allows.
+    burst_s = bursts * service_s / (burst_cores * np.maximum(1.0 - busy, 0.02))
+    lock = serial_s / (1.0 - np.minimum(0.97, rate * serial_s))
+    backlog_s = np.where(backlog > 0, backlog / np.maximum(rate, _TINY), 0.0)
+    response = alone + lock + other_s + backlog_s
+    wait = alone - service_s + np.minimum(queued * burst_s / bursts, 0.05) + backlog_s * 0.1
+    return Loop(rate, response, wait, queued, burst_s)
+
+
+def quantiles(loop: Loop, sigma: Array) -> tuple[Array, Array, Array]:
+    """p50, p95, p99 (s): a log-normal response, plus an exponential wait that ``loop.queued`` of them have."""
+    mean = loop.response_s
+    median = mean / np.exp(sigma * sigma / 2.0)
+
+    def above(level: float, z: float) -> Array:
+        body = median * np.exp(sigma * z) if z else median
+        tail = mean + loop.burst_s * np.log(np.maximum(loop.queued, level) / level)
+        result: Array = np.where(loop.queued > level, np.maximum(body, tail), body)
+        return result
+
+    return above(0.5, 0.0), above(0.05, _Z95), above(0.01, _Z99)

@@ -1,0 +1,97 @@
+"""How what is asked of an LRA changes: factors on its load over time. Pure functions of the time in seconds."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from random import Random
+from typing import Protocol
+
+
+class LoadTrace(Protocol):
+    """A factor on the specified load at any time."""
+
+    def at(self, now_s: float) -> float:
+        """The factor at this time; not negative."""
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Piecewise constant: from each time on its factor holds; 1 before the first."""
+
+    steps: tuple[tuple[float, float], ...]
+
+    def __post_init__(self) -> None:
+        if list(self.steps) != sorted(self.steps):
+            raise ValueError("steps must be in the order of time")
+
+    def at(self, now_s: float) -> float:
+        """The factor of the last step before this time."""
+        index = bisect_right(self.steps, now_s, key=lambda step: step[0])
+        return self.steps[index - 1][1] if index else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Diurnal:
+    """A day: lowest at the start of a period, highest in its middle, as a cosine."""
+
+    low: float
+    high: float
+    period_s: float = 86_400.0
+
+    def at(self, now_s: float) -> float:
+        """The factor at this time of the day."""
+        phase = 0.5 - 0.5 * math.cos(2.0 * math.pi * now_s / self.period_s)
+        return self.low + (self.high - self.low) * phase
+
+
+@dataclass(frozen=True, slots=True)
+class Bursts:
+    """``base`` with bursts to ``peak`` that last ``length_s`` and come at random, on average every ``every_s``.
+
+    The same seed gives the same bursts.
+    """
+
+    base: float = 1.0
+    peak: float = 2.0
+    every_s: float = 60.0
+    length_s: float = 5.0
+    seed: int = 0
+    until_s: float = 86_400.0
+    _starts: tuple[float, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        random, now, starts = Random(self.seed), 0.0, []
+        while now < self.until_s:
+            now += self.length_s + random.expovariate(1.0 / max(self.every_s - self.length_s, 1e-9))
+            starts.append(now)
+        object.__setattr__(self, "_starts", tuple(starts))
+
+    def at(self, now_s: float) -> float:
+        """``peak`` within a burst, else ``base``."""
+        index = bisect_right(self._starts, now_s)
+        inside = index > 0 and now_s < self._starts[index - 1] + self.length_s
+        return self.peak if inside else self.base
+
+
+@dataclass(frozen=True, slots=True)
+class Arrivals:
+    """Real arrivals, counted in bins: the factor is a bin's count over the mean count. Repeats at the end."""
+
+    counts: tuple[float, ...]
+    bin_s: float
+
+    @classmethod
+    def of(cls, times_s: Sequence[float], bin_s: float) -> Arrivals:
+        """Count arrival times (s, from 0, in any order) into bins of ``bin_s``."""
+        counts = [0.0] * (int(max(times_s) // bin_s) + 1)
+        for time_s in times_s:
+            counts[int(time_s // bin_s)] += 1.0
+        return cls(tuple(counts), bin_s)
+
+    def at(self, now_s: float) -> float:
+        """The factor of the bin in which this time lies."""
+        mean = sum(self.counts) / len(self.counts)
+        return self.counts[int(now_s // self.bin_s) % len(self.counts)] / mean
