@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from posixpath import dirname
+from posixpath import basename, dirname
 
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.errors import Busy, Gone, KernelError
@@ -24,6 +24,7 @@ from perphd.host.fs import KernelFs
 from perphd.isolation.journal import Journal, Original
 from perphd.isolation.planner import Wanted, plan
 from perphd.isolation.readback import ReadBack
+from perphd.isolation.reclaim import RECLAIM, Reclaimer
 from perphd.isolation.restore import FileReport, RestoreReport, is_original, restore_journal
 from perphd.isolation.standing import Standing
 from perphd.isolation.survey import Refuse, Survey
@@ -81,7 +82,8 @@ class Executor:
         self._read = ReadBack(fs, journal)
         self._watch = Watch(journal)
         self._standing = Standing()
-        self._survey = Survey(self._cgroups, hierarchies, self._read, self._watch, self._standing, refuse)
+        self._reclaimer = Reclaimer(fs, in_thread)
+        self._survey = Survey(fs, self._cgroups, hierarchies, self._read, self._watch, self._standing, refuse)
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -104,6 +106,10 @@ class Executor:
     def not_enforceable(self, name: str) -> tuple[NotEnforceable, ...]:
         """What the last plan wanted for this workload and could not have."""
         return self._standing.not_enforceable(name)
+
+    def limited(self, name: str) -> tuple[NotEnforceable, ...]:
+        """What of the last plan is in force in part only, with the reason: steps on the way, bounds, guards."""
+        return self._standing.limited(name)
 
     def blocked(self, name: str) -> tuple[str, ...]:
         """Fields of ``Settings`` of this workload that are not as the last plan wanted them.
@@ -128,16 +134,21 @@ class Executor:
 
     # -- plan ----------------------------------------------------------------------------------------------------
 
-    def plan(self, targets: Mapping[str, Settings], specs: Sequence[WorkloadSpec]) -> ChangeSet:
+    def plan(
+        self, targets: Mapping[str, Settings], specs: Sequence[WorkloadSpec], now_s: float | None = None
+    ) -> ChangeSet:
         """The writes that lead from what the kernel reads back to these targets; empty: nothing to do.
 
         Workloads without a target are given back what perphd had changed; those not in ``specs`` are not touched.
+        ``now_s``: monotonic time, which paces steps; None asks the clock.
         """
+        now_s = self._clock() if now_s is None else now_s
+        self._tell_reclaimed()
         if self._worker.is_busy:
             self._standing.waiting(targets, specs)
             return ChangeSet((), (), "an earlier change is still being written")
         changed = {(dirname(entry.path), entry.knob) for entry in self._journal.originals.values()}
-        self._survey.begin({spec.cgroup for spec in specs}, changed)
+        self._survey.begin({spec.cgroup for spec in specs}, changed, now_s)
         wanted: list[Wanted] = []
         skipped: list[NotEnforceable] = []
         for spec in specs:
@@ -147,13 +158,16 @@ class Executor:
                 else:
                     skipped.append(item)
         changes = plan(wanted, skipped)
+        if self._survey.reclaims and not self._reclaimer.is_busy:
+            writes = tuple(sorted((*changes.writes, *self._survey.reclaims), key=lambda write: write.stage))
+            changes = ChangeSet(writes, changes.skipped)
         writes = changes.writes
         if changes and (reason := self._watch.waits(targets, self._clock())):
             keys = dict.fromkeys((write.workload, write.knob) for write in changes.writes)
             waiting = tuple(NotEnforceable(*key, reason) for key in keys)
             changes = ChangeSet((), (*changes.skipped, *waiting), reason)
             writes = ()
-        self._standing.planned(targets, writes, changes.skipped, ())
+        self._standing.planned(targets, writes, changes.skipped, self._survey.limited)
         return changes
 
     # -- apply ---------------------------------------------------------------------------------------------------
@@ -163,18 +177,23 @@ class Executor:
 
         Does not raise for what the kernel refuses: see ``Applied.failed``.
         """
-        if not changes:
+        reclaims = [write for write in changes.writes if basename(write.path) == RECLAIM]
+        writes = [write for write in changes.writes if basename(write.path) != RECLAIM]
+        if not writes:
+            self._reclaim(reclaims)
             return Applied(True)
         async with self._lock:
             started = self._clock()
             transaction = Transaction(
                 self._fs, self._journal, dict(self._read.identities), self._clock, self._deadline_s
             )
-            done = await self._worker.run(lambda: self._transact(transaction, changes.writes))
+            done = await self._worker.run(lambda: self._transact(transaction, writes))
             took = self._clock() - started
         if isinstance(done, Busy):
             return Applied(False, failed=done, duration_s=took)
         self._tell(done)
+        if done.failed is None:
+            self._reclaim(reclaims)
         return Applied(
             done.failed is None,
             tuple(done.written),
@@ -184,6 +203,15 @@ class Executor:
             tuple(sorted(done.gone)),
             tuple(done.undo_problems),
         )
+
+    def _reclaim(self, requests: Sequence[Write]) -> None:
+        self._reclaimer.submit(requests)
+        self._standing.written((request.workload, request.knob) for request in requests)
+
+    def _tell_reclaimed(self) -> None:
+        for request, outcome in self._reclaimer.outcomes():
+            if self._on_write is not None:
+                self._on_write(request, outcome)
 
     def _transact(self, transaction: Transaction, writes: Sequence[Write]) -> Result:
         result = transaction.run(writes)
@@ -288,5 +316,6 @@ class Executor:
         return report
 
     def close(self) -> None:
-        """End the worker thread; the journal is the caller's to close."""
+        """End the threads; the journal is the caller's to close."""
         self._worker.close()
+        self._reclaimer.close()

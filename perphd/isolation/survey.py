@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
-from posixpath import dirname
+from posixpath import basename, dirname
 from typing import TypeAlias
 
-from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.allocation import KEEP, NO_LIMIT, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, KernelError, ParseError
-from perphd.domain.plan import NotEnforceable
+from perphd.domain.plan import NotEnforceable, Stage, Write
 from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.group import RESCTRL_ABSENT, Cgroup, Cgroups, Knob
 from perphd.host.cgroup.hierarchy import Hierarchies
-from perphd.host.cgroup.knobs import CONTROLLERS, LIST_SETTINGS, RESCTRL_SETTINGS, Value
-from perphd.isolation.planner import KnobState, Wanted, attainable
+from perphd.host.cgroup.knobs import (
+    CONTROLLERS,
+    LIST_SETTINGS,
+    PROTECTIONS,
+    RESCTRL_SETTINGS,
+    Value,
+    decode_limit,
+)
+from perphd.host.fs import KernelFs, read_text
+from perphd.isolation.ceilings import CEILINGS, Ceilings, read_use
+from perphd.isolation.planner import FileState, KnobState, Wanted, attainable
 from perphd.isolation.readback import ReadBack
+from perphd.isolation.reclaim import RECLAIM
 from perphd.isolation.standing import Standing
 from perphd.isolation.watch import Key, Watch
 
@@ -27,12 +38,14 @@ Refuse: TypeAlias = Callable[[str], str | None]
 class Survey:
     """Looks at workloads for one plan after the other. Reads the kernel, never writes it.
 
-    ``planned``: the knobs of the plan at hand with their targets. ``refuse`` is asked for every workload that is to be
-    changed.
+    ``planned``: the knobs of the plan at hand with their targets; ``limited``: those that are to come into force in
+    part only, with the reason; ``reclaims``: memory to be reclaimed. ``refuse`` is asked for every workload that is to
+    be changed.
     """
 
     def __init__(
         self,
+        fs: KernelFs,
         cgroups: Cgroups,
         hierarchies: Hierarchies,
         read: ReadBack,
@@ -40,16 +53,21 @@ class Survey:
         standing: Standing,
         refuse: Refuse | None,
     ) -> None:
-        self._cgroups, self._hierarchies = cgroups, hierarchies
+        self._fs, self._cgroups, self._hierarchies = fs, cgroups, hierarchies
         self._read, self._watch, self._standing, self._refuse = read, watch, standing, refuse
         self._claimed: set[str] = set()
         self._changed: set[tuple[str, str]] = set()
+        self._ceilings = Ceilings()
+        self._now_s = 0.0
         self.planned: dict[Key, tuple[Knob, Value]] = {}
+        self.limited: list[NotEnforceable] = []
+        self.reclaims: list[Write] = []
 
-    def begin(self, claimed: Iterable[str], changed: Iterable[tuple[str, str]]) -> None:
+    def begin(self, claimed: Iterable[str], changed: Iterable[tuple[str, str]], now_s: float) -> None:
         """A new plan: ``claimed`` are the cgroups of all workloads, ``changed`` (directory, knob) of all originals."""
-        self._claimed, self._changed = set(claimed), set(changed)
+        self._claimed, self._changed, self._now_s = set(claimed), set(changed), now_s
         self.planned.clear()
+        self.limited, self.reclaims = [], []
         self._read.begin(self._claimed)
 
     def why_closed(self, group: Cgroup) -> str:
@@ -111,8 +129,14 @@ class Survey:
         foreign = any(self._watch.is_foreign(file) for file in files)
         if target is KEEP and foreign:
             return ""
+        if setting in PROTECTIONS and target is not KEEP:
+            self._note_bound(key, knob, int(target))  # type: ignore[arg-type]
         if refused := self._watch.refused(key, target):
             return refused
+        if setting in CEILINGS:
+            target = self._memory_target(key, knob, files[0], target)
+            if refused := self._watch.refused(key, target):
+                return refused
         self.planned[key] = (knob, target)
         if setting not in LIST_SETTINGS:
             return Wanted(KnobState(spec.name, knob, files), target)
@@ -125,6 +149,47 @@ class Survey:
         if knob.version == 1 and not _is_attained(state, target):
             state = replace(state, files=files + self._read.below(knob.directory, knob.paths[0]))
         return Wanted(state, target)
+
+    def _memory_target(self, key: Key, knob: Knob, file: FileState, target: Value) -> Value:
+        """The ceiling for now, on the way to this target."""
+        if target is KEEP or target is NO_LIMIT or not isinstance(target, int):
+            self._ceilings.forget(key)
+            return target
+        use = read_use(self._fs, knob.directory)
+        now = decode_limit(file.now)
+        if isinstance(use, str):
+            self._limit(key, use)
+            return KEEP if now is NO_LIMIT or target < now else target
+        if knob.setting == "memory_max_bytes":
+            aim = self._ceilings.max(
+                decode_limit(read_text(self._fs, f"{knob.directory}/memory.high")), target, use
+            )
+        else:
+            aim = self._ceilings.high(key, now, target, use, self._now_s)
+        if aim.reason:
+            self._limit(key, aim.reason)
+        if aim.reclaim_bytes:
+            path = f"{knob.directory}/{RECLAIM}"
+            self.reclaims.append(Write(*key, path, str(aim.reclaim_bytes), "", Stage.SHRINK))
+        return aim.value
+
+    def _note_bound(self, key: Key, knob: Knob, wanted: int) -> None:
+        """A protection reaches no further than those of the groups above: theirs are not perphd's to set."""
+        file, root = basename(knob.paths[0]), self._hierarchies.of("memory")
+        directory = dirname(knob.directory)
+        while root is not None and directory.startswith(f"{root.mount}/"):
+            path = f"{directory}/{file}"
+            with suppress(KernelError, ValueError):
+                limit = decode_limit(read_text(self._fs, path))
+                if limit is not NO_LIMIT and limit < wanted:
+                    self._limit(
+                        key, f"in effect only up to {path}, which is {limit}: protect that group as well"
+                    )
+                    return
+            directory = dirname(directory)
+
+    def _limit(self, key: Key, reason: str) -> None:
+        self.limited.append(NotEnforceable(*key, reason))
 
 
 def _is_attained(state: KnobState, target: Value) -> bool:

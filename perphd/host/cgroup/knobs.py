@@ -159,6 +159,15 @@ def cpus_text(cpus: CpuSet) -> str:
     return str(cpus)
 
 
+def decode_limit(text: str) -> Limit:
+    """A memory limit as read.
+
+    Raises:
+        ValueError: neither a number nor ``max``.
+    """
+    return NO_LIMIT if text == "max" else int(text)
+
+
 def io_weight(weight: int, file: str) -> int:
     """A weight of 1..10000 as this file takes it: BFQ knows no more than 1000.
 
@@ -321,7 +330,7 @@ def decode(setting: str, version: int, texts: Mapping[str, str]) -> Value:
                 lead = f"{lead} {texts.get(files[1], DEFAULT_PERIOD_US)}"
             quota, period = lead.split()
             return KEEP if quota == "max" or int(quota) < 0 else int(quota) / int(period)
-        return NO_LIMIT if lead == "max" else int(lead)
+        return decode_limit(lead)
     except (ValueError, ZeroDivisionError):
         return KEEP
 

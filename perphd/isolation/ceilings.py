@@ -1,0 +1,219 @@
+"""Memory ceilings of batch, lowered so that they never hurt more than they should. No out-of-memory of our making.
+
+``memory.high`` goes down in steps, never below what the group works with, and where the kernel has ``memory.reclaim``
+not below its use at all: what is to be freed is reclaimed first, in the background, and the ceiling follows. After a
+step the group is watched: kills, hits of ``memory.max``, throttling together with stalls, or given-up pages that come
+back take the step back and hold the descent, longer each time. ``memory.max`` is set only above use and above
+``memory.high``, which slows the group down long before. Raising is never delayed.
+
+Decides only; time is given to it. Reads memory.current, .stat, .events and .pressure (cgroup-v2.rst, "Memory").
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.domain.allocation import KEEP, NO_LIMIT, Keep, Limit
+from perphd.domain.errors import KernelError
+from perphd.domain.units import PAGE_BYTES, format_bytes
+from perphd.host.fs import KernelFs, read_text
+from perphd.isolation.watch import Key
+
+CEILINGS: Final = ("memory_high_bytes", "memory_max_bytes")
+"""The settings that this is about."""
+STEP_SHARE: Final = 0.1
+"""One step takes so much of the group's use ..."""
+LEAST_STEP_BYTES: Final = 16 << 20
+"""... and at least so much."""
+STEP_EVERY_S: Final = 5.0
+"""After a step the next waits so long: its effect must show first."""
+FIRST_HOLD_S: Final = 60.0
+LONGEST_HOLD_S: Final = 960.0
+"""After trouble no step is made for 60, 120 ... 960 s."""
+STALLED_PCT: Final = 10.0
+"""Throttling is trouble when some task of the group stalls on memory for so much of the time (PSI some, avg10)."""
+COMES_BACK_SHARE: Final = 0.5
+"""It is trouble when so much of what a step took is read in again."""
+MAX_MARGIN_SHARE: Final = 0.1
+LEAST_MAX_MARGIN_BYTES: Final = 64 << 20
+"""``memory.max`` stays so far above use and ``memory.high``: a tenth of use, at least 64 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """What a group's memory files say. ``working_set_bytes``: use without file pages that it has not touched lately."""
+
+    current_bytes: int
+    working_set_bytes: int
+    high_events: int
+    kill_events: int
+    refault_bytes: int
+    stalled_pct: float
+    can_reclaim: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """What to set now. ``reason``: why this is not what is wanted; ``reclaim_bytes``: to be reclaimed by itself."""
+
+    value: Limit | Keep
+    reason: str = ""
+    reclaim_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    above: float
+    to: float
+    taken_bytes: float
+    at_s: float
+    use: MemoryUse
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    at: float
+    until_s: float
+    length_s: float
+    reason: str
+
+
+def read_use(fs: KernelFs, directory: str) -> MemoryUse | str:
+    """The group's use, or why it cannot be known."""
+    try:
+        current = int(read_text(fs, f"{directory}/memory.current"))
+        stat = _counters(read_text(fs, f"{directory}/memory.stat"))
+        events = _counters(read_text(fs, f"{directory}/memory.events"))
+    except (KernelError, ValueError) as exc:
+        return f"its use of memory cannot be read, and a ceiling from nothing would be a guess about its life: {exc}"
+    return MemoryUse(
+        current,
+        max(0, current - stat.get("inactive_file", 0)),
+        events.get("high", 0),
+        sum(events.get(name, 0) for name in ("max", "oom", "oom_kill")),
+        PAGE_BYTES * (stat.get("workingset_refault_anon", 0) + stat.get("workingset_refault_file", 0)),
+        _stalled_pct(fs, directory),
+        fs.exists(f"{directory}/memory.reclaim"),
+    )
+
+
+class Ceilings:
+    """Remembers, for every knob, the last step and whether the descent is held."""
+
+    def __init__(self) -> None:
+        self._steps: dict[Key, _Step] = {}
+        self._holds: dict[Key, _Hold] = {}
+
+    def forget(self, key: Key) -> None:
+        """The ceiling is given back, or its group is another one."""
+        self._steps.pop(key, None)
+        self._holds.pop(key, None)
+
+    def high(self, key: Key, now: Limit, target: Limit, use: MemoryUse, now_s: float) -> Aim:
+        """The next ``memory.high`` on the way from ``now`` to ``target``."""
+        at, goal = _number(now), _number(target)
+        step = self._steps.get(key)
+        if step is not None and step.to == at and (trouble := _trouble(step, use)):
+            return self._relieve(key, step, use, trouble, now_s)
+        hold = self._holds.get(key)
+        if hold is not None and goal < hold.at and now_s < hold.until_s:
+            return Aim(_limit(hold.at), hold.reason)
+        if goal >= at or goal >= use.current_bytes + _step_bytes(use):
+            if goal > at:
+                self._steps.pop(key, None)
+            return Aim(target)
+        return self._descend(key, at, goal, use, now_s)
+
+    def _descend(self, key: Key, at: float, goal: float, use: MemoryUse, now_s: float) -> Aim:
+        on_the_way = f"on the way down to {format_bytes(goal)}, step by step"
+        step = self._steps.get(key)
+        if step is not None and step.to == at and now_s - step.at_s < STEP_EVERY_S:
+            return Aim(_limit(at), on_the_way)
+        size = _step_bytes(use)
+        least = max(goal, use.working_set_bytes)
+        lower = float(_pages_up(max(least, use.current_bytes - (0 if use.can_reclaim else size))))
+        reclaim = 0
+        if use.can_reclaim and use.current_bytes - least >= LEAST_STEP_BYTES:
+            reclaim = int(min(size, use.current_bytes - least))
+        if at - lower < LEAST_STEP_BYTES and lower != goal:
+            lower = at
+        if lower >= at and not reclaim:
+            works = f"it works with {format_bytes(use.working_set_bytes)}"
+            return Aim(_limit(at), f"held at {_shown(at)} above {format_bytes(goal)}: {works}")
+        lower = min(lower, at)
+        taken = max(reclaim, use.current_bytes - lower)
+        self._steps[key] = _Step(at, lower, taken, now_s, use)
+        return Aim(_limit(lower), "" if lower == goal else on_the_way, reclaim)
+
+    def _relieve(self, key: Key, step: _Step, use: MemoryUse, trouble: str, now_s: float) -> Aim:
+        before = self._holds.get(key)
+        length_s = FIRST_HOLD_S
+        if before is not None and now_s - before.until_s <= LONGEST_HOLD_S:
+            length_s = min(2 * before.length_s, LONGEST_HOLD_S)
+        above = step.above if math.isfinite(step.above) else 0.0
+        up = float(_pages_up(max(above, use.current_bytes + _step_bytes(use))))
+        reason = f"raised to {format_bytes(up)} and held for {length_s:g} s: {trouble}"
+        self._steps[key] = _Step(up, up, 0.0, now_s, use)
+        self._holds[key] = _Hold(up, now_s + length_s, length_s, reason)
+        return Aim(_limit(up), reason)
+
+    @staticmethod
+    def max(high: Limit, target: Limit, use: MemoryUse) -> Aim:
+        """The ``memory.max`` that cannot kill before ``memory.high`` has slowed the group down."""
+        if target is NO_LIMIT:
+            return Aim(target)
+        if high is NO_LIMIT:
+            return Aim(KEEP, "no memory.high is in force below it: it would kill without slowing down first")
+        margin = max(LEAST_MAX_MARGIN_BYTES, int(use.current_bytes * MAX_MARGIN_SHARE))
+        least = _pages_up(max(use.current_bytes, high) + margin)
+        if target >= least:
+            return Aim(target)
+        return Aim(least, f"kept {format_bytes(margin)} above use and memory.high, lest the kernel kill")
+
+
+def _trouble(step: _Step, use: MemoryUse) -> str:
+    """What speaks against the last step, or empty."""
+    if use.kill_events > step.use.kill_events:
+        return "memory.max was hit or a process was killed since the last step"
+    throttled = use.high_events - step.use.high_events
+    if throttled > 0 and use.stalled_pct > STALLED_PCT:
+        return f"throttled {throttled} times, with {use.stalled_pct:g} % of the time stalled on memory"
+    back = use.refault_bytes - step.use.refault_bytes
+    if step.taken_bytes > 0 and back > COMES_BACK_SHARE * step.taken_bytes:
+        return f"{format_bytes(back)} of the {format_bytes(step.taken_bytes)} that the last step took were read again"
+    return ""
+
+
+def _step_bytes(use: MemoryUse) -> float:
+    return max(float(LEAST_STEP_BYTES), STEP_SHARE * use.current_bytes)
+
+
+def _counters(text: str) -> dict[str, int]:
+    return {name: int(number) for name, number in (line.split() for line in text.splitlines())}
+
+
+def _stalled_pct(fs: KernelFs, directory: str) -> float:
+    """0 where the kernel does not tell: the other signs remain."""
+    try:
+        first = read_text(fs, f"{directory}/memory.pressure").split()
+        return float(next(word for word in first if word.startswith("avg10=")).removeprefix("avg10="))
+    except (KernelError, ValueError, StopIteration):
+        return 0.0
+
+
+def _number(limit: Limit) -> float:
+    return math.inf if limit is NO_LIMIT else float(limit)
+
+
+def _limit(number: float) -> Limit:
+    return NO_LIMIT if math.isinf(number) else int(number)
+
+
+def _pages_up(count: float) -> int:
+    return -(-int(count) // PAGE_BYTES) * PAGE_BYTES
+
+
+def _shown(number: float) -> str:
+    return "no limit" if math.isinf(number) else format_bytes(number)

@@ -1,0 +1,61 @@
+"""Reclaiming memory of a group by its ``memory.reclaim``: it changes no setting, takes its time, and may get less.
+
+One request at a time, in a thread of its own: nothing else waits for it, and what it does needs no undoing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from perphd.domain.errors import Busy, KernelError
+from perphd.domain.plan import Write
+from perphd.host.fs import KernelFs
+
+RECLAIM: Final = "memory.reclaim"
+
+
+class Reclaimer:
+    """Writes ``memory.reclaim`` files. ``in_thread``: False runs inline (simulated hosts)."""
+
+    def __init__(self, fs: KernelFs, in_thread: bool) -> None:
+        self._fs = fs
+        self._thread = ThreadPoolExecutor(1, "perphd-reclaim") if in_thread else None
+        self._running: Future[None] | None = None
+        self._done: list[tuple[Write, str]] = []
+
+    @property
+    def is_busy(self) -> bool:
+        """True while a request is with the kernel."""
+        return self._running is not None and not self._running.done()
+
+    def submit(self, requests: Sequence[Write]) -> None:
+        """Begin; nothing is begun while an earlier request is with the kernel."""
+        if not requests or self.is_busy:
+            return
+        if self._thread is None:
+            self._reclaim(requests)
+        else:
+            self._running = self._thread.submit(self._reclaim, requests)
+
+    def outcomes(self) -> list[tuple[Write, str]]:
+        """What became of requests since this was last asked, in words."""
+        done, self._done = self._done, []
+        return done
+
+    def _reclaim(self, requests: Sequence[Write]) -> None:
+        for request in requests:
+            try:
+                self._fs.write(request.path, f"{request.value}\n".encode())
+                outcome = "reclaimed"
+            except Busy:
+                outcome = "reclaimed in part: there was less to reclaim"
+            except KernelError as exc:
+                outcome = f"failed: {exc}"
+            self._done.append((request, outcome))
+
+    def close(self) -> None:
+        """End the thread; a request that is with the kernel is not waited for."""
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
