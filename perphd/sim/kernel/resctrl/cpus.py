@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterable
 
 from perphd.sim.kernel.formats import parse_list
-from perphd.sim.kernel.resctrl.groups import Group, Kind
+from perphd.sim.kernel.resctrl.groups import Group, Kind, Registry
 from perphd.sim.kernel.resctrl.numbers import parse_cpu_mask, text_of
 from perphd.sim.kernel.resctrl.status import CommandStatus
 from perphd.sim.kernel.vfs import refuse
@@ -27,8 +26,7 @@ def assign(
     new: int,
     *,
     online: int,
-    root: Group,
-    control_groups: Callable[[], Iterable[Group]],
+    registry: Registry,
     status: CommandStatus,
 ) -> None:
     """Give these CPUs to the group, and those that it loses to the group above; OSError: EINVAL.
@@ -41,7 +39,7 @@ def assign(
     if group.kind is Kind.MONITOR:
         _assign_monitor(group, new, status)
     else:
-        _assign_control(group, new, root, control_groups(), status)
+        _assign_control(group, new, registry, status)
 
 
 def _assign_monitor(group: Group, new: int, status: CommandStatus) -> None:
@@ -55,16 +53,15 @@ def _assign_monitor(group: Group, new: int, status: CommandStatus) -> None:
     group.cpus = new
 
 
-def _assign_control(
-    group: Group, new: int, root: Group, others: Iterable[Group], status: CommandStatus
-) -> None:
+def _assign_control(group: Group, new: int, registry: Registry, status: CommandStatus) -> None:
+    root = registry.root
     dropped = group.cpus & ~new
     if dropped and group is root:
         status.say("Can't drop CPUs from default group")
         raise refuse(errno.EINVAL)
     root.cpus |= dropped
     taken = new & ~group.cpus
-    for other in others:
+    for other in registry.controls:
         if other is group or not other.cpus & taken:
             continue
         other.cpus &= ~taken

@@ -75,6 +75,41 @@ class Group:
         yield from self.monitors
 
 
+class Registry:
+    """Every group of the tree: control groups in the order in which they were made, the root first."""
+
+    def __init__(self, root: Group) -> None:
+        self.root = root
+        self.controls: list[Group] = [root]
+
+    def walk(self) -> Iterator[Group]:
+        """Control groups, each before its monitor groups."""
+        for control in list(self.controls):
+            yield control
+            yield from list(control.monitors)
+
+    def find(self, path: str) -> Group:
+        """By its path below the mount point (``""`` is the root); KeyError."""
+        wanted = path.strip("/")
+        for group in self.walk():
+            if group.path == wanted:
+                return group
+        raise KeyError(path)
+
+    def modes(self) -> dict[int, Mode]:
+        """The mode of every CLOSID in use."""
+        return {group.closid: group.mode for group in self.controls}
+
+    def owner(self, cpu: int) -> Group:
+        """The group that a CPU belongs to, down to the monitor group."""
+        control = next((c for c in self.controls if c.cpus >> cpu & 1), self.root)
+        return next((m for m in control.monitors if m.cpus >> cpu & 1), control)
+
+    def with_monitors_in(self, place: Directory) -> Group | None:
+        """The control group whose ``mon_groups`` this directory is."""
+        return next((g for g in self.controls if g.directory.children.get("mon_groups") is place), None)
+
+
 class Closids:
     """The classes of service that control groups take: the lowest free one first, 0 is the root's."""
 
