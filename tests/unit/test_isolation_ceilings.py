@@ -58,12 +58,12 @@ def test_a_step_waits_for_the_one_before_and_raising_does_not() -> None:
 @pytest.mark.parametrize(
     ("hurt", "says"),
     [
-        ({"kill_events": 1}, "killed"),
-        ({"high_events": 50, "stalled_pct": 30.0}, "throttled 50 times"),
-        ({"refault_bytes": 90 * MB}, "read again"),
+        (replace(USE, kill_events=1), "killed"),
+        (replace(USE, high_events=50, stalled_pct=30.0), "throttled 50 times"),
+        (replace(USE, refault_bytes=90 * MB), "read again"),
     ],
 )
-def test_trouble_takes_the_step_back_and_holds_longer_each_time(trouble: dict[str, float], says: str) -> None:
+def test_trouble_takes_the_step_back_and_holds_longer_each_time(hurt: MemoryUse, says: str) -> None:
     ceilings = Ceilings()
     assert ceilings.high(KEY, 950 * MB, 300 * MB, USE, 0.0).value == 900 * MB
     back = ceilings.high(KEY, 900 * MB, 300 * MB, hurt, 2.0)
