@@ -227,7 +227,7 @@ class Agent:
             self._note_protections(target, now_s, changed=False)
             return
         executor = self._parts.executor
-        changes = executor.plan(wanted, self._all_specs())
+        changes = executor.plan(wanted, self._all_specs(), now_s)
         self._planned = (wanted, now_s)
         if changes.reason:
             self._parts.records.problem("apply", changes.reason, now_s)

@@ -22,6 +22,7 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import CONTROLLERS, LIST_SETTINGS, RESCTRL_SETTINGS
 from perphd.host.fs import KernelFs
 from perphd.isolation.journal import Journal, Original
+from perphd.isolation.pace import Pace
 from perphd.isolation.planner import Wanted, plan
 from perphd.isolation.readback import ReadBack
 from perphd.isolation.reclaim import RECLAIM, Reclaimer
@@ -58,6 +59,7 @@ class Executor:
             after the transaction, in the event loop's thread.
         clock: seconds, for ``duration_s``, the deadline, and the wait after changes that could not be recorded.
         deadline_s: how long the writes of one transaction may take together before the rest is given up and undone.
+        changes_per_s: how often one knob may change after a burst; None: as often as it is asked for.
         in_thread: write in a worker thread (a write can block in the kernel); False runs inline (simulated hosts).
     """
 
@@ -71,12 +73,15 @@ class Executor:
         on_write: Callable[[Write, str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         deadline_s: float = 2.0,
+        changes_per_s: float | None = None,
         in_thread: bool = True,
     ) -> None:
         self._fs, self._journal = fs, journal
         self._cgroups = Cgroups(fs, hierarchies)
         self._on_write = on_write
         self._clock, self._deadline_s = clock, deadline_s
+        self._pace = None if changes_per_s is None else Pace(changes_per_s)
+        self._planned_s = 0.0
         self._worker = Worker(in_thread, 2 * deadline_s)
         self._lock = asyncio.Lock()
         self._read = ReadBack(fs, journal)
@@ -142,7 +147,7 @@ class Executor:
         Workloads without a target are given back what perphd had changed; those not in ``specs`` are not touched.
         ``now_s``: monotonic time, which paces steps; None asks the clock.
         """
-        now_s = self._clock() if now_s is None else now_s
+        now_s = self._planned_s = self._clock() if now_s is None else now_s
         self._tell_reclaimed()
         if self._worker.is_busy:
             self._standing.waiting(targets, specs)
@@ -161,6 +166,7 @@ class Executor:
         if self._survey.reclaims and not self._reclaimer.is_busy:
             writes = tuple(sorted((*changes.writes, *self._survey.reclaims), key=lambda write: write.stage))
             changes = ChangeSet(writes, changes.skipped)
+        changes = self._paced(changes, targets)
         writes = changes.writes
         if changes and (reason := self._watch.waits(targets, self._clock())):
             keys = dict.fromkeys((write.workload, write.knob) for write in changes.writes)
@@ -170,6 +176,23 @@ class Executor:
         self._standing.planned(targets, writes, changes.skipped, self._survey.limited)
         return changes
 
+    def _paced(self, changes: ChangeSet, targets: Mapping[str, Settings]) -> ChangeSet:
+        """Without the knobs that have changed too often. One that is to be given back never waits.
+
+        The same knob of all workloads waits together: what one is to lose is what another is to gain.
+        """
+        if self._pace is None:
+            return changes
+        keys = dict.fromkeys((write.workload, write.knob) for write in changes.writes)
+        wanted = [key for key in keys if getattr(targets.get(key[0], UNTOUCHED), key[1]) is not KEEP]
+        waits = {key[1]: why for key in wanted if (why := self._pace.wait(key, self._planned_s))}
+        held = {key: waits[key[1]] for key in wanted if key[1] in waits}
+        if not held:
+            return changes
+        kept = tuple(write for write in changes.writes if (write.workload, write.knob) not in held)
+        told = tuple(NotEnforceable(*key, why) for key, why in held.items())
+        return ChangeSet(kept, (*changes.skipped, *told), changes.reason)
+
     # -- apply ---------------------------------------------------------------------------------------------------
 
     async def apply(self, changes: ChangeSet) -> Applied:
@@ -177,6 +200,9 @@ class Executor:
 
         Does not raise for what the kernel refuses: see ``Applied.failed``.
         """
+        if self._pace is not None:
+            for key in dict.fromkeys((write.workload, write.knob) for write in changes.writes):
+                self._pace.changed(key, self._planned_s)
         reclaims = [write for write in changes.writes if basename(write.path) == RECLAIM]
         writes = [write for write in changes.writes if basename(write.path) != RECLAIM]
         if not writes:

@@ -1,6 +1,7 @@
 """From a wanted state to ordered writes: pure, a function of what was read back and what the originals are.
 
-Order: demote, shrink donors, grow receivers, promote. Whether a write shrinks or grows is told from the old and the new
+Order: demote, shrink donors, grow receivers, promote; of nested groups parents are widened before children and children
+narrowed before parents. Whether a write shrinks or grows is told from the old and the new
 value. A setting that is KEEP gives the original back where perphd had changed it. No difference: no write.
 What the operator had set is a bound: CPUs and memory nodes are never widened beyond those found, a weight or ceiling is
 never raised above it, a protection never lowered below it, and what was frozen stays so.
@@ -8,7 +9,7 @@ never raised above it, a protection never lowered below it, and what was frozen 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from posixpath import basename, dirname
 
@@ -64,17 +65,27 @@ class _Pinned(_Impossible):
 
 def plan(wanted: Iterable[Wanted], skipped: Iterable[NotEnforceable] = (), reason: str = "") -> ChangeSet:
     """The change set that leads to the wanted state; values that cannot be stated join ``skipped``."""
-    writes: list[Write] = []
+    made: list[tuple[int, list[Write]]] = []
     left_out = list(skipped)
     for item in wanted:
+        writes: list[Write] = []
         try:
-            writes += _PLANNERS.get(item.state.knob.setting, _plan_limit)(item.state, item.target)
+            writes = _PLANNERS.get(item.state.knob.setting, _plan_limit)(item.state, item.target)
         except (ParseError, _Impossible) as exc:
             left_out.append(NotEnforceable(item.state.workload, item.state.knob.setting, str(exc)))
             if isinstance(exc, _Pinned) and not item.state.foreign:
-                writes += _plan_list(item.state, KEEP)  # what an earlier target took goes back
-    writes.sort(key=lambda write: write.stage)
-    return ChangeSet(tuple(writes), tuple(left_out), reason)
+                writes = _plan_list(item.state, KEEP)  # what an earlier target took goes back
+        made.append((item.state.knob.directory.count("/"), writes))
+    return ChangeSet(tuple(_ordered(made)), tuple(left_out), reason)
+
+
+def _ordered(made: Iterable[tuple[int, list[Write]]]) -> Iterator[Write]:
+    """By stage; what lies deeper is narrowed before, and widened after, what it lies in."""
+    made = list(made)
+    for stage in Stage:
+        outward = -1 if stage in (Stage.DEMOTE, Stage.SHRINK) else 1
+        for _, writes in sorted(made, key=lambda item: outward * item[0]):
+            yield from (write for write in writes if write.stage is stage)
 
 
 def _write(state: KnobState, path: str, value: str, before: str, stage: Stage) -> Write:

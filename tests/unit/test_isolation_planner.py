@@ -55,6 +55,23 @@ def test_donors_shrink_before_receivers_grow_and_demotion_comes_first() -> None:
     ]
 
 
+def test_of_nested_groups_parents_widen_first_and_children_narrow_first() -> None:
+    def nested(setting: str, file: str, now: str, original: str) -> tuple[KnobState, KnobState]:
+        outer = state(setting, 2, "a", **{file: (now, original)})
+        return outer, state(setting, 2, "a/b", **{file: (now, original)})
+
+    outer, inner = nested("memory_low_bytes", "memory__low", "8192", "0")
+    for pair in ((outer, inner), (inner, outer)):
+        assert [path for path, _, _ in steps(*(Wanted(item, 1 << 20) for item in pair))] == [
+            "a/memory.low",
+            "a/b/memory.low",
+        ]
+        assert [path for path, _, _ in steps(*(Wanted(item, 4096) for item in pair))] == [
+            "a/b/memory.low",
+            "a/memory.low",
+        ]
+
+
 def test_nothing_to_do_is_an_empty_change_set() -> None:
     same = [
         Wanted(state("cpus", 2, cpuset__cpus=("0-1", "0-3")), CpuSet.of([0, 1])),

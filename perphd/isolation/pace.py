@@ -1,0 +1,41 @@
+"""How often one knob may change: enough for every rescue, not enough for a loop that swings to and fro."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.isolation.watch import Key
+
+BURST: Final = 20
+"""So many changes of one knob are free at first, and again after a quiet time."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    left: float
+    at_s: float
+
+
+class Pace:
+    """One bucket of changes a knob. ``per_s``: how fast it fills again."""
+
+    def __init__(self, per_s: float) -> None:
+        self._per_s = per_s
+        self._buckets: dict[Key, _Bucket] = {}
+
+    def wait(self, key: Key, now_s: float) -> str:
+        """Why this knob is not changed now, or empty."""
+        if self._left(key, now_s) >= 1.0:
+            return ""
+        return f"changed {BURST} times in a short time; from now on at most {self._per_s:g} times a second"
+
+    def changed(self, key: Key, now_s: float) -> None:
+        """The knob is being changed."""
+        self._buckets[key] = _Bucket(max(0.0, self._left(key, now_s) - 1.0), now_s)
+
+    def _left(self, key: Key, now_s: float) -> float:
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            return float(BURST)
+        return min(float(BURST), bucket.left + max(0.0, now_s - bucket.at_s) * self._per_s)

@@ -1,0 +1,50 @@
+"""How often a knob may change: a burst is free, swinging is not, giving back never waits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.isolation import Executor, Journal
+from perphd.isolation.pace import BURST, Pace
+from tests.unit.isolation_kernel import FakeKernel
+
+SPECS = [WorkloadSpec("pi", Kind.BATCH, "/pi"), WorkloadSpec("db", Kind.LRA, "/db")]
+
+
+@given(gaps=st.lists(st.floats(0, 5), max_size=200), per_s=st.floats(0.1, 10))
+def test_in_any_time_no_more_than_a_burst_and_the_rate(gaps: list[float], per_s: float) -> None:
+    pace, now_s, changes = Pace(per_s), 0.0, 0
+    for gap in gaps:
+        now_s += gap
+        if not pace.wait(("pi", "cpus"), now_s):
+            pace.changed(("pi", "cpus"), now_s)
+            changes += 1
+    assert changes <= BURST + per_s * now_s + 1
+
+
+async def test_a_knob_that_swings_is_held_with_the_reason_and_others_are_not(tmp_path: Path) -> None:
+    kernel = FakeKernel("v2")
+    for group in ("/pi", "/db"):
+        kernel.mkdir(group)
+    with Journal(tmp_path, boot_id="boot") as journal:
+        executor = Executor(kernel, kernel.hierarchies, journal, in_thread=False, changes_per_s=1.0)
+
+        async def go(now_s: float, **targets: Settings) -> int:
+            applied = await executor.apply(executor.plan(targets, SPECS, now_s))
+            assert applied.ok
+            return len(applied.written)
+
+        for number in range(BURST):
+            assert await go(number * 0.1, pi=Settings(cpu_weight=10 + number)) == 1
+        assert await go(2.05, pi=Settings(cpu_weight=99)) == 1, "two seconds have passed"
+        assert await go(2.1, pi=Settings(cpu_weight=98), db=Settings(cpu_weight=50)) == 2
+        assert await go(2.15, pi=Settings(cpu_weight=97), db=Settings(cpu_weight=40, frozen=True)) == 1
+        assert executor.blocked("pi") == executor.blocked("db") == ("cpu_weight",)
+        assert "changed 20 times" in executor.not_enforceable("pi")[0].reason
+        assert await go(2.2, pi=Settings(cpu_weight=KEEP)) == 3, "all is given back"
+        assert not journal.originals
