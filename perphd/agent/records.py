@@ -69,14 +69,15 @@ class Records:
         self._outcomes[outcome.workload] = outcome
         if self._store is not None:
             self._store.add_outcome(self._wall_clock(), outcome)
-        log.info("%s: %s", outcome.workload, outcome.text)
+        fields = {"event": EventKind.OUTCOME, "workload": outcome.workload}
+        log.info("%s: %s", outcome.workload, outcome.text, extra={"fields": fields})
         self.event(Event(outcome.at_s, EventKind.OUTCOME, outcome.text, outcome.workload, outcome))
 
     def change(self, at_s: float, changes: ChangeSet, result: str) -> None:
         """Announce a transaction. The single writes are audited by the executor's callback."""
         writes = ", ".join(f"{w.path}: {w.before!r} -> {w.value!r}" for w in changes.writes)
         text = f"{result}: {writes}"
-        log.info("%s", text)
+        log.info("%s", text, extra={"fields": {"event": EventKind.CHANGE}})
         self.event(Event(at_s, EventKind.CHANGE, text, "", changes))
 
     def audit(self, write: Write, outcome: str) -> None:
@@ -99,7 +100,7 @@ class Records:
             self._problems.pop(key, None)
         elif self._problems.get(key) != text:
             self._problems[key] = text
-            log.warning("%s", text)
+            log.warning("%s", text, extra={"fields": {"event": EventKind.PROBLEM}})
             self.event(Event(at_s, EventKind.PROBLEM, text))
 
     # -- giving -------------------------------------------------------------------------------------
@@ -155,7 +156,14 @@ class Records:
             would = "" if enforced else "would "
             text = f"{would}{decision.action}: {decision.current} -> {decision.chosen}; {decision.reason}"
             level = logging.INFO
-        log.log(level, "%s: %s", decision.workload, text)
+        fields = {
+            "event": EventKind.DECISION,
+            "workload": decision.workload,
+            "action": decision.action,
+            "health": decision.verdict.health,
+            "mode": "enforce" if enforced else "observe",
+        }
+        log.log(level, "%s: %s", decision.workload, text, extra={"fields": fields})
         self.event(Event(decision.at_s, EventKind.DECISION, text, decision.workload, decision))
 
 

@@ -1,0 +1,77 @@
+"""The log as systemd's journal wants it: a sentence for people, and fields to search by.
+
+``journalctl -u perphd`` reads as a story; ``journalctl -u perphd PERPHD_WORKLOAD=db PERPHD_EVENT=decision -o json`` is
+for programs. Without systemd-python, or with standard error somewhere else, the log goes to standard error.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Mapping
+
+Send = Callable[..., None]
+"""systemd.journal.send(MESSAGE, FIELD=value, ...)."""
+
+_PRIORITIES = ((logging.CRITICAL, 2), (logging.ERROR, 3), (logging.WARNING, 4), (logging.INFO, 6))
+
+
+def start_logging(level: str, environment: Mapping[str, str] = os.environ) -> None:
+    """Log to the journal if that is where standard error goes, else to standard error as text."""
+    send = _journal_send(environment)
+    if send is None:
+        logging.basicConfig(stream=sys.stderr, level=level.upper(), format="%(levelname)s %(message)s")
+    else:
+        logging.basicConfig(handlers=[JournalHandler(send)], level=level.upper())
+    logging.getLogger("aiohttp").setLevel(logging.WARNING)
+
+
+def is_journal(environment: Mapping[str, str], fd: int = 2) -> bool:
+    """Whether this descriptor is the stream to the journal that systemd names in JOURNAL_STREAM (systemd.exec(5))."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return False
+    return environment.get("JOURNAL_STREAM") == f"{status.st_dev}:{status.st_ino}"
+
+
+class JournalHandler(logging.Handler):
+    """Sends records with their severity, where they come from, and the fields in ``record.fields`` as PERPHD_*."""
+
+    def __init__(self, send: Send) -> None:
+        super().__init__()
+        self._send = send
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Send one record; what cannot be sent goes to standard error."""
+        try:
+            given: Mapping[str, str] = getattr(record, "fields", {})
+            fields = {f"PERPHD_{name.upper()}": value for name, value in given.items() if value}
+            self._send(
+                self.format(record),
+                PRIORITY=str(_priority(record.levelno)),
+                SYSLOG_IDENTIFIER="perphd",
+                LOGGER=record.name,
+                CODE_FILE=record.pathname,
+                CODE_LINE=str(record.lineno),
+                CODE_FUNC=record.funcName,
+                **fields,
+            )
+        except Exception:
+            self.handleError(record)
+
+
+def _priority(level: int) -> int:
+    return next((priority for least, priority in _PRIORITIES if level >= least), 7)
+
+
+def _journal_send(environment: Mapping[str, str]) -> Send | None:
+    if not is_journal(environment):
+        return None
+    try:
+        from systemd import journal
+    except ImportError:
+        return None
+    send: Send = journal.send
+    return send

@@ -1,0 +1,241 @@
+"""The disk of a virtual machine: a small Debian with systemd, cgroup v2, Python and an ssh server, made once and kept.
+
+Needs root (the files inside belong to root) and the Debian packages of section [vm] in packaging/apt-packages.txt.
+The kernel is unpacked, not installed: installing it would build an initramfs of its own, which boots slowly without
+KVM. A few modules and busybox lead to the root file system instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+PACKAGES = (
+    "busybox-static,ca-certificates,dbus,iproute2,kmod,less,libpam-systemd,openssh-server,procps,psmisc,python3,"
+    "sudo,systemd-sysv,udev,util-linux"
+)
+KERNEL = "linux-image-cloud-amd64"
+SUITES = ("bookworm", "trixie")
+FREE_MB = 1200
+LEFT_OUT = ("locale", "info", "doc-base", "bash-completion")
+# In this order: what a module needs comes with it, before it.
+BOOT_MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic")
+# Nothing here looks at the outside world, at other disks or at the clock while tests run.
+MASKED = (
+    "apt-daily.timer",
+    "apt-daily-upgrade.timer",
+    "dpkg-db-backup.timer",
+    "e2scrub_all.timer",
+    "e2scrub_reap.service",
+    "fstrim.timer",
+    "getty@tty1.service",
+    "systemd-networkd-wait-online.service",
+    "systemd-timesyncd.service",
+    "systemd-pstore.service",
+)
+
+
+class VmError(Exception):
+    """The virtual machine cannot be had; the text says why and what would help."""
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """A finished disk with what boots it. ``folder`` holds root.img, vmlinuz, initrd and the ssh key."""
+
+    folder: Path
+
+    @property
+    def disk(self) -> Path:
+        """The root file system, never written to: machines run on overlays."""
+        return self.folder / "root.img"
+
+    @property
+    def kernel(self) -> Path:
+        """What QEMU boots."""
+        return self.folder / "vmlinuz"
+
+    @property
+    def initrd(self) -> Path:
+        """Leads to the root file system."""
+        return self.folder / "initrd"
+
+    @property
+    def key(self) -> Path:
+        """Lets root in."""
+        return self.folder / "key"
+
+
+def image(suite: str, cache: Path) -> Image:
+    """The image of this Debian suite, from the cache or made now (about a minute).
+
+    Raises:
+        VmError: it cannot be made here.
+    """
+    # What the recipe says is the name: a changed recipe makes a new image.
+    recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    folder = cache / f"{suite}-{recipe}"
+    if (folder / "root.img").exists():
+        return Image(folder)
+    if suite not in SUITES:
+        raise VmError(f"no recipe for Debian {suite!r}; there is one for {', '.join(SUITES)}")
+    if os.geteuid() != 0:
+        raise VmError("making the image needs root: the files inside belong to root")
+    for tool in ("mmdebstrap", "mke2fs", "modprobe", "cpio", "ssh-keygen"):
+        if shutil.which(tool) is None:
+            raise VmError(f"making the image needs {tool}: packaging/apt-install vm")
+    for old in cache.glob(f"{suite}-*"):
+        shutil.rmtree(old)
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as work:
+        made = Path(work, "image")
+        made.mkdir()
+        Path(work).chmod(0o755)
+        _make(suite, Path(work), made)
+        made.rename(folder)
+    return Image(folder)
+
+
+def _make(suite: str, work: Path, made: Path) -> None:
+    root = work / "root"
+    _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(made / "key"))
+    _bootstrap(suite, work, root)
+    version = _unpack_kernel(work, root, made)
+    _settings(root, made)
+    _initrd(work, root, version, made / "initrd")
+    size_mb = int(_run("du", "-sm", str(root)).split()[0]) + FREE_MB
+    _run(
+        "mke2fs", "-q", "-F", "-t", "ext4", "-m", "0", "-d", str(root), str(made / "root.img"), f"{size_mb}M"
+    )
+
+
+def _bootstrap(suite: str, work: Path, root: Path) -> None:
+    hook = work / "hook"
+    hook.write_text(
+        "set -e\n"
+        f"cd {work}\n"
+        'export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"\n'
+        f"name=$(apt-cache depends {KERNEL} | awk '/Depends: linux-image/{{print $2; exit}}')\n"
+        "apt-get -qq -o APT::Sandbox::User=root download $name\n"
+    )
+    excluded = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in LEFT_OUT]
+    _run(
+        "mmdebstrap",
+        "--quiet",
+        "--mode=root",
+        "--variant=minbase",
+        f"--include={PACKAGES}",
+        '--aptopt=Acquire::Languages "none"',
+        '--aptopt=APT::Install-Recommends "false"',
+        *excluded,
+        f"--customize-hook=sh {hook}",
+        suite,
+        str(root),
+        _mirror(),
+    )
+
+
+def _mirror() -> str:
+    """Where this machine's own apt finds Debian."""
+    if shutil.which("apt-get") is None:
+        return "http://deb.debian.org/debian"
+    listed = _run("apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN)").splitlines()
+    fit = [line.split()[0] for line in listed if line.endswith(" Debian") and "security" not in line]
+    return fit[0] if fit else "http://deb.debian.org/debian"
+
+
+def _unpack_kernel(work: Path, root: Path, made: Path) -> str:
+    unpacked = work / "kernel"
+    packages = list(work.glob("linux-image-*.deb"))
+    if len(packages) != 1:
+        raise VmError(f"the kernel's package did not arrive: {packages}")
+    _run("dpkg-deb", "-x", str(packages[0]), str(unpacked))
+    modules = next(iter([*unpacked.glob("usr/lib/modules/*"), *unpacked.glob("lib/modules/*")]))
+    shutil.copy(next(unpacked.glob("boot/vmlinuz-*")), made / "vmlinuz")
+    # Never used here, and most of the size.
+    for unused in ("drivers/net/ethernet", "drivers/gpu", "drivers/scsi", "drivers/infiniband", "sound"):
+        shutil.rmtree(modules / "kernel" / unused, ignore_errors=True)
+    (root / "lib/modules").mkdir(exist_ok=True)
+    shutil.copytree(modules, root / "lib/modules" / modules.name, symlinks=True)
+    _run("depmod", "-b", str(root), modules.name)
+    return modules.name
+
+
+def _settings(root: Path, made: Path) -> None:
+    files = {
+        "etc/hostname": "perphd-vm\n",
+        "etc/hosts": "127.0.0.1 localhost perphd-vm\n",
+        "etc/machine-id": "0123456789abcdef0123456789abcdef\n",
+        "etc/fstab": "/dev/vda / ext4 rw,noatime 0 0\n",
+        "etc/ssh/sshd_config.d/vm.conf": "PermitRootLogin prohibit-password\nUseDNS no\nMaxSessions 50\n",
+        "etc/systemd/network/vm.network": "[Match]\nName=e*\n[Network]\nAddress=10.0.2.15/24\n"
+        "LinkLocalAddressing=no\nIPv6AcceptRA=no\n",
+        # Emulated processors are slow: nothing is to fail for that alone.
+        "etc/systemd/system.conf.d/vm.conf": "[Manager]\nDefaultTimeoutStartSec=300s\n"
+        "DefaultDeviceTimeoutSec=120s\n",
+        "etc/systemd/journald.conf.d/vm.conf": "[Journal]\nStorage=persistent\nRateLimitIntervalSec=0\n",
+    }
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.unlink(missing_ok=True)
+        path.write_text(text)
+    (root / "root/.ssh").mkdir(mode=0o700, exist_ok=True)
+    shutil.copy(made / "key.pub", root / "root/.ssh/authorized_keys")
+    units = root / "etc/systemd/system"
+    wanted = units / "multi-user.target.wants"
+    wanted.mkdir(exist_ok=True)
+    (wanted / "systemd-networkd.service").symlink_to("/lib/systemd/system/systemd-networkd.service")
+    for name in MASKED:
+        (units / name).unlink(missing_ok=True)
+        (units / name).symlink_to("/dev/null")
+
+
+def _initrd(work: Path, root: Path, version: str, result: Path) -> None:
+    tree = work / "initrd"
+    for name in ("bin", "dev", "proc", "root", "modules"):
+        (tree / name).mkdir(parents=True)
+    shutil.copy(root / "bin/busybox", tree / "bin/busybox")
+    order: list[str] = []
+    told = _run("modprobe", "-d", str(root), "-S", version, "-aD", *BOOT_MODULES, ok=(0, 1))
+    for line in told.splitlines():
+        word, _, path = line.partition(" ")
+        if word == "insmod" and (name := Path(path.split()[0]).name) not in order:
+            shutil.copy(path.split()[0], tree / "modules" / name)
+            order.append(name)
+    init = tree / "init"
+    init.write_text(
+        "#!/bin/busybox sh\n"
+        "export PATH=/bin; b=/bin/busybox\n"
+        "$b mount -t devtmpfs dev /dev\n"
+        f"for name in {' '.join(order)}; do\n"
+        "  case $name in\n"
+        "  *.xz) $b xzcat /modules/$name > /module.ko; $b insmod /module.ko ;;\n"
+        "  *) $b insmod /modules/$name ;;\n"
+        "  esac\n"
+        "done\n"
+        "tries=0\n"
+        "while [ ! -b /dev/vda ] && [ $tries -lt 500 ]; do $b usleep 20000; tries=$((tries + 1)); done\n"
+        "$b mount -t ext4 -o rw,noatime /dev/vda /root || exec $b sh\n"
+        "$b mount --move /dev /root/dev\n"
+        "exec $b switch_root /root /sbin/init\n"
+    )
+    init.chmod(0o755)
+    packed = subprocess.run(
+        "find . | cpio -o -H newc -R 0:0 --quiet", shell=True, cwd=tree, capture_output=True, check=True
+    )
+    result.write_bytes(packed.stdout)
+
+
+def _run(*command: str, ok: tuple[int, ...] = (0,)) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode not in ok:
+        raise VmError(
+            f"{' '.join(command[:3])} ... ended with {done.returncode}:\n{done.stderr.strip()[-2000:]}"
+        )
+    return done.stdout

@@ -1,0 +1,211 @@
+"""A virtual machine under QEMU: booted on an overlay of an image, reached through ssh, ended by its process number.
+
+It has no network but the forwarded ssh port on loopback. Its processors are emulated, some ten times
+slower, unless PERPHD_VM_ACCEL=kvm is set.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from tools.vm.image import Image, VmError
+
+BOOT_S = 240.0
+COMMAND_S = 120.0
+COMMAND_LINE = (
+    "console=ttyS0 root=/dev/vda rw quiet loglevel=4 systemd.show_status=false mitigations=off tsc=reliable "
+    "no_timer_check cryptomgr.notests systemd.unified_cgroup_hierarchy=1 net.ifnames=0 panic=-1"
+)
+
+
+class Machine:
+    """One machine, whose files are in ``folder``; a machine that runs there already is taken over."""
+
+    def __init__(self, image: Image, folder: Path, *, cpus: int = 2, memory_mb: int = 1536) -> None:
+        self.image, self.folder = image, folder
+        self._cpus, self._memory_mb = cpus, memory_mb
+
+    @property
+    def pid(self) -> int | None:
+        """QEMU's process, if it lives."""
+        try:
+            pid = int((self.folder / "pid").read_text())
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        except (OSError, ValueError):
+            return None
+        return pid if os.fsencode(self.folder / "disk.qcow2") in command else None
+
+    @property
+    def ssh(self) -> tuple[str, ...]:
+        """What follows the word ssh."""
+        port = (self.folder / "port").read_text()
+        options = {
+            "IdentityFile": str(self.image.key),
+            "Port": port,
+            "BatchMode": "yes",
+            "StrictHostKeyChecking": "no",
+            "UserKnownHostsFile": "/dev/null",
+            "LogLevel": "ERROR",
+            "ConnectTimeout": "10",
+            "ControlMaster": "auto",
+            "ControlPath": str(self.folder / "ctl"),
+            "ControlPersist": "600",
+        }
+        words = [word for name, value in options.items() for word in ("-o", f"{name}={value}")]
+        return ("-F", "none", *words, "root@127.0.0.1")
+
+    def boot(self) -> float:
+        """Start on a fresh overlay and wait until it answers; returns the seconds that took.
+
+        Raises:
+            VmError: QEMU is not installed, ended, or the machine does not answer.
+        """
+        if self.pid is not None:
+            raise VmError(f"a machine runs in {self.folder} already (process {self.pid})")
+        if shutil.which("qemu-system-x86_64") is None:
+            raise VmError("needs qemu-system-x86_64: packaging/apt-install vm")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir(parents=True)
+        (self.folder / "port").write_text(str(_free_port()))
+        overlay = str(self.folder / "disk.qcow2")
+        subprocess.run(
+            ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(self.image.disk), overlay],
+            check=True,
+        )
+        began_s = time.monotonic()
+        with (self.folder / "qemu.log").open("wb") as log:
+            process = subprocess.Popen(self._command(overlay), stdout=log, stderr=log, start_new_session=True)
+        (self.folder / "pid").write_text(str(process.pid))
+        self.wait(process)
+        return time.monotonic() - began_s
+
+    def _command(self, overlay: str) -> list[str]:
+        port = (self.folder / "port").read_text()
+        # Not by default: where machines are nested, /dev/kvm may be there and fail after a while.
+        kvm = os.environ.get("PERPHD_VM_ACCEL", "tcg") == "kvm"
+        fast = ["-accel", "kvm", "-cpu", "host"]
+        emulated = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"]
+        return [
+            "nice",
+            "qemu-system-x86_64",
+            *(fast if kvm else emulated),
+            *("-machine", "q35", "-smp", str(self._cpus), "-m", str(self._memory_mb)),
+            *("-nodefaults", "-no-user-config", "-display", "none"),
+            *("-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd), "-append", COMMAND_LINE),
+            *("-drive", f"file={overlay},if=none,id=disk,cache=unsafe,format=qcow2"),
+            *("-device", "virtio-blk-pci,drive=disk"),
+            *("-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22"),
+            *("-device", "virtio-net-pci,netdev=net,romfile="),
+            *("-object", "rng-random,id=rng,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=rng"),
+            *("-chardev", f"file,id=console,path={self.folder / 'console'}", "-serial", "chardev:console"),
+            *("-monitor", f"unix:{self.folder / 'monitor'},server=on,wait=off"),
+        ]
+
+    def wait(self, process: subprocess.Popen[bytes] | None = None) -> None:
+        """Until it answers.
+
+        Raises:
+            VmError: QEMU ended, or there is no answer in time.
+        """
+        end_s = time.monotonic() + BOOT_S
+        while time.monotonic() < end_s:
+            if process is not None and process.poll() is not None:
+                raise VmError(f"QEMU ended: {(self.folder / 'qemu.log').read_text()[-1000:]}")
+            with suppress(subprocess.TimeoutExpired):
+                if self.run("true", timeout_s=20.0).returncode == 0:
+                    return
+            time.sleep(0.3)
+        console = (self.folder / "console").read_text(errors="replace")[-1500:]
+        raise VmError(f"no answer within {BOOT_S:.0f} s; the console's end:\n{console}")
+
+    def run(
+        self, command: str, stdin: bytes = b"", timeout_s: float = COMMAND_S
+    ) -> subprocess.CompletedProcess[bytes]:
+        """Run a shell command there as root."""
+        return subprocess.run(
+            ["ssh", *self.ssh, command], input=stdin, capture_output=True, timeout=timeout_s, check=False
+        )
+
+    def put(self, source: Path, target: str) -> None:
+        """Copy a file or a folder below this folder there."""
+        packed = subprocess.run(
+            ["tar", "-C", str(source.parent), "--exclude=__pycache__", "-cf", "-", source.name],
+            capture_output=True,
+            check=True,
+        ).stdout
+        command = f"mkdir -p {shlex.quote(target)} && tar -C {shlex.quote(target)} --no-same-owner -xf -"
+        done = self.run(command, packed)
+        if done.returncode:
+            raise VmError(f"{source} was not copied: {done.stderr.decode()}")
+
+    def reset(self) -> None:
+        """The reset button: no unmounting, no stopping. Returns when it answers again."""
+        before = self.run("cat /proc/sys/kernel/random/boot_id").stdout
+        with socket.socket(socket.AF_UNIX) as monitor:
+            monitor.connect(str(self.folder / "monitor"))
+            monitor.recv(4096)
+            monitor.sendall(b"system_reset\n")
+            time.sleep(0.2)
+        self.wait_for_another_boot(before)
+
+    def reboot(self) -> None:
+        """As an operator does it. Returns when it answers again."""
+        before = self.run("cat /proc/sys/kernel/random/boot_id").stdout
+        self.run("systemctl reboot")
+        self.wait_for_another_boot(before)
+
+    def wait_for_another_boot(self, before: bytes) -> None:
+        """Until it answers with another boot's identity."""
+        self._forget_connection()
+        end_s = time.monotonic() + BOOT_S
+        while time.monotonic() < end_s:
+            self.wait()
+            if self.run("cat /proc/sys/kernel/random/boot_id").stdout not in (before, b""):
+                return
+            self._forget_connection()
+            time.sleep(0.5)
+        raise VmError(f"it did not boot again within {BOOT_S:.0f} s")
+
+    def _forget_connection(self) -> None:
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(["ssh", *self.ssh, "-O", "exit"], capture_output=True, timeout=10, check=False)
+        (self.folder / "ctl").unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        """End it and throw its disk away. Stopping twice is fine."""
+        if (pid := self.pid) is not None:
+            self._forget_connection()
+            os.kill(pid, signal.SIGTERM)
+            for _ in range(100):
+                if self.pid is None or _is_zombie(pid):
+                    break
+                time.sleep(0.1)
+            else:
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            if pid is not None:
+                os.waitpid(pid, 0)
+        (self.folder / "disk.qcow2").unlink(missing_ok=True)
+        (self.folder / "pid").unlink(missing_ok=True)
+
+
+def _is_zombie(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
