@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from perphd.admission import ladder
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import (
     Allocation,
@@ -18,7 +19,7 @@ from perphd.domain.allocation import (
     Settings,
 )
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.policy import WorkloadView
+from perphd.domain.policy import HostView, WorkloadView
 from perphd.domain.reading import Unavailable, available, value_or
 from perphd.domain.topology import Topology
 from perphd.domain.units import page_floor_bytes
@@ -45,18 +46,20 @@ def strictest(grants: Sequence[CpuGrant]) -> CpuGrant | None:
 
 
 def arbitrate(
-    topology: Topology,
+    host: HostView,
     lras: Sequence[WorkloadView],
     batch: Sequence[WorkloadView],
     protections: Mapping[str, Allocation],
     settings: PolicySettings,
 ) -> dict[str, Settings]:
     """Settings for every workload. Pure; workloads that are not to be touched get KEEP everywhere."""
+    topology = host.topology
     result = {view.spec.name: Settings() for view in (*lras, *batch)}
     grant = strictest([a.cpu for a in protections.values() if a.cpu.instrument is not CpuInstrument.NONE])
     if grant is not None:
         _divide_cpus(topology, lras, batch, protections, grant, result)
     _divide_memory(topology, lras, batch, protections, settings, result)
+    ladder.divide(host, batch, tuple(protections.values()), result)
     return result
 
 

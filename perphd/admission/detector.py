@@ -23,6 +23,11 @@ MILD_FACTOR = 3
 """A shortfall below the effect size must last so many times longer before it is believed."""
 SIGNIFICANT_SIGMA = 1.5
 """Samples in a row below target are believed when together they are so many sigma of their scatter below it."""
+CPI_RATIO = 1.08
+"""Growth of cycles per instruction from which the memory hierarchy is believed to be contended ..."""
+MPKI_RATIO = 1.2
+"""... by the cache, if misses per instruction grow by so much, else by bandwidth, if there are misses to speak of:"""
+LEAST_MPKI = 0.5
 UNKNOWN_NOISE_SD = 0.05
 """Scatter of one sample (log units) where the target comes from no reference."""
 UNEXPLAINED_RATIO = 1.2
@@ -265,8 +270,38 @@ def _witnesses(
             weight[cause] = weight.get(cause, 0.0) + excess / 100.0
             text = f"{excess:.0f} points above its usual {usual:.0f} %"
             evidence.append(Evidence(name, seen, usual, "%", text))
+    counted = _counted(sample, perf, model, evidence)
+    if counted is not None:
+        cause, excess = counted
+        found.append("cpi")
+        weight[cause] = weight.get(cause, 0.0) + excess
     cause = max(weight, key=lambda c: weight[c]) if weight else Cause.UNKNOWN
     return tuple(found), cause
+
+
+def _counted(
+    sample: Sample, perf: Performance, model: ResPerfModel, evidence: list[Evidence]
+) -> tuple[Cause, float] | None:
+    """What the processor's counters say: more cycles per instruction, because more misses or because dearer ones.
+
+    More misses per instruction are a cache that was taken away; dearer ones are memory whose bandwidth is used up.
+    Returns the cause and by what share an instruction takes longer; None if it does not, or cannot be told.
+    """
+    cpi, mpki = sample.cpi, sample.llc_mpki
+    usual = model.reference("cpi", perf.load)
+    misses = model.reference("llc_mpki", perf.load)
+    if not (available(cpi) and available(mpki)) or usual is None or misses is None:
+        return None
+    slower = cpi / usual.value
+    if slower < CPI_RATIO or mpki < LEAST_MPKI:
+        return None
+    more = mpki / misses.value
+    cause = Cause.LLC if more >= MPKI_RATIO else Cause.MBW
+    what = "more misses" if cause is Cause.LLC else "dearer misses"
+    evidence.append(
+        Evidence("cpi", cpi, usual.value, "cycles", f"{slower:.2f} x its usual, with {what} ({more:.2f} x)")
+    )
+    return cause, slower - 1.0
 
 
 def _why_unknown(sample: Sample, perf: Performance, target: Target) -> str:

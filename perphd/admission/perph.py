@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from perphd.admission import arbiter, inferer, outcomes
+from perphd.admission import arbiter, inferer, ladder, outcomes
 from perphd.admission.context import (
     STARVED_PCT,
     batch_is_quiet,
@@ -102,7 +102,7 @@ class PerphPolicy:
             if turn.outcome is not None:
                 outcomes.append(turn.outcome)
         settings = arbiter.arbitrate(
-            snapshot.host.topology, lras(snapshot), batches(snapshot), protections, self._settings
+            snapshot.host, lras(snapshot), batches(snapshot), protections, self._settings
         )
         return TargetState(settings, tuple(decisions), tuple(outcomes), PerphMemory(states))
 
@@ -176,7 +176,7 @@ class _Turn:
             short = outcomes.still_short(self.state.scores, judged.noise_sd, self.settings)
             if not judged.confirmed and not short:
                 return self._hold("below target, but no further than its samples scatter: watching")
-            return self._rescue(judged, model)
+            return self._cache_move(judged) or self._rescue(judged, model)
         return self._give_back(judged, model)
 
     def _rescue(self, judged: Judgement, model: ResPerfModel) -> _Move:
@@ -190,7 +190,7 @@ class _Turn:
         current = next(a for a in assessed if a.allocation == self.current)
         z = self.settings.confidence_z
         measured = mean(self.state.scores[-5:]) if self.state.scores else current.prediction.score
-        poor = [a.cpu for a in alive(self.state.regrets, self.now_s)]
+        poor = [a.cpu for a in alive(self.state.regrets, self.now_s) if self._differs_in_cpu_only(a)]
         eligible = tuple(
             a
             for a in assessed
@@ -252,15 +252,7 @@ class _Turn:
             return self._hold("on target")
         assessed = self._assess(model)
         current = next(a for a in assessed if a.allocation == self.current)
-        if self.current.memory_bytes and not self._memory_pressed():
-            step = replace(self.current, memory_bytes=0)
-            released = Assessed(step, current.prediction, current.batch_cores + 1.0)
-            relaxed = None if self._is_regretted(step) else released
-        else:
-            relaxed = None
-        avoid = [
-            a for a in alive(self.state.regrets, self.now_s) if a.memory_bytes == self.current.memory_bytes
-        ]
+        avoid = [a for a in alive(self.state.regrets, self.now_s) if self._differs_in_cpu_only(a)]
         settings = self.settings
         stakes = inferer.Stakes(
             need=1.0 + settings.shrink_margin_pct / 100.0,
@@ -269,7 +261,11 @@ class _Turn:
             price_cores=settings.violation_price_cores,
             z=settings.confidence_z,
         )
-        smaller = inferer.cheaper(assessed, current, stakes, avoid) or relaxed
+        smaller = (
+            self._less_cache(model, stakes)
+            or inferer.cheaper(assessed, current, stakes, avoid)
+            or self._less_memory(current)
+        )
         if smaller is None:
             self._lose_slack()
             text = "just enough: nothing smaller is predicted to keep the target"
@@ -356,6 +352,39 @@ class _Turn:
             value_or(sample.memory_some_pct, 0.0) >= self.settings.memory_pressure_pct
         )
 
+    def _less_memory(self, current: Assessed) -> Assessed | None:
+        """Memory is given back whole, when nothing stalls for it any more."""
+        step = replace(self.current, memory_bytes=0)
+        if step == self.current or self._memory_pressed() or self._is_regretted(step):
+            return None
+        return replace(current, allocation=step, batch_cores=current.batch_cores + 1.0)
+
+    def _cache_move(self, judged: Judgement) -> _Move | None:
+        """The next step up the ladder of cache and bandwidth, if that is what is contended."""
+        cause, host = judged.verdict.cause, self.snapshot.host
+        for step in ladder.stronger(self.current, cause, host, self._giving()):
+            if not self._is_regretted(step):
+                more = "cache" if step.llc_ways > self.current.llc_ways else "memory bandwidth"
+                what = "cache" if cause is Cause.LLC else "memory bandwidth"
+                self.state = replace(self.state, slack_since_s=None)
+                return _Move(Action.GROW, step, f"its {what} is contended: batch gets less {more}")
+        return None
+
+    def _less_cache(self, model: ResPerfModel, stakes: inferer.Stakes) -> Assessed | None:
+        """One unit of cache or bandwidth back to batch, where the model gives that a fair chance."""
+        steps = [s for s in ladder.weaker(self.current, self.snapshot.host) if not self._is_regretted(s)]
+        if not steps or (self.current.llc_ways == 0 and self.current.mbw_pct == 100):
+            return None
+        context = model_context(self.snapshot, self.view, model)
+        for item in inferer.assess(steps, model, context, self.target, stakes.z):
+            if inferer.chance(item.prediction, stakes.need, stakes.z) >= inferer.FAIR:
+                return item
+        return None
+
+    def _differs_in_cpu_only(self, other: Allocation) -> bool:
+        """True if an allocation is the present one in all but the CPUs."""
+        return replace(other, cpu=self.current.cpu) == self.current
+
     # -- what came of it ----------------------------------------------------------------------------
 
     def _judge_pending(self, pending: Pending, noise_sd: float) -> _Move | None:
@@ -366,7 +395,10 @@ class _Turn:
         if came is Came.OPEN:
             return self._hold("the last change is being judged")
         before, after = pending.score_before, mean(self.state.scores)
-        undo = came in (Came.TOO_LITTLE, Came.WORSE)
+        # Cache and bandwidth that did not help are batch's again at once: the next dimension is tried instead.
+        idle_step = came is Came.NO_HELP and pending.before.cpu == pending.after.cpu
+        idle_step = idle_step and pending.before.memory_bytes == pending.after.memory_bytes
+        undo = came in (Came.TOO_LITTLE, Came.WORSE) or idle_step
         text = f"score {value_or(before, math.nan):.2f} -> {after:.2f}: {came}"
         self.outcome = Outcome(
             self.now_s, self.view.spec.name, pending.at_s, before, after, kept=not undo, text=text
@@ -469,14 +501,17 @@ class _Turn:
         Batch of which nothing can be set (a systemd unit, a group that is not there yet) is no reason to leave the
         rest of batch alone.
         """
-        everybody = batches(self.snapshot)
-        batch = tuple(v for v in everybody if v.enforced) or everybody
-        batch = tuple(v for v in batch if v.enforceable & {"cpus", "cpu_weight"})
+        batch = tuple(v for v in self._giving() if v.enforceable & {"cpus", "cpu_weight"})
         return Knobs(
             batch_cpus=bool(batch) and all("cpus" in v.enforceable for v in batch),
             batch_weight=bool(batch) and all("cpu_weight" in v.enforceable for v in batch),
             lra_cpus="cpus" in self.view.enforceable,
         )
+
+    def _giving(self) -> tuple[WorkloadView, ...]:
+        """The batch workloads that are enforced, or all while everything is only observed."""
+        everybody = batches(self.snapshot)
+        return tuple(v for v in everybody if v.enforced) or everybody
 
     def _floor_cores(self) -> int:
         wanted = max((math.ceil(v.spec.min_cores) for v in batches(self.snapshot)), default=1)

@@ -20,8 +20,10 @@ from perphd.predictor.residual import Residual
 
 WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
 """Readings whose undisturbed level is learned beside work and delay, to tell contention from low load."""
+COUNTED = ("cpi", "llc_mpki")
+"""The same of what the processor counts."""
 
-_SCALES = np.array([0.4, 0.45, 0.5, 0.35, 0.6])
+_SCALES = np.array([0.4, 0.45, 0.5, 0.35, 0.6, 0.4, 0.4])
 _FAINT_WEIGHT = 0.02
 """Weight ratio below which less makes little difference any more."""
 _UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING)
@@ -107,6 +109,10 @@ class LraModel:
             value = seen.sample.reading(name)
             if available(value):
                 self._reference.update(name, value + 1.0, load, weight)
+        for name in COUNTED:
+            value = seen.sample.reading(name)
+            if available(value) and value > 0:
+                self._reference.update(name, value, load, weight)
 
     def _learn_ratio(self, seen: Observation, perf: Performance, work: float) -> None:
         delay, load = perf.delay, perf.load
@@ -216,9 +222,9 @@ def _monotone(
     ``heavier_is_more``: the same of batch's own share, which never falls as its weight grows. More *cores* for the
     LRA alone are not forced to be better: on a small host a split can cost more than it saves.
     """
-    groups: dict[tuple[int, bool], list[int]] = {}
-    for i, allocation in enumerate(allocations):
-        groups.setdefault((allocation.cpu.batch_cores, allocation.cpu.exclusive), []).append(i)
+    groups: dict[tuple[int, bool, int, int], list[int]] = {}
+    for i, a in enumerate(allocations):
+        groups.setdefault((a.cpu.batch_cores, a.cpu.exclusive, a.llc_ways, a.mbw_pct), []).append(i)
     sign = 1.0 if heavier_is_more else -1.0
     values = [band.value for band in bands]
     for members in groups.values():
@@ -240,7 +246,9 @@ def _monotone(
 
 
 def _features(allocations: Sequence[Allocation], context: ModelContext) -> Floats:
-    """Rows (n, 5): share of cores with batch, log10 of the weight ratio, exclusive, LRA load, batch load."""
+    """Rows (n, 7): share of cores with batch, log10 of the weight ratio, exclusive, LRA load, batch load, protected
+    ways (of 20), throttle of batch's bandwidth (of 100).
+    """
     total = max(context.total_cores, 1e-9)
     lra = min(context.lra_demand_cores / total, 1.5)
     batch = min(context.batch_demand_cores / total, 1.0)
@@ -252,6 +260,8 @@ def _features(allocations: Sequence[Allocation], context: ModelContext) -> Float
                 1.0 if a.cpu.exclusive else 0.0,
                 lra,
                 batch,
+                a.llc_ways / 20.0,
+                a.mbw_pct / 100.0,
             )
             for a in allocations
         ],
@@ -263,6 +273,8 @@ def _cell_key(allocation: Allocation, context: ModelContext) -> tuple[object, ..
     total = max(context.total_cores, 1e-9)
     return (
         allocation.cpu,
+        allocation.llc_ways,
+        allocation.mbw_pct,
         round(4 * context.lra_demand_cores / total),
         round(2 * min(context.batch_demand_cores / total, 1.0)),
     )

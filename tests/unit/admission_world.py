@@ -67,6 +67,14 @@ class World:
         self.lra = WorkloadSpec("db", Kind.LRA, "/db", objective=self.objective)
         self.batch = WorkloadSpec("pi", Kind.BATCH, "/pi")
 
+    def host(self) -> HostView:
+        """The host as the policy sees it; worlds with a cache override it."""
+        return HostView(topology(self.cores))
+
+    def counted(self, sample: Sample) -> Sample:
+        """What the processor's counters add to the LRA's sample."""
+        return sample
+
     def step(self, seconds: int = 1) -> None:
         for _ in range(seconds):
             self._one()
@@ -112,6 +120,7 @@ class World:
             memory_working_set_bytes=1 << 29,
             quality=quality,
         )
+        db = self.counted(db)
         starved = 80.0 if self.batch_running else 0.0
         pi = Sample(
             "pi",
@@ -136,7 +145,7 @@ class World:
             WorkloadView(self.batch, pi, enforceable=self.batch_knobs, enforced=self.enforced),
             *self.more_batch,
         )
-        snapshot = Snapshot(self.tick, self.now_s, 1.0, HostView(topology(self.cores)), views, self.memory)
+        snapshot = Snapshot(self.tick, self.now_s, 1.0, self.host(), views, self.memory)
         self._learn(snapshot)
         target = self.policy.decide(snapshot)
         self.memory, self.tick = target.memory, self.tick + 1

@@ -178,20 +178,20 @@ def test_memory_stalls_protect_the_working_set_and_step_batch_down() -> None:
     sample = Sample("pi", 1.0, 1.0, memory_current_bytes=10.0 * gib, memory_working_set_bytes=2.0 * gib)
     batch = WorkloadView(world.batch, sample, enforced=True)
     protection = replace(untouched(2), memory_bytes=4 * gib)
-    found = arbitrate(topology(2), [lra], [batch], {"db": protection}, settings)
+    found = arbitrate(HostView(topology(2)), [lra], [batch], {"db": protection}, settings)
     assert found["db"].memory_low_bytes == 4 * gib
     high = found["pi"].memory_high_bytes
     # 16 GiB - 4 protected - 5 % reserve would be above its use: that is not lowered at all ...
     assert isinstance(high, int)
     assert high >= 10 * gib
     greedy = replace(untouched(2), memory_bytes=14 * gib)
-    high = arbitrate(topology(2), [lra], [batch], {"db": greedy}, settings)["pi"].memory_high_bytes
+    high = arbitrate(HostView(topology(2)), [lra], [batch], {"db": greedy}, settings)["pi"].memory_high_bytes
     # ... and otherwise it goes down by one step at a time, never below the working set.
     assert isinstance(high, int)
     assert high == pytest.approx(9 * gib, rel=0.001)
     small = replace(sample, memory_current_bytes=1.0, memory_working_set_bytes=1.0)
     high = arbitrate(
-        topology(2),
+        HostView(topology(2)),
         [lra],
         [replace(batch, sample=small)],
         {"db": replace(greedy, memory_bytes=16 * gib)},
@@ -212,7 +212,7 @@ def test_exclusive_sets_are_disjoint_and_complete() -> None:
     lra = WorkloadView(world.lra, None, enforced=True)
     batch = WorkloadView(world.batch, None, enforced=True)
     protection = Allocation(CpuGrant(8, 3, 100, True))
-    found = arbitrate(topology(8), [lra], [batch], {"db": protection}, PolicySettings())
+    found = arbitrate(HostView(topology(8)), [lra], [batch], {"db": protection}, PolicySettings())
     ours, theirs = found["db"].cpus, found["pi"].cpus
     assert isinstance(ours, CpuSet)
     assert isinstance(theirs, CpuSet)

@@ -1,0 +1,106 @@
+"""Last-level cache and memory bandwidth: a ladder of steps that needs no model, and the masks that follow from it.
+
+An LRA is protected by what batch may *not* use: ways that batch's mask leaves out, and a throttle on batch's
+bandwidth. The LRA itself keeps the whole cache and is never throttled. Growing halves what batch has at each step
+(relief at once); shrinking gives back one unit (just enough).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perphd.domain.allocation import Allocation, Settings
+from perphd.domain.decision import Cause
+from perphd.domain.policy import HostView, WorkloadView
+
+LLC_COST = 0.3
+"""Share of batch's work that is taken to be lost when it has next to no cache; the prior of the published programs."""
+MBW_COST = 0.5
+"""The same for its strongest throttle."""
+
+
+def can_protect_llc(host: HostView, batch: Sequence[WorkloadView]) -> bool:
+    """True if batch's cache ways can be set here."""
+    return host.llc_ways > host.min_cbm_bits and _all_can(batch, "llc_masks")
+
+
+def can_protect_mbw(host: HostView, batch: Sequence[WorkloadView]) -> bool:
+    """True if batch's bandwidth can be throttled here."""
+    return len(host.mba_levels_pct) > 1 and _all_can(batch, "mba_pct")
+
+
+def _all_can(batch: Sequence[WorkloadView], setting: str) -> bool:
+    return bool(batch) and all(setting in view.enforceable for view in batch)
+
+
+def stronger(
+    current: Allocation, cause: Cause, host: HostView, batch: Sequence[WorkloadView]
+) -> tuple[Allocation, ...]:
+    """Allocations that protect more of cache and bandwidth, the one to try first in front.
+
+    Cache trouble is answered with ways first and bandwidth next, bandwidth trouble the other way round; anything else
+    is not answered here.
+    """
+    if cause not in (Cause.LLC, Cause.MBW):
+        return ()
+    found: list[Allocation] = []
+    if can_protect_llc(host, batch):
+        has = host.llc_ways - current.llc_ways
+        left = max(host.min_cbm_bits, has // 2)
+        if left < has:
+            found.append(replace(current, llc_ways=host.llc_ways - left))
+    if can_protect_mbw(host, batch):
+        lower = sorted(level for level in host.mba_levels_pct if level < current.mbw_pct)
+        if lower:
+            half = [level for level in lower if level <= current.mbw_pct / 2]
+            found.append(replace(current, mbw_pct=half[-1] if half else lower[0]))
+    if cause is Cause.MBW:
+        found.sort(key=lambda a: a.mbw_pct == current.mbw_pct)
+    return tuple(found)
+
+
+def weaker(current: Allocation, host: HostView) -> tuple[Allocation, ...]:
+    """Allocations that give one unit back to batch, the dearest resource first."""
+    found: list[Allocation] = []
+    higher = sorted(level for level in (*host.mba_levels_pct, 100) if level > current.mbw_pct)
+    if higher:
+        found.append(replace(current, mbw_pct=higher[0]))
+    if current.llc_ways > 0:
+        less = current.llc_ways - 1
+        found.append(replace(current, llc_ways=less))
+    return tuple(found)
+
+
+def batch_value(allocation: Allocation, batch_cores: float, host: HostView) -> float:
+    """What batch is taken to get done, in cores of undisturbed work, under this cache and bandwidth protection."""
+    lost = 0.0
+    if host.llc_ways:
+        lost += LLC_COST * allocation.llc_ways / host.llc_ways
+    return batch_cores * (1.0 - lost) * (1.0 - MBW_COST * (1.0 - allocation.mbw_pct / 100.0))
+
+
+def batch_mask(ways: int, total_ways: int) -> int:
+    """Batch's capacity bit mask: its ``ways`` highest ways (those that devices share on most machines)."""
+    return ((1 << ways) - 1) << (total_ways - ways)
+
+
+def divide(
+    host: HostView,
+    batch: Sequence[WorkloadView],
+    protections: Sequence[Allocation],
+    result: dict[str, Settings],
+) -> None:
+    """Put batch's masks and throttles into ``result``: the strictest of all protections, on every L3 domain."""
+    protected = max((a.llc_ways for a in protections), default=0)
+    throttle = min((a.mbw_pct for a in protections), default=100)
+    domains = [domain.domain for domain in host.topology.l3_domains]
+    for view in batch:
+        settings = result[view.spec.name]
+        if protected and host.llc_ways:
+            left = max(host.min_cbm_bits, host.llc_ways - protected)
+            mask = batch_mask(left, host.llc_ways)
+            settings = replace(settings, llc_masks=tuple((domain, mask) for domain in domains))
+        if throttle < 100 and host.mba_levels_pct:
+            settings = replace(settings, mba_pct=tuple((domain, throttle) for domain in domains))
+        result[view.spec.name] = settings

@@ -1,0 +1,159 @@
+"""Cache and bandwidth: protected step by step where the counters say so, and given back as soon as they may be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perphd.admission import ladder
+from perphd.admission.inferer import untouched
+from perphd.domain.allocation import KEEP, Allocation, Settings
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.decision import Action, Cause
+from perphd.domain.policy import HostView, WorkloadView
+from perphd.domain.sample import Sample
+from perphd.domain.topology import L3Domain
+from perphd.domain.workload import Kind, Objective, WorkloadSpec
+from tests.unit.admission_world import KNOBS, World, topology
+
+WAYS = 11
+LEVELS = tuple(range(10, 101, 10))
+RDT_KNOBS = KNOBS | {"llc_masks", "mba_pct"}
+
+
+def host(ways: int = WAYS, min_bits: int = 1, levels: tuple[int, ...] = LEVELS) -> HostView:
+    domains = (L3Domain(0, CpuSet.of([0, 1]), 11 << 20), L3Domain(7, CpuSet.of([2, 3]), 11 << 20))
+    return HostView(
+        replace(topology(4), l3_domains=domains), llc_ways=ways, min_cbm_bits=min_bits, mba_levels_pct=levels
+    )
+
+
+BATCH = (WorkloadView(WorkloadSpec("pi", Kind.BATCH, "/pi"), None, enforceable=RDT_KNOBS),)
+
+
+@dataclass
+class CacheWorld(World):
+    """The antagonist takes cache, or bandwidth, and no CPU that is missed: 8 cores for a demand of 2."""
+
+    cores: int = 8
+    lra_demand: float = 2.0
+    batch_knobs: frozenset[str] = RDT_KNOBS
+    enough_ways: int = 6
+    enough_mbw_pct: int = 100
+
+    def host(self) -> HostView:
+        return HostView(
+            replace(topology(8), l3_domains=(L3Domain(0, CpuSet.of(range(8)), 11 << 20),)),
+            llc_ways=WAYS,
+            mba_levels_pct=LEVELS,
+        )
+
+    def squeeze(self) -> tuple[float, float]:
+        """By what share misses are more, and dearer, than undisturbed."""
+        if not self.batch_running:
+            return 0.0, 0.0
+        missing = max(0, self.enough_ways - self.protection.llc_ways) / 6.0
+        over = max(0, self.protection.mbw_pct - self.enough_mbw_pct) / 100.0
+        return missing, over
+
+    def _truth(self) -> tuple[float, float, float]:
+        work, delay, batch_cores = super()._truth()
+        missing, over = self.squeeze()
+        slow = 1.0 + 0.8 * missing + 0.8 * over
+        return work / slow, delay * slow, batch_cores
+
+    def counted(self, sample: Sample) -> Sample:
+        missing, over = self.squeeze()
+        return replace(sample, cpi=1.0 + 0.8 * missing + 0.8 * over, llc_mpki=4.0 * (1.0 + 2.0 * missing))
+
+
+def settled(**changes: object) -> CacheWorld:
+    world = CacheWorld(objective=Objective(tolerance_pct=10.0, delay_tolerance_pct=15.0), **changes)  # type: ignore[arg-type]
+    world.step(20)
+    world.antagonist(True)
+    world.step(25)
+    return world
+
+
+def test_misses_are_answered_with_ways() -> None:
+    world = settled()
+    assert world.protection.llc_ways >= world.enough_ways - 1  # what one way costs is within the tolerance
+    assert world.true_work() >= 0.9 * world.work_alone
+    masks = world.targets[-1].settings["pi"].llc_masks
+    assert masks == ((0, ladder.batch_mask(WAYS - world.protection.llc_ways, WAYS)),)
+    assert world.targets[-1].settings["db"].llc_masks is KEEP
+
+
+def test_dear_misses_are_answered_with_a_throttle_on_batch() -> None:
+    world = settled(enough_ways=0, enough_mbw_pct=40)
+    assert world.protection.mbw_pct <= 50
+    assert world.true_work() >= 0.9 * world.work_alone
+    assert world.targets[-1].settings["pi"].mba_pct == ((0, world.protection.mbw_pct),)
+
+
+def test_just_enough_ways_are_kept_and_all_come_back_at_the_end() -> None:
+    world = settled()
+    world.step(120)
+    assert world.protection.llc_ways <= world.enough_ways + 1
+    world.antagonist(False)
+    world.step(40)
+    assert world.protection == untouched(8)
+    assert world.targets[-1].settings["pi"] == Settings()
+
+
+def test_a_host_without_the_actuators_is_left_alone_by_the_ladder() -> None:
+    nothing = untouched(4)
+    assert ladder.stronger(nothing, Cause.LLC, host(ways=0, levels=()), BATCH) == ()
+    without = (replace(BATCH[0], enforceable=KNOBS),)
+    assert ladder.stronger(nothing, Cause.LLC, host(), without) == ()
+    assert ladder.stronger(nothing, Cause.CPU, host(), BATCH) == ()
+
+
+def test_a_step_that_does_not_help_is_undone_and_the_other_dimension_tried() -> None:
+    world = settled(enough_ways=100, enough_mbw_pct=100)  # more misses, and no way to end them
+    seen = [d.action for d in world.history]
+    assert Action.ROLLBACK in seen
+    world.step(60)
+    assert world.protection.llc_ways < WAYS - 1 or world.protection.mbw_pct == 100
+
+
+@given(
+    ways=st.integers(2, 20),
+    min_bits=st.integers(1, 3),
+    protected=st.integers(0, 19),
+    level=st.sampled_from(LEVELS),
+    cause=st.sampled_from([Cause.LLC, Cause.MBW]),
+)
+def test_steps_stay_on_the_lattice(
+    ways: int, min_bits: int, protected: int, level: int, cause: Cause
+) -> None:
+    here = host(ways, min_bits)
+    current = replace(untouched(4), llc_ways=min(protected, max(0, ways - min_bits)), mbw_pct=level)
+    for step in ladder.stronger(current, cause, here, BATCH):
+        assert ways - step.llc_ways >= min_bits or step.llc_ways == current.llc_ways
+        assert step.mbw_pct in LEVELS
+        assert step.llc_ways > current.llc_ways or step.mbw_pct < current.mbw_pct
+        assert ladder.batch_value(step, 2.0, here) < ladder.batch_value(current, 2.0, here)
+    for step in ladder.weaker(current, here):
+        assert step.llc_ways <= current.llc_ways
+        assert step.mbw_pct >= current.mbw_pct
+        assert step != current
+
+
+@pytest.mark.parametrize(("left", "total", "mask"), [(1, 11, 0x400), (11, 11, 0x7FF), (3, 20, 0xE0000)])
+def test_batch_has_the_highest_ways(left: int, total: int, mask: int) -> None:
+    assert ladder.batch_mask(left, total) == mask
+
+
+def test_the_strictest_protection_binds_batch_on_every_domain() -> None:
+    result = {"pi": Settings()}
+    protections = [
+        Allocation(untouched(4).cpu, llc_ways=3, mbw_pct=80),
+        Allocation(untouched(4).cpu, llc_ways=5),
+    ]
+    ladder.divide(host(), BATCH, protections, result)
+    assert result["pi"].llc_masks == ((0, 0x7E0), (7, 0x7E0))
+    assert result["pi"].mba_pct == ((0, 80), (7, 80))
