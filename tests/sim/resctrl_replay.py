@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import stat
 import subprocess
 import sys
+import threading
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
 
 from perphd.domain.cpuset import CpuSet
 from perphd.sim.kernel import Directory, RawFs, caller_uid
 from perphd.sim.kernel.faces import walk
+from perphd.sim.kernel.fuse import serve
 from perphd.sim.kernel.resctrl import MOUNT_POINT, RdtMachine, ResctrlTree, Threads
 
 TABLE = tomllib.loads((Path(__file__).parent / "data" / "resctrl_operations.toml").read_text())
@@ -106,7 +110,7 @@ class System:
     """A mounted tree: a FUSE mount of the simulated one, or the kernel's."""
 
     def __init__(self, root: str, *, fuse: bool) -> None:
-        self.root, self._fuse = root, fuse
+        self.root, self.fuse = root, fuse
 
     def _path(self, path: str) -> str:
         return f"{self.root}/{path}".rstrip("/")
@@ -121,7 +125,7 @@ class System:
         os.rename(self._path(path), self._path(to))
 
     def write(self, path: str, data: bytes) -> None:
-        if self._fuse and not data:
+        if self.fuse and not data:
             raise NotExpressible("FUSE does not hand an empty write on")
         try:
             fd = os.open(self._path(path), os.O_WRONLY)
@@ -171,7 +175,35 @@ class System:
             os.truncate(target, 0)
 
     def as_user(self, uid: int) -> Calls:
-        raise NotExpressible(f"this process does not become user {uid}")
+        return _SystemAs(self, uid)
+
+
+class _SystemAs(System):
+    """The same in the name of somebody else."""
+
+    def __init__(self, system: System, uid: int) -> None:
+        super().__init__(system.root, fuse=system.fuse)
+        self._uid = uid
+
+    @contextmanager
+    def _become(self) -> Iterator[None]:
+        os.seteuid(self._uid)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+
+    def mkdir(self, path: str) -> None:
+        with self._become():
+            super().mkdir(path)
+
+    def write(self, path: str, data: bytes) -> None:
+        with self._become():
+            super().write(path, data)
+
+    def read(self, path: str) -> bytes:
+        with self._become():
+            return super().read(path)
 
 
 class Simulation:
@@ -186,6 +218,14 @@ class Simulation:
         self.tree = ResctrlTree(machine, self.root.make(MOUNT_POINT), self._source)
         self.tree.mount()
         self.calls: Calls = InProcess(RawFs(self.root))
+
+    def start_anew(self) -> None:
+        """As after a reboot, with nothing left in the caches."""
+        if self.tree.mounted:
+            self.tree.umount()
+        self.tree.set_online(self.tree.machine.cpus)
+        self.tree.now_s += 1000
+        self.tree.mount()
 
     def threads_of(self, pid: int) -> list[int]:
         return [pid, pid + 1, pid + 2, pid + 3] if pid == self.names["THREADED"] else [pid]
@@ -217,17 +257,74 @@ class Simulation:
                     tree.account(group.path, 0, llc_bytes=_LIMBO_BYTES)
         elif "limbo" in step:
             names = [f"mon_groups/limbo{n}" for n in range(step["limbo"])]
+            here = InProcess(RawFs(self.root))
             for name in names:
-                self.calls.mkdir(name)
+                here.mkdir(name)
                 tree.account(name, 0, llc_bytes=_LIMBO_BYTES)
             for name in names:
-                self.calls.rmdir(name)
+                here.rmdir(name)
         elif "mount" in step:
             tree.mount(step["mount"])
             if "mounts" in step:
                 assert tree.mount_line() == step["mounts"] + "\n"
         elif "umount" in step:
             tree.umount()
+
+
+class MountedSimulation:
+    """The same behind a FUSE mount in a process of its own; what happens to the machine goes there by a pipe."""
+
+    def __init__(self, machine: RdtMachine, folder: str) -> None:
+        self._simulation = Simulation(machine)
+        self.names = self._simulation.names
+        self.threads_of = self._simulation.threads_of
+        self.calls: Calls = System(folder, fuse=True)
+        fork = multiprocessing.get_context("fork")
+        self._pipe, there = fork.Pipe()
+        self._server = fork.Process(target=self._serve, args=(folder, there))
+        self._server.start()
+        there.close()
+        assert self._pipe.recv() == "mounted"
+
+    def _serve(self, folder: str, pipe: Connection) -> None:
+        gate = threading.RLock()
+        threading.Thread(target=self._listen, args=(pipe, gate), daemon=True).start()
+        mount_point = walk(self._simulation.root, MOUNT_POINT)
+        assert isinstance(mount_point, Directory)
+        serve(mount_point, folder, gate, lambda: pipe.send("mounted"))
+
+    def _listen(self, pipe: Connection, gate: threading.RLock) -> None:
+        while True:
+            method, arguments = pipe.recv()
+            with gate:
+                try:
+                    answer = getattr(self._simulation, method)(*arguments)
+                except (AssertionError, OSError) as exc:
+                    answer = exc
+            pipe.send(answer)
+
+    def _ask(self, method: str, *arguments: object) -> Any:
+        self._pipe.send((method, arguments))
+        answer = self._pipe.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def fork(self, pid: int) -> int:
+        return int(self._ask("fork", pid))
+
+    def proc(self, pid: int) -> str:
+        return str(self._ask("proc", pid))
+
+    def happen(self, step: Step) -> None:
+        self._ask("happen", step)
+
+    def start_anew(self) -> None:
+        self._ask("start_anew")
+
+    def close(self) -> None:
+        self._server.terminate()
+        self._server.join()
 
 
 _FOUR_THREADS = """
@@ -245,18 +342,13 @@ class RealKernel:
     def __init__(self) -> None:
         self.calls: Calls = System(MOUNT_POINT, fuse=False)
         self._shell = subprocess.Popen(["/bin/sh"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        four = "import threading,time;[threading.Thread(target=time.sleep,args=(600,),daemon=True).start() for _ in 'abc'];"
-        self._started = [
-            self._shell,
-            subprocess.Popen(["/bin/sleep", "600"]),
-            subprocess.Popen(
-                [sys.executable, "-c", four + "print(flush=True);time.sleep(600)"], stdout=subprocess.PIPE
-            ),
-            subprocess.Popen(["/bin/true"]),
-        ]
-        assert self._started[2].stdout is not None
-        self._started[2].stdout.readline()
-        os.waitid(os.P_PID, self._started[3].pid, os.WEXITED | os.WNOWAIT)
+        threaded = subprocess.Popen([sys.executable, "-c", _FOUR_THREADS], stdout=subprocess.PIPE, text=True)
+        assert threaded.stdout is not None
+        threaded.stdout.readline()
+        zombie = subprocess.Popen(["/bin/true"], text=True)
+        os.waitid(os.P_PID, zombie.pid, os.WEXITED | os.WNOWAIT)
+        other = subprocess.Popen(["/bin/sleep", "600"], text=True)
+        self._started = [self._shell, other, threaded, zombie]
         dead = subprocess.Popen(["/bin/true"])
         dead.wait()
         pids = [process.pid for process in self._started]
@@ -285,7 +377,7 @@ class RealKernel:
         raise NotExpressible("a real machine is left as it is")
 
 
-World = Simulation | RealKernel
+World = Simulation | MountedSimulation | RealKernel
 _EVENTS = ("offline", "online", "account", "wait_s", "occupy", "limbo", "mount", "umount")
 _OTHER = ("unlink", "create", "symlink", "chmod", "chown", "truncate")
 
@@ -344,6 +436,8 @@ class Replay:
             self._mkdir_until_refused(step)
         elif "rmdir_all" in step:
             self._rmdir_all(step["rmdir_all"])
+        elif "read" in step:
+            calls.read(step["read"])
         elif "keep" in step:
             self._kept[step["keep"]] = calls.keep(step["keep"])
         elif "reread" in step:

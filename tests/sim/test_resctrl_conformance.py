@@ -6,13 +6,16 @@ The same steps run against the kernel's own resctrl where one is mounted, empty,
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perphd.sim.kernel.resctrl import LINUX_6_1, LINUX_6_12, MACHINES, MOUNT_POINT, Kernel
-from tests.sim.resctrl_replay import TABLE, Replay, Simulation, clean_real_kernel
+from tests.sim.resctrl_replay import TABLE, MountedSimulation, Replay, Simulation, clean_real_kernel
 
 SECTIONS = {section["name"]: section for section in TABLE["section"]}
 KERNELS = {"6.1": LINUX_6_1, "6.12": LINUX_6_12}
@@ -66,6 +69,32 @@ def test_a_newer_kernel_tells_of_sparse_masks() -> None:
     calls = Simulation(MACHINES["captured"].on(LINUX_6_12)).calls
     assert calls.read("info/L3/sparse_masks") == b"0\n"
     assert calls.kind_and_mode("info/L3/sparse_masks") == "f 0444"
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """An empty directory that every user can get to."""
+    path = Path(tempfile.mkdtemp(prefix="resctrl-"))
+    path.chmod(0o755)
+    yield path
+    path.rmdir()
+
+
+@pytest.mark.requires_root
+@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+def test_the_mounted_tree_answers_as_captured(kernel: Kernel, reachable: Path) -> None:
+    if not os.access("/dev/fuse", os.W_OK) or shutil.which("fusermount3") is None:
+        pytest.skip("needs /dev/fuse and fusermount3 (Debian package fuse3)")
+    world = MountedSimulation(MACHINES["captured"].on(kernel), str(reachable))
+    left_out: list[str] = []
+    try:
+        for section in SECTIONS.values():
+            world.start_anew()
+            outcomes = Replay(world, kernel is LINUX_6_12).run(section)
+            left_out += [reason for _, reason in outcomes if reason is not None]
+    finally:
+        world.close()
+    assert left_out == ["FUSE does not hand an empty write on"] * 3
 
 
 @pytest.mark.requires_root
