@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from perphd.agent.loop import Agent, Parts
 from perphd.agent.records import Records
 from perphd.agent.sli import SliBoard, SliOpener
 from perphd.domain.capability import Capabilities
+from perphd.domain.errors import Unsupported
 from perphd.domain.policy import Policy
 from perphd.host.capabilities import probe
 from perphd.host.cgroup import Hierarchies, discover
@@ -56,7 +58,8 @@ def build_agent(
 
     Args:
         config: read and checked.
-        fs: the kernel's files; None: this machine's. A simulated host brings its own.
+        fs: the kernel's files; None: those below ``host.root``, by default this machine's. A simulated host brings
+            its own.
         opener: opens perf event groups; None: this kernel's, as far as the capabilities allow.
         sli_opener: opens the applications' indicators; a simulated host brings its own.
         clock: monotonic clock for readings that take a while; None: ticks bring the time (virtual time).
@@ -67,12 +70,16 @@ def build_agent(
     Raises:
         PerphError: the state directory cannot be used, or another daemon holds its journal.
     """
-    real = fs is None
-    fs = fs if fs is not None else RealFs()
+    real = fs is None and not config.host.root
+    elsewhere = fs is None and bool(config.host.root)
+    fs = fs if fs is not None else RealFs(config.host.root)
     hierarchies = discover(fs)
     topology = read_topology(fs)
     if capabilities is None:
-        capabilities = probe(fs, hierarchies) if real else probe_simulated(fs, hierarchies)
+        if elsewhere:
+            capabilities = probe_elsewhere(fs, hierarchies)
+        else:
+            capabilities = probe(fs, hierarchies) if real else probe_simulated(fs, hierarchies)
     taskstats: TaskStats | None = None
     if real:
         opener = opener if opener is not None else open_group
@@ -129,6 +136,17 @@ def probe_simulated(fs: KernelFs, hierarchies: Hierarchies) -> Capabilities:
         taskstats=lambda: "a simulated host has no netlink",
         environment={},
     )
+
+
+def probe_elsewhere(fs: KernelFs, hierarchies: Hierarchies) -> Capabilities:
+    """The report about a host of which only the files are here (``host.root``): its system calls cannot be asked."""
+    reason = "only the files of this host are here, below host.root"
+
+    def no_events(directory: str) -> EventSupport:
+        refusal = Unsupported(directory, "perf_event_open", errno.EOPNOTSUPP, detail=reason)
+        return EventSupport((), dict.fromkeys(EventKind, refusal))
+
+    return probe(fs, hierarchies, events=no_events, taskstats=lambda: reason, environment=os.environ)
 
 
 def _store(config: Config) -> Store:

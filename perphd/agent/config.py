@@ -29,6 +29,7 @@ __all__ = [
     "HostConfig",
     "StoreConfig",
     "check_against_host",
+    "for_restore",
     "load",
     "parse",
     "state_dir_of",
@@ -84,6 +85,12 @@ class HostConfig:
 
     kind: Literal["auto", "simulated"] = setting(
         "auto", "auto: this machine, with what it has. simulated: the embedded simulated host, no root needed"
+    )
+    root: str = setting(
+        "",
+        "directory whose proc and sys are taken for the host's, such as one of perphd sim mount; empty: this "
+        "machine's own. perf events, taskstats and D-Bus are then not used: they would tell of another machine",
+        kind="optional-path",
     )
 
 
@@ -155,17 +162,23 @@ def load(path: str | Path = DEFAULT_PATH, *, runtime: bool = True) -> Config:
     return _with_runtime(config) if runtime else config
 
 
-def state_dir_of(path: str | Path, warn: Callable[[str], None]) -> str:
-    """Where the journal of originals is, whatever state the configuration is in.
+def for_restore(path: str | Path, warn: Callable[[str], None]) -> tuple[str, str]:
+    """(state directory with the journal of originals, root of the host's files), whatever the configuration's state.
 
     A configuration that cannot be used is told to ``warn`` and must not keep values from being given back: the
-    journal is then taken to be where it is by default.
+    journal and the host are then taken to be where they are by default.
     """
     try:
-        return load(path, runtime=False).daemon.state_dir
+        found = load(path, runtime=False)
     except ConfigError as exc:
         warn(f"{exc}; using the default state directory")
-        return DaemonConfig().state_dir
+        return DaemonConfig().state_dir, HostConfig().root
+    return found.daemon.state_dir, found.host.root
+
+
+def state_dir_of(path: str | Path, warn: Callable[[str], None]) -> str:
+    """The first half of ``for_restore``."""
+    return for_restore(path, warn)[0]
 
 
 @dataclass(frozen=True, slots=True)

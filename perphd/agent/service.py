@@ -28,6 +28,8 @@ ALIVE_STEP_S = 5.0
 """The watchdog is fed at least so often, however long the period is."""
 SILENCE_S = 30.0
 """Without a tick that ended for three periods and so long, the watchdog is no longer fed."""
+OWN_NICE = -10
+"""The daemon's own priority, as Nice= in its unit."""
 
 
 class Server(Protocol):
@@ -82,7 +84,7 @@ class Service:
         return agent
 
     def _real(self) -> Agent:
-        fs = RealFs()
+        fs = RealFs(self._config.host.root)
         for warning in check_against_host(self._config, fs, discover(fs)):
             log.warning("%s", warning)
         # What a daemon that was killed left behind is put back before anything is looked at.
@@ -149,7 +151,7 @@ class Service:
         self._notifier.reloading()
         try:
             config = load(self._path)
-            fs = RealFs()
+            fs = RealFs(config.host.root)
             for warning in check_against_host(config, fs, discover(fs)):
                 log.warning("%s", warning)
             await agent.reload(config)
@@ -160,7 +162,9 @@ class Service:
 
 def protect_self() -> None:
     """Ask for a little more CPU priority than anybody's default, so that a loaded host does not blind its guard."""
+    if os.getpriority(os.PRIO_PROCESS, 0) <= OWN_NICE:
+        return  # the unit has given it (Nice=), and forbids more
     try:
-        os.setpriority(os.PRIO_PROCESS, 0, -10)
+        os.setpriority(os.PRIO_PROCESS, 0, OWN_NICE)
     except OSError as exc:
         log.info("running at normal priority: %s", exc.strerror)

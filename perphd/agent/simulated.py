@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -21,7 +21,7 @@ from perphd.sim.workload import Batch, Lra
 BATCH_ARRIVES_S: Final = 30.0
 """Simulated batch jobs start so long after the daemon, so that it sees the applications undisturbed first."""
 _CORES: Final = 8
-_DEFAULT: Final = (
+DEFAULT_WORKLOADS: Final = (
     WorkloadSpec("mysql", Kind.LRA, "/simulated/mysql"),
     WorkloadSpec("pi", Kind.BATCH, "/simulated/pi"),
 )
@@ -59,6 +59,28 @@ def _reading(value: float | None, otherwise: str) -> Reading:
     return Unavailable(otherwise) if value is None else value
 
 
+def simulate(
+    specs: Sequence[WorkloadSpec],
+    *,
+    machine: Machine | None = None,
+    batch_arrives_s: float = BATCH_ARRIVES_S,
+    seed: int = 0,
+) -> SimHost:
+    """A simulated server on which these workloads run: databases with ten clients, jobs that fill it."""
+    machine = machine or Machine(1, _CORES)
+    work = [
+        Lra(spec.name, spec.cgroup, clients=10, service_ms=2.0, serial_ms=0.05, wait_ms=1.5)
+        if spec.kind is Kind.LRA
+        else Batch(spec.name, spec.cgroup, threads=machine.cpus)
+        for spec in specs
+    ]
+    arrivals = [Arrival(batch_arrives_s, spec.name) for spec in specs if spec.kind is Kind.BATCH]
+    host = SimHost(work, machine=machine, events=arrivals, seed=seed, pmu=True)
+    for spec in specs:
+        host.fs.write(f"{CGROUP_ROOT}{spec.cgroup}/cpuset.cpus", str(host.machine.online).encode())
+    return host
+
+
 def build_simulated(config: Config) -> tuple[Agent, Callable[[float], None]]:
     """An agent on a simulated server, and the function that moves the simulated host on to a time (s from start).
 
@@ -67,18 +89,9 @@ def build_simulated(config: Config) -> tuple[Agent, Callable[[float], None]]:
     """
     specs = tuple(
         replace(spec, sli=SliSpec("simulated", (("workload", spec.name),))) if spec.kind is Kind.LRA else spec
-        for spec in config.workloads or _DEFAULT
+        for spec in config.workloads or DEFAULT_WORKLOADS
     )
-    work = [
-        Lra(spec.name, spec.cgroup, clients=10, service_ms=2.0, serial_ms=0.05, wait_ms=1.5)
-        if spec.kind is Kind.LRA
-        else Batch(spec.name, spec.cgroup, threads=_CORES)
-        for spec in specs
-    ]
-    arrivals = [Arrival(BATCH_ARRIVES_S, spec.name) for spec in specs if spec.kind is Kind.BATCH]
-    host = SimHost(work, machine=Machine(1, _CORES), events=arrivals, pmu=True)
-    for spec in specs:
-        host.fs.write(f"{CGROUP_ROOT}{spec.cgroup}/cpuset.cpus", str(host.machine.online).encode())
+    host = simulate(specs)
     agent = build_agent(
         replace(config, workloads=specs), fs=host.fs, opener=host.perf_opener, sli_opener=simulated_sli(host)
     )

@@ -196,7 +196,8 @@ def restore(out: Out, force: bool, state_dir: str | None, config_path: str) -> N
         from perphd.host.fs import RealFs
         from perphd.isolation.restore import restore as put_back
 
-        data = encode(put_back(RealFs(), state_dir or _state_dir(config_path), force))
+        configured, root = _for_restore(config_path)
+        data = encode(put_back(RealFs(root), state_dir or configured, force))
     report = decode(RestoreReport, data)
     out.show(data, lambda: restore_parts(report))
     if not report.complete:
@@ -255,7 +256,7 @@ def check(out: Out, path: str) -> None:
     from perphd.host.fs import RealFs
 
     loaded = load(path, runtime=False)
-    fs = RealFs()
+    fs = RealFs(loaded.host.root)
     warnings = [*loaded.warnings, *check_against_host(loaded, fs, discover(fs))]
     out.warn(warnings)
     count = len(loaded.workloads)
@@ -314,10 +315,10 @@ def groups(out: Out, limit: int, everything: bool) -> None:
     out.show({"cgroups": data}, lambda: [table("", ("CGROUP", "PROCESSES"), rows, right=(1,))])
 
 
-def _state_dir(config_path: str) -> str:
-    from perphd.agent.config import state_dir_of
+def _for_restore(config_path: str) -> tuple[str, str]:
+    from perphd.agent.config import for_restore
 
-    return state_dir_of(config_path, lambda text: click.echo(f"perphctl: warning: {text}", err=True))
+    return for_restore(config_path, lambda text: click.echo(f"perphctl: warning: {text}", err=True))
 
 
 def _toml(value: object) -> str:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import sys
 from pathlib import Path
 from typing import NoReturn
 
 import click
 
 from perphd import __version__
-from perphd.agent.config import DEFAULT_PATH, load, state_dir_of
+from perphd.agent.config import DEFAULT_PATH, for_restore, load
+from perphd.control.cli_sim import sim
+from perphd.control.journal_log import start_logging
 from perphd.domain.errors import PerphError
 
 EXIT_FAILED = 1
@@ -42,7 +42,7 @@ def run(config_path: str, log_level: str | None) -> None:
     """Run the daemon in the foreground until SIGTERM or Ctrl-C."""
     try:
         config = load(config_path)
-        _log_to_stderr(log_level or config.daemon.log_level)
+        start_logging(log_level or config.daemon.log_level)
         from perphd.agent.service import Service, protect_self
         from perphd.control.server import ControlServer
 
@@ -77,11 +77,10 @@ def restore(config_path: str, state_dir: str | None, force: bool) -> None:
     from perphd.isolation.restore import restore as put_back
 
     try:
-        if state_dir is None:
-            state_dir = state_dir_of(
-                config_path, lambda text: click.echo(f"perphd: warning: {text}", err=True)
-            )
-        report = put_back(RealFs(), Path(state_dir), force=force)
+        configured, root = for_restore(
+            config_path, lambda text: click.echo(f"perphd: warning: {text}", err=True)
+        )
+        report = put_back(RealFs(root), Path(state_dir or configured), force=force)
     except PerphError as exc:
         _refuse(exc)
     click.echo(str(report))
@@ -104,7 +103,7 @@ def check(path: str) -> None:
 
     try:
         loaded = load(path)
-        fs = RealFs()
+        fs = RealFs(loaded.host.root)
         for warning in (*loaded.warnings, *check_against_host(loaded, fs, discover(fs))):
             click.echo(f"warning: {warning}", err=True)
     except PerphError as exc:
@@ -112,11 +111,9 @@ def check(path: str) -> None:
     click.echo(f"{path}: fine, {len(loaded.workloads)} workloads, mode {loaded.daemon.mode}")
 
 
+main.add_command(sim)
+
+
 def _refuse(error: PerphError) -> NoReturn:
     click.echo(f"perphd: {error}", err=True)
     raise SystemExit(EXIT_FAILED)
-
-
-def _log_to_stderr(level: str) -> None:
-    logging.basicConfig(stream=sys.stderr, level=level.upper(), format="%(levelname)s %(message)s")
-    logging.getLogger("aiohttp").setLevel(logging.WARNING)

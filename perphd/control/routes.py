@@ -62,9 +62,9 @@ class Hooks:
     wall: Callable[[], float] = time.time
 
     @classmethod
-    def of_this_machine(cls) -> Hooks:
-        """The real ones."""
-        fs = RealFs()
+    def of_host(cls, root: str = "") -> Hooks:
+        """The real ones, for the host whose files lie below ``root`` (empty: this machine)."""
+        fs = RealFs(root)
         hierarchies = discover(fs)
         return cls(
             check_host=lambda specs: check_workloads_on_host(specs, fs, hierarchies, _BODY),

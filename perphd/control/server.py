@@ -59,7 +59,7 @@ class ControlServer:
         self._limits = limits if limits is not None else Limits()
         self._peer_lookup = peer_lookup
         self._access = access or Access.of_groups(daemon.read_group, daemon.admin_group)
-        hooks = hooks if hooks is not None else Hooks.of_this_machine()
+        hooks = hooks if hooks is not None else Hooks.of_host(config.host.root)
         self._routes = Routes(agent, reload, hooks, self._limits, self._access)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.AbstractServer | None = None

@@ -46,7 +46,18 @@ class File:
             file (a PSI trigger); it goes before ``write``.
     """
 
-    __slots__ = ("dead", "gid", "inode", "mode", "per_open", "read", "strict_open", "uid", "write")
+    __slots__ = (
+        "changed_ns",
+        "dead",
+        "gid",
+        "inode",
+        "mode",
+        "per_open",
+        "read",
+        "strict_open",
+        "uid",
+        "write",
+    )
 
     def __init__(
         self,
@@ -63,6 +74,7 @@ class File:
         self.mode = usual if mode is None else mode
         self.strict_open = strict_open
         self.uid = self.gid = 0
+        self.changed_ns = 0  # time of its last change, for files whose readers look at that; 0: not kept
         self.inode = next(_inodes)
         self.dead = False
 

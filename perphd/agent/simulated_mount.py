@@ -1,0 +1,231 @@
+"""A simulated server as a directory: kernel files by FUSE, workloads that live in real time, a daemon beside it.
+
+What is mounted looks like the root of a host: ``proc``, ``sys/fs/cgroup``, ``sys/fs/resctrl``, ``sys/devices/system``,
+and ``run/perphd-sim/NAME`` with the indicators of every application. ``[host] root`` points a daemon at it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.agent.simulated import BATCH_ARRIVES_S, DEFAULT_WORKLOADS, simulate
+from perphd.domain.errors import PerphError
+from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.sim.host import SimHost
+from perphd.sim.kernel.cgroup2 import CgroupTree
+from perphd.sim.kernel.fuse import MountError, serve
+from perphd.sim.kernel.proc import BASE_MOUNTS, add_host_files, cgroup2_mount, resctrl_mount, set_mounts
+from perphd.sim.kernel.resctrl import MACHINES, MOUNT_POINT, RdtMachine, ResctrlTree
+from perphd.sim.kernel.vfs import Directory, File
+from perphd.sim.machine import CGROUP_ROOT, Machine
+from perphd.sim.sli import SliCursor
+
+log = logging.getLogger("perphd")
+
+STEP_S: Final = 0.1
+"""Real time between two steps of the simulated host."""
+SLI_DIR: Final = "/run/perphd-sim"
+SLI_PERIOD_S: Final = 0.5
+"""So often an application states its indicators anew."""
+PLAIN: Final = "plain"
+"""The machine without resctrl."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerPlan:
+    """What is simulated.
+
+    Args:
+        machine: ``plain`` (one socket of eight cores, no resctrl), or a machine of ``machine_names``.
+        workloads: what runs; by default one database and one batch job.
+        batch_arrives_s: batch jobs start so long after the mount.
+        seed: of the simulated noise.
+    """
+
+    machine: str = PLAIN
+    workloads: Sequence[WorkloadSpec] = DEFAULT_WORKLOADS
+    batch_arrives_s: float = BATCH_ARRIVES_S
+    seed: int = 0
+
+
+def machine_names() -> tuple[str, ...]:
+    """The machines that can be mounted."""
+    return (PLAIN, *MACHINES)
+
+
+def mount(plan: ServerPlan, directory: str, ready: Callable[[], None] = lambda: None) -> None:
+    """Mount a simulated server and let it live in real time until SIGTERM, SIGINT or an unmount.
+
+    Args:
+        plan: what is simulated.
+        directory: an empty directory.
+        ready: called once programs can look at it.
+
+    Raises:
+        PerphError: the mount could not be made, or the simulation failed.
+    """
+    if not os.path.isdir(directory):
+        raise PerphError(f"{directory}: there is no such directory; make an empty one to mount on")
+    server = _Server(plan)
+    life = threading.Thread(target=server.live, name="life", daemon=True)
+
+    def mounted() -> None:
+        life.start()
+        ready()
+
+    try:
+        serve(server.root, directory, server.gate, mounted)
+    except MountError as exc:
+        raise PerphError(str(exc)) from exc
+    finally:
+        server.stop.set()
+    if life.is_alive():
+        life.join()
+    if server.failure is not None:
+        raise PerphError(f"the simulated host failed: {server.failure!r}") from server.failure
+
+
+def daemon_config(directory: str, workloads: Sequence[WorkloadSpec], state_dir: str) -> str:
+    """Text of a configuration with which a daemon controls what is mounted there."""
+    lines = [
+        "[daemon]",
+        'mode = "enforce"',
+        f'state_dir = "{state_dir}"',
+        f'socket = "{state_dir}/perphd.sock"',
+        'read_group = "root"',
+        'admin_group = "root"',
+        "[host]",
+        f'root = "{directory}"',
+    ]
+    for spec in workloads:
+        lines += [f"[[{spec.kind.value}]]", f'name = "{spec.name}"', f'cgroup = "{spec.cgroup}"']
+        if spec.kind is Kind.LRA:
+            lines += ["[lra.sli]", 'source = "file"', f'path = "{directory}{SLI_DIR}/{spec.name}"']
+    return "\n".join(lines) + "\n"
+
+
+class _Server:
+    """The simulated host, its files, and the thread in which its time passes. ``gate`` keeps both apart."""
+
+    def __init__(self, plan: ServerPlan) -> None:
+        rdt = MACHINES.get(plan.machine)
+        self._host = simulate(
+            plan.workloads,
+            machine=None if rdt is None else _shape(rdt),
+            batch_arrives_s=plan.batch_arrives_s,
+            seed=plan.seed,
+        )
+        self.root = self._host.fs.root
+        self.gate = threading.RLock()
+        self.stop = threading.Event()
+        self.failure: Exception | None = None
+        _lay_out(self._host, rdt)
+        self._sli = [
+            _SliFile(self.root.make(SLI_DIR), spec.name, self._host.sli(spec.name))
+            for spec in plan.workloads
+            if spec.kind is Kind.LRA
+        ]
+
+    def live(self) -> None:
+        """Let time pass until told to stop; a failure ends the whole process."""
+        began_s = time.monotonic()
+        told_s = 0.0
+        try:
+            while not self.stop.wait(STEP_S):
+                with self.gate:
+                    now_s = time.monotonic() - began_s
+                    self._host.advance(now_s)
+                    if now_s - told_s >= SLI_PERIOD_S:
+                        told_s = now_s
+                        for file in self._sli:
+                            file.tell()
+        except Exception as exc:  # whatever it is, it is told when the mount has ended
+            self.failure = exc
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+class _SliFile:
+    """The indicators of one application over the last ``SLI_PERIOD_S``, for the SLI source ``file``."""
+
+    def __init__(self, directory: Directory, name: str, cursor: SliCursor) -> None:
+        self._cursor, self._text = cursor, ""
+        self._file: File = directory.add(name, lambda: self._text)
+
+    def tell(self) -> None:
+        """State them anew."""
+        window = self._cursor.read()
+        if window is None:
+            return
+        values = {
+            "work_rate_per_s": window.work_rate_per_s,
+            "load_per_s": window.load_per_s,
+            "latency_p50_ms": window.p50_ms,
+            "latency_p95_ms": window.p95_ms,
+            "latency_p99_ms": window.p99_ms,
+        }
+        self._text = "".join(f"{name} = {value:.6g}\n" for name, value in values.items() if value is not None)
+        self._file.changed_ns = time.time_ns()
+
+
+def _lay_out(host: SimHost, rdt: RdtMachine | None) -> None:
+    """Put into the host's tree what a whole server has beside what the simulation needs itself."""
+    root = host.fs.root
+    add_host_files(root, host.cgroups, lambda: host.now_s)
+    mounts = [*BASE_MOUNTS, cgroup2_mount(CGROUP_ROOT)]
+    if rdt is not None and not host.fs.exists(MOUNT_POINT):
+        tree = ResctrlTree(rdt, root.make(MOUNT_POINT), _Tasks(host.cgroups), lambda: host.now_s)
+        tree.mount()
+        mounts.append(resctrl_mount(MOUNT_POINT))
+        for cpu, cache_id in _cache_ids(rdt).items():
+            cache = root.make(f"/sys/devices/system/cpu/cpu{cpu}/cache/index3")
+            cache.add("id", f"{cache_id}\n")
+    set_mounts(root, mounts)
+
+
+def _shape(rdt: RdtMachine) -> Machine:
+    """The simulated machine that has this one's processors: one socket per last-level cache."""
+    domains = max(1, len(set(_cache_ids(rdt).values())))
+    return Machine(sockets=domains, cores_per_socket=max(1, len(rdt.cpus) // domains))
+
+
+def _cache_ids(rdt: RdtMachine) -> Mapping[int, int]:
+    """CPU -> id of its last-level cache, as far as resctrl shows it."""
+    return {
+        cpu: domain.id
+        for cache in rdt.caches
+        if cache.name == "L3"
+        for domain in cache.domains
+        for cpu in domain.cpus
+    }
+
+
+class _Tasks:
+    """The threads of the cgroup tree, as resctrl asks for them."""
+
+    def __init__(self, cgroups: CgroupTree) -> None:
+        self._cgroups = cgroups
+
+    def threads(self) -> Iterator[int]:
+        """Every thread."""
+        yield from sorted(self._cgroups.kernel_pids)
+        for process in self._cgroups.root.all_processes():
+            yield from process.tids
+
+    def exists(self, tid: int) -> bool:
+        """True for every thread of a simulated workload."""
+        return tid in set(self.threads())
+
+    def caller(self) -> int:
+        """Whoever writes lives outside: the kernel's first thread stands for it."""
+        return min(self._cgroups.kernel_pids)
+
+    def may_move(self, uid: int, tid: int) -> bool:
+        """Root may."""
+        return uid == 0 and self.exists(tid)

@@ -1,0 +1,91 @@
+"""Files of /proc that are about the whole host: processor time, load, mounts, the boot.
+
+What ``perphd.sim.machine`` has put there already is kept.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.sim.kernel.cgroup2 import CgroupTree
+from perphd.sim.kernel.vfs import Directory
+
+_TICKS_PER_S: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """One line of the mount table."""
+
+    source: str
+    path: str
+    kind: str
+    options: str
+
+    def __str__(self) -> str:
+        return f"{self.source} {self.path} {self.kind} {self.options} 0 0\n"
+
+
+BASE_MOUNTS: Final = (
+    Mount("proc", "/proc", "proc", "rw,nosuid,nodev,noexec,relatime"),
+    Mount("sysfs", "/sys", "sysfs", "rw,nosuid,nodev,noexec,relatime"),
+)
+
+
+def cgroup2_mount(path: str) -> Mount:
+    """The unified hierarchy as systemd mounts it."""
+    options = "rw,nosuid,nodev,noexec,relatime,nsdelegate,memory_recursiveprot"
+    return Mount("cgroup2", path, "cgroup2", options)
+
+
+def resctrl_mount(path: str) -> Mount:
+    """The resctrl file system without mount options."""
+    return Mount("resctrl", path, "resctrl", "rw,relatime")
+
+
+def set_mounts(root: Directory, mounts: Sequence[Mount]) -> None:
+    """State the mount table in /proc/mounts and /proc/self/mounts."""
+    text = "".join(str(mount) for mount in mounts)
+    root.make("/proc").add("mounts", text)
+    root.make("/proc/self").add("mounts", text)
+
+
+def add_host_files(root: Directory, tree: CgroupTree, clock: Callable[[], float]) -> None:
+    """/proc/stat and what else describes the host as a whole. ``clock``: seconds since its boot."""
+    proc = root.make("/proc")
+    missing = {
+        "stat": lambda: _stat(tree, clock()),
+        "uptime": lambda: f"{clock():.2f} {max(0.0, _idle_s(tree, clock())):.2f}\n",
+        "loadavg": lambda: "0.00 0.00 0.00 1/1 1\n",
+    }
+    for name, read in missing.items():
+        if name not in proc.children:
+            proc.add(name, read)
+    boot = proc.make("sys/kernel/random")
+    if "boot_id" not in boot.children:
+        boot.add("boot_id", f"{uuid.uuid4()}\n")
+
+
+def _idle_s(tree: CgroupTree, now_s: float) -> float:
+    return now_s * len(tree.online) - tree.root.cpu.usage_s
+
+
+def _stat(tree: CgroupTree, now_s: float) -> str:
+    # What the workloads used, spread evenly: the model knows no single CPU.
+    count = len(tree.online)
+    system = int(tree.root.cpu.system_s * _TICKS_PER_S)
+    user = int(tree.root.cpu.usage_s * _TICKS_PER_S) - system
+    idle = max(0, int(_idle_s(tree, now_s) * _TICKS_PER_S))
+    lines = [f"cpu  {user} 0 {system} {idle} 0 0 0 0 0 0\n"]
+    for nth, cpu in enumerate(tree.online):
+        shares = (_share(ticks, nth, count) for ticks in (user, system, idle))
+        lines.append("cpu{} {} 0 {} {} 0 0 0 0 0 0\n".format(cpu, *shares))
+    lines.append(f"intr 0\nctxt {int(tree.root.perf.switches)}\nbtime 0\n")
+    return "".join(lines)
+
+
+def _share(ticks: int, nth: int, count: int) -> int:
+    return ticks // count + (1 if nth < ticks % count else 0)
