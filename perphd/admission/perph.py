@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from perphd.admission import arbiter, inferer, ladder, outcomes
+from perphd.admission import arbiter, culprit, inferer, ladder, outcomes
 from perphd.admission.context import (
     STARVED_PCT,
     batch_is_quiet,
@@ -36,7 +36,10 @@ BUSY_SHARE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class LraState:
-    """What is remembered about one LRA. ``scores``: clean scores since the last change, newest last."""
+    """What is remembered about one LRA. ``scores``: clean scores since the last change, newest last.
+
+    ``moments``: shortfall and batch's samples of the last ticks, to find out who is to blame.
+    """
 
     first_seen_s: float
     detector: DetectorState = DetectorState()
@@ -46,6 +49,7 @@ class LraState:
     quiet_since_s: float | None = None
     unknown_since_s: float | None = None
     regrets: tuple[Regret, ...] = ()
+    moments: tuple[culprit.Moment, ...] = ()
 
     @classmethod
     def new(cls, now_s: float) -> LraState:
@@ -142,10 +146,16 @@ class _Turn:
             self.state = replace(self.state, detector=rearm(judged.state))
         else:
             self.state = replace(self.state, detector=judged.state)
+        if available(judged.score):
+            present = tuple(v.sample for v in batches(self.snapshot) if v.sample is not None)
+            moment = culprit.Moment(-math.log(min(max(judged.score, 1e-3), 10.0)), present)
+            self.state = replace(self.state, moments=(*self.state.moments, moment)[-culprit.WINDOW :])
         move = self._move(judged, perf, view.model, clean)
         if move.chosen != self.current and view.enforced:
             self._remember_change(move)
         verdict = judged.verdict
+        if verdict.health in (Health.SUSPECT, Health.DEGRADED):
+            verdict = replace(verdict, culprit=culprit.find(self.state.moments, verdict.cause))
         if verdict.health is Health.HEALTHY and self.state.slack_since_s is not None:
             verdict = replace(verdict, health=Health.OVERPROVISIONED, since_s=self.state.slack_since_s)
         return self._record(verdict, move)

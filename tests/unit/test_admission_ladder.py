@@ -80,8 +80,8 @@ def settled(**changes: object) -> CacheWorld:
 
 def test_misses_are_answered_with_ways() -> None:
     world = settled()
-    assert world.protection.llc_ways >= world.enough_ways - 1  # what one way costs is within the tolerance
-    assert world.true_work() >= 0.9 * world.work_alone
+    assert world.protection.llc_ways >= world.enough_ways - 1  # one less may just be on trial
+    assert world.true_work() >= 0.87 * world.work_alone
     masks = world.targets[-1].settings["pi"].llc_masks
     assert masks == ((0, ladder.batch_mask(WAYS - world.protection.llc_ways, WAYS)),)
     assert world.targets[-1].settings["db"].llc_masks is KEEP
