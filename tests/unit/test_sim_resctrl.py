@@ -14,7 +14,6 @@ from perphd.sim.kernel import Directory, RawFs
 from perphd.sim.kernel.resctrl import (
     LINUX_6_1,
     LINUX_6_12,
-    LINUX_6_15,
     MACHINES,
     MOUNT_POINT,
     Fault,
@@ -103,7 +102,7 @@ def test_control_groups_are_limited_by_the_scarcest_resource(name: str) -> None:
 def test_values_are_padded_to_the_widest_resource_until_linux_stopped_padding() -> None:
     machine = MACHINES["sparse-ids"]
     assert Host(machine).read("schemata") == "    MB:0=  100;8=  100\n    L3:0=fffff;8=fffff\n"
-    host = Host(machine.on(LINUX_6_15))
+    host = Host("unpadded")
     host.write("schemata", "L3:8=3\n")
     assert host.read("schemata") == "    MB:0=100;8=100\n    L3:0=fffff;8=3\n"
 
@@ -177,6 +176,10 @@ def test_sub_numa_nodes_are_told_apart_and_summed() -> None:
     assert host.read("mon_data/mon_L3_01/llc_occupancy") == f"{3 << 20}\n"
     assert host.read("mon_data/mon_L3_01/mon_sub_L3_03/llc_occupancy") == f"{1 << 21}\n"
     assert host.read("mon_data/mon_L3_00/llc_occupancy") == "0\n"
+    assert host.tree.monitor is not None
+    host.tree.monitor.set_condition(1, "llc_occupancy", "0", of_nodes=False)
+    assert host.read("mon_data/mon_L3_01/llc_occupancy") == "0\n"
+    assert host.read("mon_data/mon_L3_01/mon_sub_L3_03/llc_occupancy") == f"{1 << 21}\n"
 
 
 def test_exclusive_under_cdp_looks_at_code_and_data() -> None:

@@ -14,6 +14,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.sim.kernel.resctrl.hardware import (
     LINUX_6_1,
     LINUX_6_12,
+    LINUX_6_15,
     BandwidthControl,
     CacheControl,
     Domain,
@@ -85,6 +86,11 @@ SPARSE_IDS: Final = RdtMachine(
     monitoring=Monitoring(_SPARSE, 40 * _MIB, num_rmids=176, unit_bytes=_INTEL_UNIT),
 )
 
+UNPADDED: Final = replace(
+    SPARSE_IDS.on(LINUX_6_15),
+    name="unpadded",
+    source="Linux 6.15: schemata does not pad values any more. Otherwise the machine with sparse ids.",
+)
 CDP: Final = replace(
     CAPTURED,
     name="cdp",
@@ -208,6 +214,7 @@ MACHINES: Final = {
         replace(CAPTURED.on(LINUX_6_12), name="captured-6.12"),
         ONE_SOCKET,
         SPARSE_IDS,
+        UNPADDED,
         CDP,
         MBA_MBPS,
         L2_ONLY,

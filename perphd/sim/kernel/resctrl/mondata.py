@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from perphd.sim.kernel.resctrl.groups import Group
@@ -23,10 +22,10 @@ def fill_mon_data(tree: ResctrlTree, monitor: Monitor, group: Group, place: Dire
         if name in place.children:
             continue
         here = _directory(place, name)
-        _events(tree, monitor, group, domain, here, name, monitor.units(domain))
+        _events(tree, monitor, group, domain, here, name)
         for node in domain.nodes:
             inner = f"mon_sub_L3_{node:02d}"
-            _events(tree, monitor, group, domain, _directory(here, inner), f"{name}/{inner}", (node,))
+            _events(tree, monitor, group, domain, _directory(here, inner), f"{name}/{inner}", node)
 
 
 def _events(
@@ -36,7 +35,7 @@ def _events(
     domain: Domain,
     place: Directory,
     name: str,
-    units: Sequence[int],
+    node: int | None = None,
 ) -> None:
     def where() -> str:
         return f"{group.path}/mon_data/{name}"
@@ -46,7 +45,7 @@ def _events(
             place,
             where,
             event,
-            lambda event=event: monitor.read(group, domain, event, units),  # type: ignore[misc]
+            lambda event=event: monitor.read(group, domain, event, node),  # type: ignore[misc]
         )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -54,7 +54,7 @@ class Monitor:
         self._online = online
         self._counters: dict[tuple[int, int], Counter] = {}
         self._freed_s: dict[int, float] = {}
-        self._conditions: dict[tuple[int, str], str] = {}
+        self._conditions: dict[tuple[int, str, bool], str] = {}
         self._config = {(e, d.id): bits for e, bits in _DEFAULT_CONFIG.items() for d in machine.domains}
         self._stale: set[tuple[int, int, str]] = set()
 
@@ -93,12 +93,19 @@ class Monitor:
         counter.total_bytes += total_bytes
         counter.local_bytes += local_bytes
 
-    def set_condition(self, domain_id: int, event: str, condition: str | None) -> None:
-        """Let the event read ``Unavailable`` or ``Error`` in a domain (a cache id); None: numbers again."""
-        if condition is None:
-            self._conditions.pop((domain_id, event), None)
-        else:
-            self._conditions[domain_id, event] = condition
+    def set_condition(
+        self, domain_id: int, event: str, condition: str | None, *, of_nodes: bool = True
+    ) -> None:
+        """Let the event read this (``Unavailable``, ``Error``) in a domain (a cache id); None: numbers again.
+
+        Without ``of_nodes``, only the sums over Sub-NUMA nodes do: kernels have been seen that say 0 there when a
+        node's first CPU went offline.
+        """
+        for key in ((domain_id, event, False), *(((domain_id, event, True),) if of_nodes else ())):
+            if condition is None:
+                self._conditions.pop(key, None)
+            else:
+                self._conditions[key] = condition
 
     def _counter(self, rmid: int, unit: int) -> Counter:
         return self._counters.setdefault((rmid, unit), Counter())
@@ -150,9 +157,10 @@ class Monitor:
 
     # -- files ------------------------------------------------------------------------------------------
 
-    def read(self, group: Group, domain: Domain, event: str, units: Iterable[int]) -> str:
-        """The content of an event's file: the sum over the group, its monitor groups, and these units."""
-        condition = self._conditions.get((domain.id, event))
+    def read(self, group: Group, domain: Domain, event: str, node: int | None = None) -> str:
+        """The content of an event's file: the sum over the group, its monitor groups, and all units or one node."""
+        units = self.units(domain) if node is None else (node,)
+        condition = self._conditions.get((domain.id, event, node is not None))
         if condition is not None:
             return condition + "\n"
         total, readable = 0, False
