@@ -33,6 +33,8 @@ class Why(Enum):
     """A rate needs two readings of one counter, and this is the first."""
     RESTARTED = "restarted"
     """The counter began anew, or lost what a removed monitor group had counted, since the last reading."""
+    UNCALIBRATED = "uncalibrated"
+    """Nobody has measured what this level delivers (``rdt.calibrate``)."""
 
 
 @dataclass(frozen=True, slots=True)
