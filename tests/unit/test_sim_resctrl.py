@@ -375,6 +375,15 @@ def test_a_domain_that_goes_away_frees_what_was_in_limbo_because_of_it() -> None
     host.mkdir("mon_groups/y")
 
 
+def test_bandwidth_of_the_root_counts_from_the_mount() -> None:
+    host = Host("captured")
+    host.tree.account("", 0, llc_bytes=65536, mbm_total_bytes=655360)
+    host.tree.umount()
+    host.tree.mount()
+    assert host.read("mon_data/mon_L3_00/mbm_total_bytes") == "0\n"
+    assert host.read("mon_data/mon_L3_00/llc_occupancy") == "65536\n"
+
+
 def test_counters_are_whole_units_and_conditions_are_told() -> None:
     host = Host("captured")
     host.tree.account("", 0, llc_bytes=100_000, mbm_total_bytes=200_000, mbm_local_bytes=65_535)
