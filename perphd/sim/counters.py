@@ -63,5 +63,6 @@ class PerfCounters:
     instructions: float = 0.0
     cycles: float = 0.0
     llc_misses: float = 0.0
+    llc_references: float = 0.0
     task_clock_s: float = 0.0
     switches: float = 0.0

@@ -7,88 +7,51 @@ from ``perf_opener`` and from ``sli``. The same seed and the same writes give th
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from random import Random
 from typing import Final
 
-from perphd.sim import memory, physics
+import numpy as np
+
+from perphd.sim import memory, rdt
+from perphd.sim.accounting import Running, count, count_pressure
 from perphd.sim.counters import Process
+from perphd.sim.events import Arrival, Becomes, Departure, Event, LoadChange
+from perphd.sim.inforce import InForce, Tenant
 from perphd.sim.kernel import Directory, SimFs
 from perphd.sim.kernel.cgroup2 import CgroupTree, SimCgroup
+from perphd.sim.kernel.resctrl import MOUNT_POINT, ResctrlTree
 from perphd.sim.machine import CGROUP_ROOT, Machine, add_proc, add_processors
+from perphd.sim.node.grant import Array
+from perphd.sim.node.load import LoadTrace
+from perphd.sim.node.model import Node, State
+from perphd.sim.node.outcome import NOTHING, Outcome, Outcomes
+from perphd.sim.node.workload import NodeWorkload
 from perphd.sim.perf import SimPerf
 from perphd.sim.sli import SliCursor, SliTotals
-from perphd.sim.workload import Lra, Workload
+from perphd.sim.workload import Workload
+
+__all__ = ["Arrival", "Becomes", "Departure", "Event", "LoadChange", "SimHost"]
 
 OWN_CGROUP: Final = "/system.slice/perphd.service"
-_SETTLE_S: Final = 0.4  # caches and load balancing follow a change within this time constant
-_NOISE: Final = 0.02
-_NOISE_S: Final = 2.0
 _LATENCY_NOISE: Final = 0.06
-_MAX_BACKLOG: Final = 200.0  # requests; an application refuses more
-_GHZ: Final = 2.5
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """At ``at_s`` a workload starts in its cgroup (made if it is not there)."""
-
-    at_s: float
-    name: str
-
-
-@dataclass(frozen=True, slots=True)
-class Departure:
-    """At ``at_s`` a workload ends; its cgroup stays, empty, unless ``remove_cgroup``."""
-
-    at_s: float
-    name: str
-    remove_cgroup: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class LoadChange:
-    """From ``at_s`` on an LRA is asked ``factor`` times what its specification says."""
-
-    at_s: float
-    name: str
-    factor: float
-
-
-_Stalls = list[tuple[float, float]]
-Event = Arrival | Departure | LoadChange
-
-
-class _Drift:
-    """A factor that wanders around 1: real requests are neither evenly many nor alike."""
-
-    def __init__(self) -> None:
-        self._off = 0.0
-
-    def step(self, random: Random, dt_s: float) -> float:
-        """The factor ``dt_s`` seconds later."""
-        keep = math.exp(-dt_s / _NOISE_S)
-        self._off = self._off * keep + random.gauss(0.0, _NOISE * math.sqrt(1.0 - keep * keep))
-        return max(0.5, 1.0 + self._off)
-
-
-class _Running:
-    """A workload while it runs, with what has accumulated."""
-
-    def __init__(self, work: Workload, group: SimCgroup, process: Process) -> None:
-        self.work, self.group, self.process = work, group, process
-        self.activity = physics.Activity()
-        self.memory = memory.MemoryFate()
-        self.cost, self.backlog, self.factor = 1.0, 0.0, 1.0
-        self.asked, self.needed = _Drift(), _Drift()  # requests, and CPU per request
-        self.run_s = self.wait_s = self.switches = 0.0
+_BACKLOG: Final = 200.0  # requests; an application refuses more than these and a backlog of
+_BACKLOG_S: Final = 2.0  # seconds of what it is asked
 
 
 class SimHost:
     """A host with these workloads. Those that have an ``Arrival`` start then, the others at 0.
 
-    ``pmu``: hardware counters exist. ``step_s``: resolution of the physics, in virtual seconds.
+    Args:
+        workloads: what runs (``placed("mysql-oltp", "/lra/mysql")`` for an archetype).
+        machine: its shape and speed.
+        events: what happens when.
+        seed: of everything random.
+        pmu: hardware counters exist.
+        step_s: resolution of the physics, in virtual seconds.
+        resctrl: cache and bandwidth allocation exist and are mounted at /sys/fs/resctrl (``host.resctrl``).
+        loads: how what is asked of an LRA changes over time, by name; multiplies with ``LoadChange``.
+        jobs: operations after which a batch job ends by itself, by name (``finished_s`` tells when).
     """
 
     def __init__(
@@ -99,7 +62,10 @@ class SimHost:
         events: Sequence[Event] = (),
         seed: int = 0,
         pmu: bool = False,
-        step_s: float = 0.1,
+        step_s: float = 0.25,
+        resctrl: bool = False,
+        loads: Mapping[str, LoadTrace] | None = None,
+        jobs: Mapping[str, float] | None = None,
     ) -> None:
         self.machine = machine or Machine()
         self.now_s = 0.0
@@ -112,19 +78,29 @@ class SimHost:
             root.make(CGROUP_ROOT), self.machine.online, self.machine.nodes, self.machine.cpus
         )
         self.cgroups.on_memory_max = self._memory_max_lowered
+        self.cgroups.on_kill = lambda group, process: self._killed(process)
+        self.resctrl: ResctrlTree | None = (
+            rdt.mounted(self.machine, root.make(MOUNT_POINT), self.cgroups) if resctrl else None
+        )
         top = self.cgroups.root
-        add_proc(root, self.machine, OWN_CGROUP, top.pressure, lambda: top.memory.current_bytes)
+        mounts = self.resctrl.mount_line() if self.resctrl else ""
+        used = lambda: top.memory.current_bytes  # noqa: E731
+        add_proc(root, self.machine, OWN_CGROUP, top.pressure, used, mounts)
         self.fs = SimFs(root)
         self.perf_opener = SimPerf(self.cgroups, pmu)
         self._works = {work.name: work for work in workloads}
-        self._running: dict[str, _Running] = {}
-        self._sli = {
-            work.name: SliTotals(isinstance(work, Lra) and work.clients is None) for work in workloads
-        }
+        self._nodes = {work.name: work.on(self.machine.ghz) for work in workloads}
+        self._running: dict[str, Running] = {}
+        self._factors = dict.fromkeys(self._works, 1.0)
+        self._loads = dict(loads or {})
+        self._jobs, self._finished_s = dict(jobs or {}), dict[str, float]()
+        self._sli = {name: SliTotals(_is_open(node)) for name, node in self._nodes.items()}
         self._work_done = dict.fromkeys(self._works, 0.0)
         self._next_pid = 1000
         self._events = sorted(events, key=lambda event: event.at_s)
-        self._caches = tuple(self.machine.socket_cpus(s) for s in range(self.machine.sockets))
+        self._in_force = InForce(self.machine, self.resctrl)
+        self._node: Node | None = None
+        self._state: State | None = None
         self.cgroups.make(OWN_CGROUP)
         later = {event.name for event in events if isinstance(event, Arrival)}
         for work in workloads:
@@ -157,14 +133,18 @@ class SimHost:
         """True while the workload runs."""
         return name in self._running
 
-    def activity(self, name: str) -> physics.Activity:
-        """What the workload does at this moment (all zero while it does not run)."""
+    def outcome(self, name: str) -> Outcome:
+        """How the workload fares at this moment (all zero while it does not run)."""
         running = self._running.get(name)
-        return running.activity if running else physics.Activity()
+        return running.outcome if running else NOTHING
 
     def work_done(self, name: str) -> float:
         """Requests answered, or batch's units of work, since the start."""
         return self._work_done[name]
+
+    def finished_s(self, name: str) -> float | None:
+        """When a job of ``jobs`` was done (virtual seconds); None if it is not."""
+        return self._finished_s.get(name)
 
     def sli(self, name: str) -> SliCursor:
         """A reader of the workload's own indicators; each reader has its own intervals."""
@@ -179,8 +159,17 @@ class SimHost:
             self._stop(event.name)
             if event.remove_cgroup:
                 self.cgroups.remove(self._works[event.name].cgroup)
+        elif isinstance(event, Becomes):
+            if self._nodes[event.name].kind is not event.work.kind:
+                raise ValueError(
+                    f"{event.name} stays {self._nodes[event.name].kind}: give a workload of that kind"
+                )
+            self._nodes[event.name] = event.work
+            if event.name in self._running:
+                self._running[event.name].node = event.work
+                self._repopulate()
         elif event.name in self._running:
-            self._running[event.name].factor = event.factor
+            self._factors[event.name] = event.factor
 
     def _start(self, name: str) -> None:
         if name in self._running:
@@ -191,25 +180,51 @@ class SimHost:
         self._next_pid += work.threads + 100
         process = Process(pid, tuple(range(pid, pid + work.threads)), name)
         group.processes.append(process)
-        running = _Running(work, group, process)
+        running = Running(self._nodes[name], group, process)
         self._running[name] = running
+        self._factors[name] = 1.0
         self._add_process_files(running)
+        self._repopulate()
 
     def _stop(self, name: str) -> None:
         running = self._running.pop(name, None)
         if running is None:
             return
         memory.release(running.group)
-        running.group.processes.remove(running.process)
+        self._home(running).processes.remove(running.process)
         self._proc.remove(str(running.process.pid))
+        if self.resctrl is not None:
+            for tid in running.process.tids:
+                self.resctrl.exited(tid)
+        self._repopulate()
 
-    def _add_process_files(self, running: _Running) -> None:
+    def _killed(self, process: Process) -> None:
+        for name, running in list(self._running.items()):
+            if running.process is process:
+                self._stop(name)
+
+    def _home(self, running: Running) -> SimCgroup:
+        """The group that the process is in now: somebody may have moved it."""
+        if running.process in running.group.processes:
+            return running.group
+        return next(g for g in self.cgroups.root.walk() if running.process in g.processes)
+
+    def _repopulate(self) -> None:
+        """Workloads came, went or changed: the node model is made anew, what it remembers is kept."""
+        node = Node(self.machine, [running.node for running in self._running.values()])
+        if self._node is None or self._state is None:
+            self._state = node.start()
+        else:
+            self._state = node.carry_on(self._state, self._node)
+        self._node = node
+
+    def _add_process_files(self, running: Running) -> None:
         process = running.process
-        count = len(process.tids)
+        threads = len(process.tids)
 
         def schedstat() -> str:
-            run, wait = int(running.run_s / count * 1e9), int(running.wait_s / count * 1e9)
-            return f"{run} {wait} {int(running.switches / count)}\n"
+            run, wait = int(running.run_s / threads * 1e9), int(running.wait_s / threads * 1e9)
+            return f"{run} {wait} {int(running.switches / threads)}\n"
 
         own = self._proc.make(str(process.pid))
         own.add("comm", f"{process.comm}\n")
@@ -234,106 +249,67 @@ class SimHost:
 
     def _step(self, dt_s: float) -> None:
         order = list(self._running.values())
-        tenants = [self._tenant(running, dt_s) for running in order]
-        activities = physics.step(tenants, self._caches, self.machine.threads_per_core)
-        fates = memory.settle(
-            dt_s,
-            self.machine.memory_bytes,
-            [(r.group, r.work, a.work_per_s) for r, a in zip(order, activities, strict=True)],
-        )
-        for running, activity, fate in zip(order, activities, fates, strict=True):
-            running.activity, running.memory = activity, fate
-            running.cost += (activity.cost - running.cost) * (1.0 - math.exp(-dt_s / _SETTLE_S))
-            lacking = activity.offered_per_s - activity.work_per_s
-            open_loop = isinstance(running.work, Lra) and running.work.clients is None
-            running.backlog = (
-                min(_MAX_BACKLOG, max(0.0, running.backlog + lacking * dt_s)) if open_loop else 0.0
-            )
-            self._account(running, activity, dt_s)
-        self._account_pressure(order, dt_s)
+        if order:
+            self._simulate(order, dt_s)
+        count_pressure(self.cgroups.root.walk(), order, dt_s)
 
-    def _tenant(self, running: _Running, dt_s: float) -> physics.Tenant:
-        work, group = running.work, running.group
-        load = cost = 1.0
-        if isinstance(work, Lra):
-            load = running.factor * running.asked.step(self._random, dt_s)
-            cost = running.needed.step(self._random, dt_s)
-        limits = [g.quota_us / g.period_us for g in group.ancestry() if g.quota_us is not None]
-        return physics.Tenant(
-            work=work,
-            cpus=group.effective_cpus,
-            way=_way(group, work.name),
-            limit_cores=min(limits, default=math.inf),
-            cost=running.cost * cost,
-            stall_ms=running.memory.stall_ms,
-            load=load,
-            backlog=running.backlog,
-            flat=not group.has("cpu"),
-            runnable=running.activity.runnable or 1.0,
-        )
-
-    def _account(self, running: _Running, activity: physics.Activity, dt_s: float) -> None:
-        work, used_s = running.work, activity.usage_cores * dt_s
-        running.run_s += used_s
-        running.wait_s += activity.run_delay_cores * dt_s
-        switches = dt_s * (activity.work_per_s * 20 if isinstance(work, Lra) else 40 * activity.usage_cores)
-        running.switches += switches
-        done = activity.work_per_s * dt_s
-        self._work_done[work.name] += done
-        noise = math.exp(self._random.gauss(0.0, _LATENCY_NOISE)) if isinstance(work, Lra) else 1.0
-        self._sli[work.name].add(done, activity, noise, dt_s)
-        cycles = used_s * _GHZ * 1e9
-        instructions = cycles * work.ipc * activity.speed / activity.cost
-        misses = instructions * 0.002 * activity.cost
-        system = 0.25 if isinstance(work, Lra) else 0.02
-        for group in running.group.ancestry():
-            group.cpu.usage_s += used_s
-            group.cpu.system_s += used_s * system
-            if group.quota_us is not None:
-                periods = dt_s * 1e6 / group.period_us
-                group.cpu.periods += periods
-                if activity.throttled > 0:
-                    group.cpu.throttled_periods += periods
-                    group.cpu.throttled_s += dt_s * activity.throttled
-            perf = group.perf
-            perf.cycles += cycles
-            perf.instructions += instructions
-            perf.llc_misses += misses
-            perf.task_clock_s += used_s
-            perf.switches += switches
-
-    def _account_pressure(self, order: Sequence[_Running], dt_s: float) -> None:
-        stalls: dict[SimCgroup, tuple[_Stalls, _Stalls]] = {
-            group: ([], []) for group in self.cgroups.root.walk()
-        }
+    def _simulate(self, order: list[Running], dt_s: float) -> None:
+        assert self._node is not None
+        assert self._state is not None
         for running in order:
-            delay, usage = running.activity.run_delay_cores, running.activity.usage_cores
-            some = 1.0 - math.exp(-delay) if isinstance(running.work, Lra) else min(1.0, delay)
-            for group in running.group.ancestry():
-                stalls[group][0].append((some, some * max(0.0, 1.0 - usage)))
-                stalls[group][1].append((running.memory.some, running.memory.full))
-        for group, (cpu, mem) in stalls.items():
-            some, full = _together(cpu)
-            group.pressure["cpu"].advance(dt_s, some, full if group.parent is not None else 0.0)
-            some, full = _together(mem)
-            group.pressure["memory"].advance(dt_s, some, full)
-            group.pressure["io"].advance(dt_s, some * 0.9, full * 0.9)
+            if running.process not in running.group.processes:
+                running.group = self._home(running)
+        tenants = [Tenant(r.node, r.group, r.process.pid, r.outcome.runnable or 1.0) for r in order]
+        in_force = self._in_force.read(tenants)
+        self._state.resident = np.array([[r.group.memory.file_bytes for r in order]])
+        loads, needs = self._asked(order, dt_s)
+        patience = np.array([_patience(running.node) for running in order])
+        outcomes = self._node.step(self._state, in_force, dt_s, loads, needs, patience)
+        for running, outcome in zip(order, outcomes.all(), strict=True):
+            running.outcome = outcome
+            name = running.node.name
+            done = count(running, self.machine.ghz, dt_s)
+            self._work_done[name] += done
+            noise = math.exp(self._random.gauss(0.0, _LATENCY_NOISE)) if running.is_lra else 1.0
+            self._sli[name].add(done, outcome, noise, dt_s)
+        memory.settle(
+            dt_s, self.machine.memory_bytes, [(r.group, r.node, r.outcome.refaults_per_s) for r in order]
+        )
+        if self.resctrl is not None:
+            self._account_rdt(self.resctrl, tenants, outcomes, dt_s)
+        for name, operations in self._jobs.items():
+            if name in self._running and self._work_done[name] >= operations:
+                self._finished_s[name] = self.now_s + dt_s
+                self._stop(name)
+
+    def _account_rdt(
+        self, tree: ResctrlTree, tenants: Sequence[Tenant], outcomes: Outcomes, dt_s: float
+    ) -> None:
+        tree.now_s = self.now_s + dt_s
+        held = outcomes.domain_occupancy[0].tolist()
+        moved = (outcomes.domain_bandwidth[0] * dt_s).tolist()
+        rdt.account(tree, self._in_force, tenants, held, moved)
+
+    def _asked(self, order: Sequence[Running], dt_s: float) -> tuple[Array, Array]:
+        """Factors on what is asked of each workload, and on the CPU time that an operation takes."""
+        loads, needs = np.ones(len(order)), np.ones(len(order))
+        for index, running in enumerate(order):
+            if running.is_lra:
+                name = running.node.name
+                trace = self._loads.get(name)
+                factor = self._factors[name] * (trace.at(self.now_s) if trace else 1.0)
+                loads[index] = factor * running.asked.step(self._random, dt_s)
+                needs[index] = running.needed.step(self._random, dt_s)
+            if running.group.frozen:
+                loads[index] = 0.0
+        return loads, needs
 
 
-def _way(group: SimCgroup, name: str) -> tuple[physics.Entity, ...]:
-    """The scheduling entities from the top down to this group; without the cpu controller its threads compete above."""
-    entities = [
-        physics.Entity(g.path, g.share_weight, g.idle)
-        for g in group.ancestry()
-        if g.parent is not None and g.has("cpu")
-    ]
-    entities.reverse()
-    if not group.has("cpu"):
-        entities.append(physics.Entity(f"threads of {name}", 100.0))
-    return tuple(entities)
+def _is_open(node: NodeWorkload) -> bool:
+    return node.requests is not None and not node.requests.closed
 
 
-def _together(stalls: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """``some`` and ``full`` of a group from those of the workloads in it, taken as independent."""
-    running_free = math.prod(1.0 - some for some, _ in stalls)
-    return 1.0 - running_free, min((full for _, full in stalls), default=0.0)
+def _patience(node: NodeWorkload) -> float:
+    """Requests that may wait."""
+    rate = node.requests.rate_per_s if node.requests else None
+    return max(_BACKLOG, _BACKLOG_S * (rate or 0.0))

@@ -1,77 +1,16 @@
-"""The simulated machine's shape, and its files in /proc and /sys outside the cgroup tree."""
+"""The simulated machine's files in /proc and /sys outside the cgroup tree."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from perphd.domain.cpuset import CpuSet
-from perphd.domain.topology import Core, L3Domain, NumaNode, Topology
 from perphd.sim.kernel import Directory, formats
+from perphd.sim.node.machine import Machine
 from perphd.sim.pressure import PressureState
 
+__all__ = ["CGROUP_ROOT", "Machine", "add_proc", "add_processors"]
+
 CGROUP_ROOT = "/sys/fs/cgroup"
-
-
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """What the host is made of: one L3 cache and one memory node a socket.
-
-    CPUs are numbered as x86 firmware does: first one thread of every core, then the others.
-    """
-
-    sockets: int = 1
-    cores_per_socket: int = 8
-    threads_per_core: int = 1
-    memory_bytes: int = 16 << 30
-    l3_bytes: int = 16 << 20
-
-    @property
-    def cores(self) -> int:
-        """Physical cores of the whole host."""
-        return self.sockets * self.cores_per_socket
-
-    @property
-    def cpus(self) -> int:
-        """Logical CPUs of the whole host."""
-        return self.cores * self.threads_per_core
-
-    def siblings(self, core: int) -> CpuSet:
-        """The CPUs of the n-th physical core of the host."""
-        return CpuSet.of(core + thread * self.cores for thread in range(self.threads_per_core))
-
-    def socket_cpus(self, socket: int) -> CpuSet:
-        """The CPUs of one socket: of one L3 cache and one memory node."""
-        first = socket * self.cores_per_socket
-        cpus = CpuSet()
-        for core in range(first, first + self.cores_per_socket):
-            cpus = cpus | self.siblings(core)
-        return cpus
-
-    @property
-    def online(self) -> CpuSet:
-        """Every CPU."""
-        return CpuSet((1 << self.cpus) - 1)
-
-    @property
-    def nodes(self) -> CpuSet:
-        """Every memory node."""
-        return CpuSet((1 << self.sockets) - 1)
-
-    def topology(self) -> Topology:
-        """The same as the files say, as a value."""
-        per_socket = self.memory_bytes // self.sockets
-        sockets = range(self.sockets)
-        return Topology(
-            cores=tuple(
-                Core(core // self.cores_per_socket, core % self.cores_per_socket, self.siblings(core))
-                for core in range(self.cores)
-            ),
-            l3_domains=tuple(L3Domain(s, self.socket_cpus(s), self.l3_bytes) for s in sockets),
-            nodes=tuple(NumaNode(s, self.socket_cpus(s), per_socket // 1024 * 1024) for s in sockets),
-            online=self.online,
-            memory_bytes=self.memory_bytes // 1024 * 1024,
-        )
 
 
 def add_processors(root: Directory, machine: Machine) -> None:
@@ -139,8 +78,9 @@ def add_proc(
     own_cgroup: str,
     pressure: dict[str, PressureState],
     memory_used_bytes: Callable[[], float],
+    more_mounts: str = "",
 ) -> None:
-    """/proc as far as perphd reads it. ``own_cgroup``: where the reader itself lives."""
+    """/proc as far as perphd reads it. ``own_cgroup``: where the reader itself lives; ``more_mounts``: lines."""
 
     def trigger(data: bytes) -> None:
         formats.check_trigger(data[:-1])  # /proc/pressure drops the last byte of a write
@@ -165,7 +105,8 @@ def add_proc(
         "mounts",
         "proc /proc proc rw,nosuid,nodev,noexec,relatime 0 0\n"
         "sysfs /sys sysfs rw,nosuid,nodev,noexec,relatime 0 0\n"
-        f"cgroup2 {CGROUP_ROOT} cgroup2 rw,nosuid,nodev,noexec,relatime,nsdelegate,memory_recursiveprot 0 0\n",
+        f"cgroup2 {CGROUP_ROOT} cgroup2 rw,nosuid,nodev,noexec,relatime,nsdelegate,memory_recursiveprot 0 0\n"
+        f"{more_mounts}",
     )
     own.add("cgroup", f"0::{own_cgroup}\n")
     own.add("schedstat", "12000000 340000 21\n")

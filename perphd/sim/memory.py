@@ -1,4 +1,4 @@
-"""Memory of the simulated host: what is resident under limits and protections, and what missing pages cost.
+"""Memory of the simulated host: what is resident under limits and protections.
 
 Without swap: anonymous memory stays, page cache is what reclaim takes. ``memory.low`` and ``memory.min``
 count while the host is short; ``memory.high`` throttles what cannot be reclaimed; ``memory.max`` kills.
@@ -7,46 +7,34 @@ count while the host is short; ``memory.high`` throttles what cannot be reclaime
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from perphd.sim.kernel.cgroup2 import SimCgroup
 from perphd.sim.kernel.formats import PAGE
-from perphd.sim.workload import Lra, Workload
+from perphd.sim.node.workload import MemoryUse, NodeWorkload
 
 _FILL_BYTES_PER_S: Final = 400e6  # a disk read at full speed
 _ALLOCATE_BYTES_PER_S: Final = 2e9
-_FAULT_MS: Final = 0.12  # one page from the disk
-_THROTTLED_SHARE: Final = 0.85  # of the time, over memory.high with nothing to reclaim
-_BATCH_PAGES_PER_S: Final = 2000.0  # of its cache that a batch job touches per second
 _RESERVE: Final = 0.03  # of the host's memory, for the kernel
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryFate:
-    """What memory does to one workload now. ``stall_ms``: per request (LRA) or per ms of CPU work (batch)."""
-
-    stall_ms: float = 0.0
-    refaults_per_s: float = 0.0
-    some: float = 0.0
-    full: float = 0.0
-
-
-def settle(
-    dt_s: float, total_bytes: int, residents: Sequence[tuple[SimCgroup, Workload, float]]
-) -> list[MemoryFate]:
-    """Let memory move for ``dt_s`` seconds. ``residents``: leaf group, workload, its requests per second."""
+def settle(dt_s: float, total_bytes: int, residents: Sequence[tuple[SimCgroup, NodeWorkload, float]]) -> None:
+    """Let memory move for ``dt_s`` seconds. ``residents``: leaf group, workload, its refaults (pages) per second."""
     for group, work, _ in residents:
-        _grow(dt_s, group, work)
+        _grow(dt_s, group, work.memory)
     _reclaim_globally(total_bytes * (1 - _RESERVE), [group for group, _, _ in residents])
-    fates = []
-    for group, work, rate in residents:
+    for group, _, refaults_per_s in residents:
         over_high = _over(group, "high")
         if over_high > 0:
             reclaim(group, over_high)
             group.memory.events["high"] += 1
-        fates.append(_fate(dt_s, group, work, rate, over_high))
-    return fates
+        if refaults_per_s > 0:
+            _count_refaults(group, refaults_per_s * dt_s)
+
+
+def limit(group: SimCgroup) -> float:
+    """Bytes that this leaf may have under memory.high and memory.max, its own and those above it."""
+    return min(_limit(group, "high"), _limit(group, "max"))
 
 
 def reclaim(group: SimCgroup, count_bytes: float) -> float:
@@ -89,7 +77,7 @@ def _over(group: SimCgroup, knob: str) -> float:
     return group.memory.current_bytes - _limit(group, knob)
 
 
-def _grow(dt_s: float, group: SimCgroup, work: Workload) -> None:
+def _grow(dt_s: float, group: SimCgroup, work: MemoryUse) -> None:
     memory = group.memory
     anon = min(work.anon_bytes - memory.anon_bytes, _ALLOCATE_BYTES_PER_S * dt_s)
     room = max(0.0, min(_limit(group, "high"), _limit(group, "max")) - memory.current_bytes - anon)
@@ -120,23 +108,9 @@ def _reclaim_globally(capacity_bytes: float, groups: Sequence[SimCgroup]) -> Non
                 over -= reclaim(group, amount * share)
 
 
-def _fate(dt_s: float, group: SimCgroup, work: Workload, rate: float, over_high: float) -> MemoryFate:
-    missing = 1.0 - group.memory.file_bytes / work.cache_bytes if work.cache_bytes else 0.0
-    stuck = over_high > 0 and group.memory.file_bytes < PAGE
-    if isinstance(work, Lra):
-        refaults = rate * work.pages_per_request * missing
-        stall_ms = work.pages_per_request * missing * _FAULT_MS
-        stalled = 1.0 - 1.0 / (1.0 + refaults * _FAULT_MS / 1000.0)
-    else:
-        refaults = _BATCH_PAGES_PER_S * missing
-        stall_ms = refaults * _FAULT_MS / 1000.0
-        stalled = stall_ms / (1.0 + stall_ms)
-    if stuck:
-        stalled = _THROTTLED_SHARE
-        stall_ms += _THROTTLED_SHARE / (1.0 - _THROTTLED_SHARE)
+def _count_refaults(group: SimCgroup, pages: float) -> None:
     for above in group.ancestry():
-        above.memory.refaults += refaults * dt_s
-        above.memory.major_faults += refaults * dt_s / 8
-        above.io.read_bytes += refaults * dt_s * PAGE
-        above.io.reads += refaults * dt_s / 8
-    return MemoryFate(stall_ms, refaults, stalled, stalled * 0.8)
+        above.memory.refaults += pages
+        above.memory.major_faults += pages / 8
+        above.io.read_bytes += pages * PAGE
+        above.io.reads += pages / 8

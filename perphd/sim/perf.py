@@ -43,7 +43,7 @@ class SimEventGroup:
         return {
             EventKind.INSTRUCTIONS: perf.instructions,
             EventKind.CYCLES: perf.cycles,
-            EventKind.LLC_REFERENCES: perf.instructions * 0.01,
+            EventKind.LLC_REFERENCES: perf.llc_references,
             EventKind.LLC_MISSES: perf.llc_misses,
             EventKind.TASK_CLOCK_NS: perf.task_clock_s * 1e9,
             EventKind.CONTEXT_SWITCHES: perf.switches,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from perphd.sim.physics import Activity
+from perphd.sim.node.outcome import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class SliTotals:
         self.done = self.asked = 0.0
         self.latency = (0.0, 0.0, 0.0)
 
-    def add(self, done: float, activity: Activity, noise: float, dt_s: float) -> None:
+    def add(self, done: float, activity: Outcome, noise: float, dt_s: float) -> None:
         """Count ``done`` requests that had this activity's latencies."""
         self.done += done
         self.asked += activity.offered_per_s * dt_s

@@ -46,6 +46,7 @@ _ROUNDS: Final = 40  # at most; few alternatives need more than six
 _INNER: Final = 3
 _STILL: Final = 3e-4  # relative change in a round at which an alternative has settled
 _TINY: Final = 1e-12
+_SHARED: Final = frozenset({"channels", "disk", "link"})  # of a state: the node's, not a workload's
 
 
 @dataclass(slots=True)
@@ -92,6 +93,8 @@ class _Cpu:
     hit: Array
     mix: Array
     near: Array
+    weight: Array
+    wanted: Array
 
 
 @dataclass(slots=True)
@@ -156,6 +159,7 @@ class Node:
             state = self._balanced(rows, load)
             cpu = self._divide(state, rows, load)
             flow = self._pass(state, rows, cpu, load)
+            self._share_out(rows, cpu, flow)
             parts.append(self._outcomes(state, rows, cpu, flow, load, steady=True))
         return parts[0] if len(parts) == 1 else _joined(parts)
 
@@ -182,6 +186,20 @@ class Node:
             stalled=np.zeros(shape),
         )
 
+    def carry_on(self, state: State, other: Node) -> State:
+        """The state of this node when workloads came and went since ``state``, which was ``other``'s."""
+        new = self.start(state.rate.shape[0])
+        before = {work.name: index for index, work in enumerate(other.people.workloads)}
+        stay = [(i, before[w.name]) for i, w in enumerate(self.people.workloads) if w.name in before]
+        for f in fields(State):
+            to, what = getattr(new, f.name), getattr(state, f.name)
+            if f.name in _SHARED:
+                to[:] = what
+                continue
+            for index, old in stay:
+                to[:, index] = what[:, old]
+        return new
+
     def step(
         self,
         state: State,
@@ -189,7 +207,7 @@ class Node:
         dt_s: float,
         loads: Array,
         needs: Array | None = None,
-        max_backlog: float = 200.0,
+        max_backlog: Array | float = 200.0,
     ) -> Outcomes:
         """Move ``state`` on by ``dt_s`` seconds and say how everybody fares in that time.
 
@@ -210,6 +228,7 @@ class Node:
         flow = self._pass(state, in_force, cpu, load, needs)
         self._move(state, in_force, flow, 0.7, dt_s)
         state.mix_cost += (self._mix(cpu) - state.mix_cost) * (1.0 - math.exp(-dt_s / _SETTLE_S))
+        self._share_out(in_force, cpu, flow)
         outcomes = self._outcomes(state, in_force, cpu, flow, load, steady=False)
         people = self.people
         is_open = people.lra * (1.0 - people.closed)
@@ -287,8 +306,6 @@ class Node:
         batch_cores = people.threads * load * service / (service + state.stalled)
         wanted = np.minimum(np.where(people.lra > 0, lra_cores, batch_cores), most)
         weight = rows.weight * np.where(people.lra > 0, _WAKER_BONUS, 1.0)
-        if rows.flat is not None:
-            weight = weight * np.where(rows.flat > 0, np.maximum(1.0, state.runnable), 1.0)
         # First what everybody could have, and each LRA if it asked for everything; then what is really used.
         crowded = [index for index in self._lras if layout.shares[index]]
         demands = [wanted]
@@ -316,9 +333,8 @@ class Node:
         where = where / np.maximum(layout.cpus, 1.0)[..., None]
         total = usage[..., None]
         domain = np.where(total > 1e-6, by_domain / np.maximum(total, 1e-6), where)
-        return _Cpu(
-            entitled, most, usage, domain, 1.0 - people.smt_loss * overlap, overlap, ratio, hit, mix, near
-        )
+        smt = 1.0 - people.smt_loss * overlap
+        return _Cpu(entitled, most, usage, domain, smt, overlap, ratio, hit, mix, near, weight, wanted)
 
     @staticmethod
     def _divisions(layout: CpuLayout, weight: Array, demands: list[Array]) -> list[Array]:
@@ -512,6 +528,19 @@ class Node:
         if dt_s is not None:
             part = cache.settled_share(flow.pressure, float(machine.l3_bytes), dt_s)
         state.occupancy = state.occupancy + part * (target - state.occupancy)
+
+    def _share_out(self, rows: Grants, cpu: _Cpu, flow: _Flow) -> None:
+        """Hold what was found to the CPUs that there are: LRAs first asked for what they use, batch gets the rest."""
+        layout, lra = rows.layout, self.people.lra > 0
+        if not any(layout.shares):
+            return
+        (got,) = self._divisions(layout, cpu.weight, [np.where(lra, flow.usage, cpu.wanted)])
+        usage = np.minimum(got.sum(2), np.where(lra, flow.usage, np.inf))
+        scale = usage / np.maximum(flow.usage, _TINY)
+        scale = np.where(flow.usage > 0, scale, 1.0)
+        flow.bandwidth = flow.bandwidth * scale[..., None]
+        flow.usage, flow.rate = usage, flow.rate * scale
+        flow.loop.rate = np.where(lra, flow.rate, flow.loop.rate)
 
     def _outcomes(
         self, state: State, rows: Grants, cpu: _Cpu, flow: _Flow, load: Array, *, steady: bool

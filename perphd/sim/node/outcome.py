@@ -101,3 +101,6 @@ class Outcomes:
 
 
 _CELL = tuple(f.name for f in fields(Outcome))
+
+NOTHING = Outcome(**dict.fromkeys(_CELL, 0.0))
+"""What a workload does that does not run."""

@@ -1,0 +1,160 @@
+"""What the kernel's files say is in force for every running workload, as the node model wants it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perphd.domain.workload import Kind
+from perphd.sim import memory
+from perphd.sim.kernel.cgroup2 import SimCgroup
+from perphd.sim.kernel.resctrl import ResctrlTree
+from perphd.sim.node.grant import Grant, Grants, grants
+from perphd.sim.node.machine import Machine
+from perphd.sim.node.workload import NodeWorkload
+
+WAKER_BONUS: Final = 1.5
+"""In shares, for those that sleep between bursts: EEVDF and CFS owe them time."""
+_THREAD_WEIGHT: Final = 100.0
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """A running workload: where it lives, and how many of its threads want to run."""
+
+    work: NodeWorkload
+    group: SimCgroup
+    tid: int
+    runnable: float
+
+
+_Way = tuple[tuple[str, float], ...]
+"""The scheduling entities (path, weight) on the way from the root to a workload."""
+
+
+class InForce:
+    """Reads the trees once a step; the arrays are made anew only when something changed."""
+
+    def __init__(self, machine: Machine, resctrl: ResctrlTree | None = None) -> None:
+        self._machine, self._resctrl = machine, resctrl
+        self._key: object = None
+        self._grants: Grants | None = None
+
+    def read(self, tenants: Sequence[Tenant]) -> Grants:
+        """Grants of these workloads now (one alternative)."""
+        ways = tuple(_way(tenant) for tenant in tenants)
+        rows = tuple(self._grant(tenant) for tenant in tenants)
+        key = (ways, rows)
+        if self._grants is None or key != self._key:
+            self._key, self._grants = key, self._made(tenants, ways, rows)
+        self._grants.memory_bytes[0] = [memory.limit(tenant.group) for tenant in tenants]
+        return self._grants
+
+    def ids(self, tenant: Tenant) -> tuple[int, int]:
+        """(CLOSID, RMID) with which a workload's threads run."""
+        if self._resctrl is None or not self._resctrl.mounted:
+            return 0, 0
+        cpus = tenant.group.effective_cpus
+        return self._resctrl.ids_of(tenant.tid, next(iter(cpus), 0))
+
+    def _grant(self, tenant: Tenant) -> Grant:
+        group, use = tenant.group, tenant.work.io
+        quotas = [g.quota_us / g.period_us for g in group.ancestry() if g.quota_us is not None]
+        masks: tuple[int, ...] = ()
+        levels: tuple[int, ...] = ()
+        tree = self._resctrl
+        if tree is not None and tree.mounted:
+            closid, _ = self.ids(tenant)
+            domains = range(self._machine.sockets)
+            masks = tuple(tree.value("L3", d, closid) for d in domains)
+            levels = tuple(tree.value("MB", d, closid) for d in domains)
+        return Grant(
+            cpus=group.effective_cpus,
+            limit_cores=min(quotas, default=math.inf),
+            masks=masks,
+            mba_pct=levels,
+            disk_bytes_per_s=_disk_cap(group, use.disk_ops, use.disk_read_bytes, use.disk_write_bytes),
+        )
+
+    def _made(self, tenants: Sequence[Tenant], ways: Sequence[_Way], rows: Sequence[Grant]) -> Grants:
+        made = grants(self._machine, [rows])
+        bonus = [WAKER_BONUS if t.work.kind is Kind.LRA else 1.0 for t in tenants]
+        flat = _flat_weights(ways, bonus)
+        made.weight[0] = [share / one for share, one in zip(flat, bonus, strict=True)]
+        count = len(tenants)
+        mine, theirs = np.ones((1, count, count)), np.ones((1, count, count))
+        for i, one in enumerate(ways):
+            for j, other in enumerate(ways):
+                if i != j:
+                    mine[0, i, j], theirs[0, i, j] = _rivals(one, other)
+                    if not tenants[i].group.has("cpu"):
+                        mine[0, i, j] = _THREAD_WEIGHT
+        made.mine, made.theirs = mine, theirs
+        made.flat = np.array([[0.0 if t.group.has("cpu") else 1.0 for t in tenants]])
+        return made
+
+
+def _way(tenant: Tenant) -> _Way:
+    """From the top down to this group; without the cpu controller each thread competes for itself."""
+    group = tenant.group
+    way = [(g.path, g.share_weight) for g in group.ancestry() if g.parent is not None and g.has("cpu")]
+    way.reverse()
+    if not group.has("cpu"):
+        way.append((f"threads of {tenant.work.name}", _THREAD_WEIGHT * max(1.0, tenant.runnable)))
+    return tuple(way)
+
+
+def _rivals(one: _Way, other: _Way) -> tuple[float, float]:
+    """Weights of the two entities that compete where the ways of two workloads part."""
+    for (my_key, my_weight), (their_key, their_weight) in zip(one, other, strict=False):
+        if my_key != their_key:
+            return my_weight, their_weight
+    return one[-1][1], other[-1][1]
+
+
+def _flat_weights(ways: Sequence[_Way], bonus: Sequence[float]) -> list[float]:
+    """Each one's share of the whole (100), from the weights of all entities on its way."""
+    flat = [0.0] * len(ways)
+
+    def descend(members: list[int], depth: int, share: float) -> None:
+        groups: dict[str, list[int]] = {}
+        for index in members:
+            groups.setdefault(ways[index][depth][0], []).append(index)
+        weights = {key: bonus[group[0]] * ways[group[0]][depth][1] for key, group in groups.items()}
+        total = sum(weights.values())
+        for key, group in groups.items():
+            part = share * weights[key] / total
+            ends = [index for index in group if depth == len(ways[index]) - 1]
+            if len(group) == 1:
+                flat[group[0]] = part
+            elif ends:  # processes in one and the same group share it
+                for index in group:
+                    flat[index] = part / len(group)
+            else:
+                descend(group, depth + 1, part)
+
+    descend(list(range(len(ways))), 0, 100.0)
+    return flat
+
+
+def _disk_cap(group: SimCgroup, ops: float, read_bytes: float, write_bytes: float) -> float:
+    """io.max of a group and those above it, as bytes per second of this mixture of reads and writes."""
+    total = read_bytes + write_bytes
+    if total <= 0:
+        return math.inf
+    cap = math.inf
+    for above in group.ancestry():
+        if above.parent is None or not above.has("io"):
+            continue
+        limits = above.io_limits
+        per_op = {"rbps": read_bytes, "wbps": write_bytes, "riops": ops * read_bytes / total}
+        per_op["wiops"] = ops * write_bytes / total
+        for name, need in per_op.items():
+            limit = limits[name]
+            if limit is not None and need > 0:
+                cap = min(cap, limit / need * total)
+    return cap
