@@ -213,9 +213,16 @@ def serve(
     Raises:
         MountError: it could not be mounted; says what to do.
     """
+    there = False
+
+    def initialised() -> None:
+        nonlocal there
+        there = True
+        mounted()
+
     try:
         mfusepy.FUSE(
-            _Tree(root, gate, mounted),
+            _Tree(root, gate, initialised),
             mountpoint,
             foreground=True,
             nothreads=True,
@@ -231,7 +238,9 @@ def serve(
             auto_unmount=True,
         )
     except RuntimeError as exc:
+        if there:
+            return  # libfuse counts an end by signal as an error of its loop
         raise MountError(
-            f"{mountpoint}: libfuse could not mount or ended with {exc}; it said why on standard error. "
+            f"{mountpoint}: libfuse could not mount (error {exc}); it said why on standard error. "
             "It needs /dev/fuse, fusermount3 (Debian package fuse3) and an empty directory of your own"
         ) from exc
