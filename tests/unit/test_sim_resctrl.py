@@ -384,6 +384,14 @@ def test_bandwidth_of_the_root_counts_from_the_mount() -> None:
     assert host.read("mon_data/mon_L3_00/llc_occupancy") == "65536\n"
 
 
+def test_a_threshold_beyond_the_cache_or_beyond_numbers_is_refused() -> None:
+    host, path = Host("captured"), "info/L3_MON/max_threshold_occupancy"
+    host.write(path, "0x40000\n")
+    for text, number in ((str((16 << 20) + 1), errno.EINVAL), ("9" * 40, errno.ERANGE), ("-1", errno.EINVAL)):
+        host.refuses(path, text, number)
+    assert host.read(path) == "262144\n"
+
+
 def test_counters_are_whole_units_and_conditions_are_told() -> None:
     host = Host("captured")
     host.tree.account("", 0, llc_bytes=100_000, mbm_total_bytes=200_000, mbm_local_bytes=65_535)

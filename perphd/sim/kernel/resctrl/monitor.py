@@ -25,6 +25,7 @@ EVICTION_HALF_LIFE_S: Final = 0.25
 """How fast lines of a freed RMID are pushed out of the cache by everybody else's."""
 
 _EVENT_BITS: Final = 0x7F
+_ANY_BITS: Final = 8 * 4096
 _DEFAULT_CONFIG: Final = {TOTAL: 0x7F, LOCAL: 0x15}
 """What the bandwidth events count after boot (resctrl.rst, "mbm_total_bytes_config")."""
 
@@ -185,7 +186,7 @@ class Monitor:
         """``max_threshold_occupancy``; OSError: EINVAL, ERANGE. Leaves the status alone."""
         text = text_of(data).removesuffix("\n")
         base = 16 if text[:2].lower() == "0x" else 8 if text[:1] == "0" and len(text) > 1 else 10
-        value = unsigned(text, base)
+        value = unsigned(text, base, _ANY_BITS)
         if value is None:
             raise refuse(errno.EINVAL)
         if value >= 1 << 32:

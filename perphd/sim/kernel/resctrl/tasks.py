@@ -99,18 +99,22 @@ class Membership:
         A machine that can only monitor lists none in a control group, the root included: the kernel asks for the
         CLOSID there only if it can allocate.
         """
+        if group.kind is Kind.CONTROL and not can_allocate:
+            return
         for tid in self._source.threads():
-            closid, rmid = self.ids(tid)
-            if (rmid if group.kind is Kind.MONITOR else closid) == (
-                group.rmid if group.kind is Kind.MONITOR else group.closid
-            ) and (group.kind is Kind.MONITOR or can_allocate):
+            if self._is_in(group, self.ids(tid)):
                 yield tid
 
     def hand_over(self, group: Group, heir: Group) -> None:
         """All threads of a group that goes away belong to ``heir``."""
-        for tid, (closid, rmid) in list(self._ids.items()):
-            if (rmid == group.rmid) if group.kind is Kind.MONITOR else (closid == group.closid):
+        for tid, ids in list(self._ids.items()):
+            if self._is_in(group, ids):
                 self._ids[tid] = (heir.closid, heir.rmid)
+
+    @staticmethod
+    def _is_in(group: Group, ids: tuple[int, int]) -> bool:
+        closid, rmid = ids
+        return rmid == group.rmid if group.kind is Kind.MONITOR else closid == group.closid
 
     def write(self, group: Group, data: bytes) -> None:
         """One write to ``tasks`` of a kernel that takes one TID a write; OSError: EINVAL, ESRCH, EPERM."""
