@@ -22,6 +22,7 @@ from perphd.admission.context import (
     total_cores,
 )
 from perphd.admission.inferer import untouched
+from perphd.admission.whatif import whatif
 from perphd.agent.config import Config
 from perphd.agent.records import Records
 from perphd.agent.selfcost import CostMeter
@@ -37,6 +38,7 @@ from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.status import AgentStatus, WorkloadStatus
 from perphd.domain.topology import Topology
+from perphd.domain.whatif import Arrival, WhatIf
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.isolation.executor import Executor
 from perphd.isolation.restore import RestoreReport
@@ -345,6 +347,10 @@ class Agent:
             cost=self._cost.cost(),
             problems=(*self._config.warnings, *records.problems),
         )
+
+    def whatif(self, arrival: Arrival) -> WhatIf:
+        """What would become of the LRAs if this work came now. Raises nothing; changes nothing."""
+        return whatif(self._snapshot(self._now_s), arrival, self._config.policy)
 
     def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
         """The latest decisions about this LRA, newest first, none made after ``at_s`` (monotonic)."""

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from perphd import __version__
+from perphd.control.cli_admission import add_admission_commands
 from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Out, command
 from perphd.control.cli_store import add_store_commands
 from perphd.control.cli_workloads import add_workload_commands
@@ -32,6 +33,7 @@ def cli(as_json: bool, socket: str | None) -> None:
 
 
 add_workload_commands(cli)
+add_admission_commands(cli)
 add_store_commands(cli)
 
 

@@ -20,6 +20,7 @@ EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_NOT_PERMITTED = 4
 EXIT_NOT_FOUND = 5
+EXIT_NOT_NOW = 75
 EXIT_INTERRUPTED = 130
 EXIT_CODES = """\b
 Exit codes:
@@ -29,6 +30,7 @@ Exit codes:
   3  no daemon answers on the socket
   4  not permitted
   5  there is no such workload
+ 75  admit: not now; try again later
 """
 
 

@@ -11,6 +11,7 @@ from perphd.domain.decision import Decision
 from perphd.domain.event import Event
 from perphd.domain.status import AgentStatus
 from perphd.domain.topology import Topology
+from perphd.domain.whatif import Arrival, WhatIf
 from perphd.domain.workload import Mode, WorkloadSpec
 
 if TYPE_CHECKING:
@@ -40,6 +41,9 @@ class AgentPort(Protocol):
 
     def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
         """The latest decisions about this LRA, newest first, none made after ``at_s`` (monotonic)."""
+
+    def whatif(self, arrival: Arrival) -> WhatIf:
+        """What would become of the LRAs if this work came now."""
 
     def set_mode(self, mode: Mode, workload: str | None = None) -> Done:
         """Observe or enforce, for one workload or for all that have no mode of their own."""

@@ -36,6 +36,7 @@ from perphd.control.stream import Streams
 from perphd.control.wire import encode
 from perphd.domain.errors import ConfigError
 from perphd.domain.status import WorkloadStatus
+from perphd.domain.whatif import Arrival
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
 from perphd.host.cgroup.hierarchy import discover
 from perphd.host.fs import RealFs
@@ -107,6 +108,7 @@ class Routes:
             Route("GET", "/v1/workloads", read, self._workloads),
             Route("GET", "/v1/doctor", read, self._doctor),
             Route("GET", "/v1/explain", read, self._explain),
+            Route("GET", "/v1/whatif", read, self._whatif),
             Route("GET", "/v1/config", read, self._config),
             Route("GET", "/v1/metrics", read, self._exposition),
             Route("GET", "/metrics", read, self._exposition),
@@ -167,6 +169,14 @@ class Routes:
         at_s = self._monotonic(request.query["at"]) if "at" in request.query else None
         decisions = self._agent.decisions(name, at_s=at_s, limit=limit)
         return {"decisions": encode(decisions), "mode": status.mode.value, "clock": self._clock()}
+
+    async def _whatif(self, request: web.Request, peer: Peer) -> Any:
+        _only(request.query, ("add",))
+        try:
+            arrival = Arrival.parse(request.query.get("add", ""))
+        except ValueError as exc:  # a ParseError is one
+            raise ApiError(Code.REFUSED, str(exc), "add", "batch:cpu=CORES,mem=SIZE") from exc
+        return encode(self._agent.whatif(arrival))
 
     async def _config(self, request: web.Request, peer: Peer) -> Any:
         config = self._agent.config

@@ -37,6 +37,7 @@ from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Sample
 from perphd.domain.status import AgentStatus, SelfCost, WorkloadStatus
 from perphd.domain.topology import Core, L3Domain, NumaNode, Topology
+from perphd.domain.whatif import Arrival, Effect, WhatIf
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
 from perphd.isolation.restore import FileReport, RestoreReport
 from perphd.monitor.sli import SliReading
@@ -115,6 +116,13 @@ class FakeAgent:
         return AgentStatus(
             "1.2.3", self.mode, "perph", 1.0, 7423, 7423.4, workloads, 3, cost, ("the store was damaged",)
         )
+
+    def whatif(self, arrival: Arrival) -> WhatIf:
+        bearable = arrival.cpu_cores <= 4
+        text = "db keeps its target" if bearable else "db would keep its target with a chance of 20% only"
+        tight = Prediction(1.04, 1.0, 1.08, 12.0)
+        effect = Effect("db", Health.HEALTHY, tight, tight, Allocation(TIGHT), 0.9, bearable=bearable, text=text)
+        return WhatIf(bearable, (text,), (effect,), 2.0)
 
     def _workload(self, spec: WorkloadSpec) -> WorkloadStatus:
         made = decision(100.0) if spec.name == "db" else None

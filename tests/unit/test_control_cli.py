@@ -424,3 +424,23 @@ def test_sparks(served: Served):
     by_name = {item.spec.name: item for item in served.agent.status().workloads}
     assert score(by_name["db"]) == pytest.approx(812.4 / 1206.0)
     assert score(by_name["cache"]) is None
+
+
+# --- admission -------------------------------------------------------------------------------------------------
+
+
+def test_admit_says_yes_or_not_now(run: Run) -> None:
+    assert ok(run("admit", "batch:cpu=4,mem=8G")).startswith("yes: db keeps its target")
+    refused = run("admit", "batch:cpu=5")
+    assert refused.exit_code == 75
+    assert refused.stdout.startswith("not now: ")
+    wrong = run("admit", "lra:cpu=5")
+    assert wrong.exit_code == 1
+    assert "allowed: batch" in wrong.stderr
+
+
+def test_whatif_shows_every_application(run: Run) -> None:
+    shown = ok(run("whatif", "--add", "batch:cpu=2"))
+    assert "accepted: db keeps its target" in shown
+    assert "90%" in shown
+    assert json.loads(ok(run("--json", "whatif", "--add", "cpu=9")))["accepted"] is False

@@ -1,0 +1,118 @@
+"""Admission: may this work start here, and what would become of the LRAs if it did. Pure, nothing is changed.
+
+The same lattice and model as for a rescue, asked under the demand that batch would then have. An LRA whose
+undisturbed performance is unknown is no reason to say yes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perphd.admission import inferer
+from perphd.admission.context import batches, lras, model_context, total_cores
+from perphd.admission.detector import DetectorState, judge, target_of
+from perphd.admission.inferer import Assessed, Knobs
+from perphd.admission.settings import PolicySettings
+from perphd.domain.decision import Health
+from perphd.domain.policy import Snapshot, WorkloadView
+from perphd.domain.reading import Reading, Unavailable, available, value_or
+from perphd.domain.signals import performance
+from perphd.domain.whatif import Arrival, Effect, WhatIf
+
+CORRECTABLE_CHANCE = 0.6
+"""Chance of an LRA to meet its target from which work is admitted beside it, where perphd can take batch back ..."""
+LASTING_CHANCE = 0.84
+"""... and where it is only observed, so that nobody would: its lower bound, one sigma down, must be enough."""
+
+
+def whatif(snapshot: Snapshot, arrival: Arrival, settings: PolicySettings) -> WhatIf:
+    """Predict every LRA's performance if ``arrival`` came now, and say whether it should."""
+    reasons: list[str] = []
+    found = [_effect(snapshot, view, arrival, settings) for view in lras(snapshot)]
+    effects = tuple(effect for effect, _ in found)
+    reasons += [effect.text for effect in effects if not effect.bearable]
+    reasons += _memory(snapshot, arrival, settings)
+    shares = [best.batch_cores for _, best in found if best is not None]
+    batch: Reading = min(shares) if shares else Unavailable("nothing is known about sharing this host yet")
+    accepted = not reasons
+    if accepted:
+        reasons.append(
+            "every LRA is expected to keep its target"
+            if effects
+            else "no LRA is declared: nobody can be harmed"
+        )
+    return WhatIf(accepted, tuple(reasons), effects, batch)
+
+
+def _effect(
+    snapshot: Snapshot, view: WorkloadView, arrival: Arrival, settings: PolicySettings
+) -> tuple[Effect, Assessed | None]:
+    name = view.spec.name
+    if view.sample is None or view.model is None:
+        text = f"{name} is not running: nobody can say what it needs"
+        nobody = Effect(name, Health.UNKNOWN, None, None, None, Unavailable(text), bearable=True, text=text)
+        return nobody, None
+    perf = performance(view.sample, view.spec.objective.latency_percentile)
+    target = target_of(view.spec.objective, view.model, perf, settings)
+    judged = judge(DetectorState(), view.sample, perf, target, view.model, settings)
+    if target.work_band is None and target.delay_band is None:
+        text = f"{name}: what it does undisturbed is not known yet"
+        unknown = Effect(name, Health.UNKNOWN, None, None, None, Unavailable(text), bearable=False, text=text)
+        return unknown, None
+    nothing = inferer.untouched(total_cores(snapshot))
+    current = view.protection if view.protection is not None else nothing
+    context = model_context(snapshot, view, view.model)
+    demand = min(context.batch_demand_cores + arrival.cpu_cores, context.total_cores)
+    context = replace(context, batch_demand_cores=demand)
+    z = settings.confidence_z
+    allocations = inferer.lattice(current, 1, _knobs(snapshot, view)) if view.enforced else (current,)
+    assessed = inferer.assess(allocations, view.model, context, target, z)
+    as_is = next(a for a in assessed if a.allocation == current)
+    wanted = CORRECTABLE_CHANCE if view.enforced else LASTING_CHANCE
+    sure = [a for a in assessed if inferer.chance(a.prediction, 1.0, z) >= wanted]
+    best = max(sure, key=lambda a: a.batch_cores) if sure else max(assessed, key=lambda a: a.prediction.lower)
+    chance = inferer.chance(best.prediction, 1.0, z)
+    short = available(judged.score) and judged.score < 1.0 - settings.min_effect_pct / 100.0
+    bearable = bool(sure) and not short
+    if short:
+        text = f"{name} is below its target already"
+    elif sure:
+        text = f"{name} keeps its target (chance {chance:.0%}) with {best.allocation}"
+    else:
+        how = "even with the best protection" if view.enforced else "and it is only observed, not protected"
+        text = f"{name} would keep its target with a chance of {chance:.0%} only, {how}"
+    health = Health.DEGRADED if short else Health.HEALTHY
+    effect = Effect(
+        name, health, as_is.prediction, best.prediction, best.allocation, chance, bearable=bearable, text=text
+    )
+    return effect, best
+
+
+def _knobs(snapshot: Snapshot, view: WorkloadView) -> Knobs:
+    """What can be turned. The work that asks is expected to join a batch group that can be set like the others."""
+    batch = tuple(v for v in batches(snapshot) if v.enforced)
+    return Knobs(
+        batch_cpus=bool(batch) and all("cpus" in v.enforceable for v in batch),
+        batch_weight=bool(batch) and all("cpu_weight" in v.enforceable for v in batch),
+        lra_cpus="cpus" in view.enforceable,
+    )
+
+
+def _memory(snapshot: Snapshot, arrival: Arrival, settings: PolicySettings) -> list[str]:
+    """Why the memory does not suffice; empty if it does, or if nothing was asked."""
+    total = snapshot.host.topology.memory_bytes
+    if not arrival.memory_bytes or total <= 0:
+        return []
+    held = 0.0
+    for view in snapshot.workloads:
+        if view.sample is not None:
+            used = value_or(
+                view.sample.memory_working_set_bytes, value_or(view.sample.memory_current_bytes, 0.0)
+            )
+            protected = view.protection.memory_bytes if view.protection is not None else 0
+            held += max(used, float(protected))
+    free = total * (1.0 - settings.memory_reserve_pct / 100.0) - held
+    if arrival.memory_bytes <= free:
+        return []
+    asked, left = arrival.memory_bytes / (1 << 30), max(free, 0.0) / (1 << 30)
+    return [f"it asks for {asked:.1f} GiB of memory, and {left:.1f} GiB are not needed by others"]

@@ -1,0 +1,68 @@
+"""perphctl whatif and admit: what would be if this work came, and whether it may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import click
+
+from perphd.control.cli_base import EXIT_NOT_NOW, Out, command
+from perphd.control.table import Part, table, text
+from perphd.domain.reading import available
+from perphd.domain.whatif import Effect, WhatIf
+
+_WORK = "batch:cpu=CORES[,mem=SIZE]"
+
+
+def add_admission_commands(cli: click.Group) -> None:
+    """Put both commands into the group."""
+
+    @command(cli)
+    @click.option("--add", "work", metavar=_WORK, required=True, help="The work that would come.")
+    def whatif(out: Out, work: str) -> None:
+        """Predict what would become of every LRA if this work came.
+
+        For example: perphctl whatif --add batch:cpu=4,mem=8G
+        """
+        data = out.client.get("whatif", add=work)
+        out.show(data, lambda: _parts(data))
+
+    @command(cli)
+    @click.argument("work", metavar=_WORK)
+    @click.pass_context
+    def admit(context: click.Context, out: Out, work: str) -> None:
+        """Say whether this work may start now.
+
+        Exit code 0, or 75 with the reason.
+        For a batch system's prologue: perphctl admit batch:cpu=4,mem=8G && run-the-job
+        """
+        data = out.client.get("whatif", add=work)
+        words = "yes" if data["accepted"] else "not now"
+        out.say(data, f"{words}: {'; '.join(data['reasons'])}")
+        if not data["accepted"]:
+            context.exit(EXIT_NOT_NOW)
+
+
+def _parts(data: Any) -> Iterator[Part]:
+    from perphd.control.wire import decode
+
+    answer = decode(WhatIf, data)
+    yield text(("accepted: " if answer.accepted else "refused: ") + "; ".join(answer.reasons))
+    if available(answer.batch_cores):
+        yield text(f"all batch together would get about {answer.batch_cores:.1f} cores")
+    if answer.effects:
+        columns = ("LRA", "NOW", "AS IT IS", "WITH THE BEST", "CHANCE", "BY")
+        yield table("", columns, [_row(effect) for effect in answer.effects], right=(2, 3, 4))
+
+
+def _row(effect: Effect) -> tuple[str, ...]:
+    scores = (f"{p.score:.2f}" if p is not None else "-" for p in (effect.as_is, effect.with_best))
+    chance = f"{effect.chance:.0%}" if available(effect.chance) else "-"
+    return (
+        effect.lra,
+        str(effect.health),
+        *scores,
+        chance,
+        str(effect.best) if effect.best is not None else "-",
+    )
