@@ -24,8 +24,9 @@ from perphd.sim.kernel.resctrl import MOUNT_POINT, ResctrlTree
 from perphd.sim.machine import CGROUP_ROOT, Machine, add_proc, add_processors
 from perphd.sim.node.grant import Array
 from perphd.sim.node.load import LoadTrace
-from perphd.sim.node.model import Node, State
+from perphd.sim.node.model import Node
 from perphd.sim.node.outcome import NOTHING, Outcome, Outcomes
+from perphd.sim.node.state import State
 from perphd.sim.node.workload import NodeWorkload
 from perphd.sim.perf import SimPerf
 from perphd.sim.sli import SliCursor, SliTotals

@@ -1,0 +1,220 @@
+"""Once through the balance of a node: CPU time of an operation, rates, traffic, and how the state follows them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from perphd.sim.node import cache, congestion, latency
+from perphd.sim.node.division import Cpu
+from perphd.sim.node.grant import Array, Grants
+from perphd.sim.node.machine import Machine
+from perphd.sim.node.population import Population
+from perphd.sim.node.state import State
+
+# Memory channels: latency grows to about twice the idle one at four fifths of the peak.
+_CHANNEL_DELAY: Final = 0.30
+_HIT_TRAFFIC: Final = 0.5
+"""Of a cache hit's line, counts against a throttled core: the delay sits between it and the shared cache."""
+# Wake-up delay per request: ms when batch weighs as much as a waking thread, and how it grows from there.
+_WAKE_S: Final = 0.75e-3
+_WAKE_POWER: Final = 1.9
+_WAKE_FLOOR_S: Final = 0.12e-3  # even an idle-class task must first be switched away from
+_WAKE_CEILING: Final = 6.0  # slices end: a bigger ratio does not delay more
+_STUCK_SPEED: Final = 0.15  # over its limit with nothing to reclaim
+_TINY: Final = 1e-12
+
+
+@dataclass(slots=True)
+class Flow:
+    """What one pass over the balance found: [B,W], with a domain axis [B,W,D] where the value differs by domain.
+
+    ``ips``: instructions per second of a busy CPU [B,W,D]; ``service``: CPU time of an operation; ``wake``: delay of
+    a waking thread; ``stall_memory``, ``stall_io``: waiting per operation (s); ``bandwidth``, ``pressure``: bytes per
+    second to and from memory, and into the cache [B,W,D]; ``own_disk_s``, ``own_link_s``: an operation's time on an
+    idle disk and link; ``speed``: instructions per CPU second over all domains.
+    """
+
+    ips: Array
+    mpki: Array
+    service: Array
+    loop: latency.Loop
+    wake: Array
+    rate: Array
+    usage: Array
+    stall_memory: Array
+    stall_io: Array
+    bandwidth: Array
+    pressure: Array
+    free_rate: Array
+    cpi: Array
+    own_disk_s: Array
+    own_link_s: Array
+    faults: Array
+    speed: Array
+
+    def hold_to(self, usage: Array, lra: npt.NDArray[np.bool_]) -> None:
+        """Scale what was done to the CPU time that was really there."""
+        scale = np.where(self.usage > 0, usage / np.maximum(self.usage, _TINY), 1.0)
+        self.bandwidth = self.bandwidth * scale[..., None]
+        self.usage, self.rate = usage, self.rate * scale
+        self.loop.rate = np.where(lra, self.rate, self.loop.rate)
+
+
+class Balance:
+    """The balance of one machine with one population on it."""
+
+    def __init__(self, machine: Machine, people: Population) -> None:
+        self._machine, self._people = machine, people
+        self._any_open = bool((people.lra * (1.0 - people.closed)).any())
+
+    def look(self, state: State, rows: Grants, cpu: Cpu, load: Array, needs: Array | None = None) -> Flow:
+        """Once through the balance: CPU time of an operation, rates, traffic."""
+        people, machine = self._people, self._machine
+        # Instructions per second of a busy CPU: base, misses on channels as crowded as they are, throttle.
+        mpki = cache.misses_pki(people, state.occupancy)
+        delay = 1.0 + _CHANNEL_DELAY * state.channels[:, None, :]
+        cpi = people.cpi[:, None] + people.miss_cycles[:, None] * mpki / 1000.0 * delay
+        missed = mpki * people.written[:, None]
+        line = cache.LINE / 1000.0
+        asked = (missed + _HIT_TRAFFIC * np.maximum(people.refs_pki[:, None] - mpki, 0.0)) * line
+        ips = machine.ghz * 1e9 / cpi * cpu.smt[..., None]
+        limit = rows.core_limit * (1.0 - 0.5 * cpu.overlap)[..., None]
+        ips = ips / (1.0 + (ips * asked / limit) ** 4) ** 0.25
+        speed = (cpu.domain * ips).sum(2)
+        crowd = np.maximum(1.0 - cpu.most / np.maximum(state.runnable, _TINY), 0.0)
+        cost = state.mix_cost + people.switch_cost * crowd
+        cost = cost + people.crosstalk * np.maximum(state.rate * state.service - 1.0, 0.0)
+        service = people.instructions / speed * cost
+        if needs is not None:
+            service = service * needs
+        # What an operation waits for besides: page faults, disk, link.
+        faults = self._faults(state)
+        stuck = rows.memory_bytes < people.anon
+        slow = 1.0 + state.disk
+        disk_s = (faults * machine.disk_ms / 1000.0 + faults * 4096.0 / machine.disk_bytes_per_s) * slow
+        stall_memory = disk_s + np.where(stuck, service * (1.0 / _STUCK_SPEED - 1.0), 0.0)
+        own_disk = people.disk_ops * machine.disk_ms / 1000.0 + people.disk_bytes / machine.disk_bytes_per_s
+        own_link = people.net_bytes / machine.net_bytes_per_s
+        stall_io = own_disk * slow + own_link * (1.0 + state.link)
+        wake = _WAKE_FLOOR_S * cpu.hit + _WAKE_S * np.minimum(cpu.ratio**_WAKE_POWER, _WAKE_CEILING)
+        # Rates.
+        waits = people.wait_s + people.think_s + stall_memory + stall_io
+        servers = np.maximum(1.0, cpu.most)
+        clients = np.maximum(people.clients * load, _TINY)
+        shared = (service, people.serial_s, waits + wake, cpu.entitled, servers)
+        loop = latency.closed_step(state.rate, clients, *shared)
+        if self._any_open:
+            arriving = people.rate * load + state.backlog
+            held = stall_memory + stall_io + wake
+            opened = latency.open_loop(
+                arriving,
+                state.backlog,
+                service,
+                people.serial_s,
+                waits + wake,
+                held,
+                people.threads,
+                cpu.entitled,
+                servers,
+                people.bursts,
+            )
+            loop = _chosen(people.closed > 0, loop, opened)
+        free = latency.closed_step(
+            state.free_rate, clients, service, people.serial_s, waits, servers, servers
+        )
+        caps = np.minimum(
+            rows.disk_cap / np.maximum(people.disk_bytes, _TINY),
+            rows.net_cap / np.maximum(people.net_bytes, _TINY),
+        )
+        batch_rate = cpu.usage / service
+        loop.rate = np.minimum(loop.rate, caps)
+        rate = np.where(people.lra > 0, loop.rate, np.minimum(batch_rate, caps))
+        usage = rate * service
+        # Traffic.
+        by_domain = usage[..., None] * cpu.domain * ips
+        bandwidth = by_domain * missed * line
+        return Flow(
+            ips,
+            mpki,
+            service,
+            loop,
+            wake,
+            rate,
+            usage,
+            stall_memory,
+            stall_io,
+            bandwidth,
+            by_domain * mpki * line,
+            free.rate,
+            cpi,
+            own_disk,
+            own_link,
+            faults,
+            speed,
+        )
+
+    def follow(
+        self, state: State, rows: Grants, flow: Flow, damping: float, dt_s: float | None = None
+    ) -> None:
+        """Let the state follow what was found; the cache only as far as ``dt_s`` allows, if given."""
+        people, machine = self._people, self._machine
+        is_batch = people.lra < 1
+        state.rate, state.free_rate = flow.rate, flow.free_rate
+        state.service = state.service + damping * (flow.service - state.service)
+        state.stalled = flow.stall_memory + flow.stall_io
+        state.runnable = np.where(
+            is_batch,
+            people.threads * flow.service / (flow.service + state.stalled),
+            flow.usage + flow.rate * (flow.loop.cpu_wait_s + flow.wake),
+        )
+        # Who gives way when a queue gets longer: batch and closed loops; open ones only when they lag behind.
+        lag = (people.rate > 0) & (flow.loop.rate < people.rate * 0.999)
+        yields = np.where(is_batch | lag, 1.0, 0.5 * people.closed)
+        share = people.miss_cycles[:, None] * flow.mpki / 1000.0 * _CHANNEL_DELAY / flow.cpi
+        peak = machine.memory_bytes_per_s
+        state.channels = congestion.balance(
+            state.channels,
+            flow.bandwidth.sum(1) / peak,
+            -(flow.bandwidth * share * yields[..., None]).sum(1) / peak,
+        )
+        cycle = np.where(is_batch, flow.service + state.stalled, flow.loop.response_s)
+        page_s = machine.disk_ms / 1000.0 + 4096.0 / machine.disk_bytes_per_s
+        page_use = 1.0 / machine.disk_ops_per_s + 4096.0 / machine.disk_bytes_per_s
+        own_use = people.disk_ops / machine.disk_ops_per_s + people.disk_bytes / machine.disk_bytes_per_s
+        disk = flow.rate * (own_use + flow.faults * page_use)
+        # Batch that only waits uses little CPU: the CPU that it was given bounds it before the division follows.
+        waiting = (flow.own_disk_s + flow.faults * page_s) / cycle
+        state.disk = congestion.balance(
+            state.disk, disk.sum(1, keepdims=True), -(disk * yields * waiting).sum(1, keepdims=True)
+        )
+        link = flow.rate * flow.own_link_s
+        state.link = congestion.balance(
+            state.link,
+            link.sum(1, keepdims=True),
+            -(link * yields * flow.own_link_s / cycle).sum(1, keepdims=True),
+        )
+        target = cache.occupancy_target(people, rows.mask, flow.pressure, machine.way_bytes)
+        part: Array | float = damping
+        if dt_s is not None:
+            part = cache.settled_share(flow.pressure, float(machine.l3_bytes), dt_s)
+        state.occupancy = state.occupancy + part * (target - state.occupancy)
+
+    def _faults(self, state: State) -> Array:
+        """Pages per operation that are not in memory."""
+        people = self._people
+        held = np.where(people.cache > 0, state.resident / np.maximum(people.cache, 1.0), 1.0)
+        hot = np.minimum(held / np.maximum(people.hot_share, _TINY), 1.0)
+        cold = np.clip((held - people.hot_share) / np.maximum(1.0 - people.hot_share, _TINY), 0.0, 1.0)
+        found = people.hot_hits * hot + (1.0 - people.hot_hits) * np.where(people.hot_share < 1, cold, hot)
+        faults: Array = people.pages * (1.0 - found)
+        return faults
+
+
+def _chosen(first: npt.NDArray[np.bool_], one: latency.Loop, other: latency.Loop) -> latency.Loop:
+    return latency.Loop(
+        *(np.where(first, getattr(one, f.name), getattr(other, f.name)) for f in fields(latency.Loop))
+    )

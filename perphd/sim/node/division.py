@@ -1,0 +1,166 @@
+"""Who gets which CPU time, and what neighbours on the same and on neighbouring CPUs do to an LRA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perphd.sim.node.cpu import divide, divide_one
+from perphd.sim.node.grant import Array, CpuLayout, Grants
+from perphd.sim.node.machine import Machine
+from perphd.sim.node.population import Population
+from perphd.sim.node.state import State
+
+_WAKER_BONUS: Final = 1.5  # in shares, for those that sleep between bursts
+_LRA_RIVAL: Final = 0.3  # of the wake-up delay, when the neighbour is an LRA: it soon sleeps again
+_MIX_HALF: Final = 0.10  # share of batch at which half of the damage to private caches is done
+_PLAIN_SIZE: Final = 40  # workloads x classes up to which plain numbers are faster than arrays
+_TINY: Final = 1e-12
+
+
+@dataclass(slots=True)
+class Cpu:
+    """How the CPUs are divided now: [B,W] unless said otherwise.
+
+    ``entitled``: cores that each gets if it asks for all that it can use (``most``); ``usage``: with what everybody
+    wants now; ``domain`` [B,W,D]: share of each one's time in each domain; ``smt``: speed left by busy siblings,
+    ``overlap``: how often they are busy. ``ratio``: weight of who runs where a waking thread wants to, over its own;
+    ``hit``: how often somebody does; ``mix``, ``near``: foreign work in its private caches, and beside it.
+    """
+
+    entitled: Array
+    most: Array
+    usage: Array
+    domain: Array
+    smt: Array
+    overlap: Array
+    ratio: Array
+    hit: Array
+    mix: Array
+    near: Array
+    weight: Array
+    wanted: Array
+
+
+class Division:
+    """Divides the CPUs of one machine among one population."""
+
+    def __init__(self, machine: Machine, people: Population) -> None:
+        self._machine, self._people = machine, people
+        self._lras = np.flatnonzero(people.lra)
+
+    def divide(self, state: State, rows: Grants, load: Array) -> Cpu:
+        """With the demands that the state shows."""
+        people, layout = self._people, rows.layout
+        room = np.minimum(layout.cpus, rows.limit_cores)
+        most = np.minimum(people.threads * np.where(people.lra > 0, 1.0, load), room)
+        service = state.service
+        is_open = people.lra * (1.0 - people.closed)
+        asked = people.rate * load + state.backlog
+        lra_cores = np.where(is_open > 0, asked, state.free_rate) * service
+        batch_cores = people.threads * load * service / (service + state.stalled)
+        wanted = np.minimum(np.where(people.lra > 0, lra_cores, batch_cores), most)
+        weight = rows.weight * np.where(people.lra > 0, _WAKER_BONUS, 1.0)
+        # First what everybody could have, and each LRA if it asked for everything; then what is really used.
+        crowded = [index for index in self._lras if layout.shares[index]]
+        demands = [wanted]
+        for index in crowded:
+            greedy = wanted.copy()
+            greedy[:, index] = most[:, index]
+            demands.append(greedy)
+        first, *greedies = self._divisions(layout, weight, demands)
+        entitled = most.copy()
+        for index, got in zip(crowded, greedies, strict=True):
+            entitled[:, index] = got[:, index].sum(1)
+        entitled = np.maximum(entitled, 1e-3)
+        if state.last is not None and state.last[0] is rows:
+            final = state.last[1]
+        else:
+            used = np.where(people.lra > 0, np.minimum(state.rate * service, entitled), wanted)
+            (final,) = self._divisions(layout, weight, [used])
+        usage = final.sum(2)
+        overlap = np.zeros_like(usage)
+        if self._machine.threads_per_core > 1:
+            busy = np.minimum(final.sum(1) / np.maximum(layout.size, _TINY), 1.0)
+            beside = np.einsum("bkl,bl->bk", layout.sibling, busy)
+            spread = np.einsum("bwk,bk->bw", layout.member, layout.size * beside)
+            overlap = (spread / np.maximum(layout.cpus, 1.0)) ** 2
+        ratio, hit, mix, near = self._contention(state, rows, first)
+        by_domain = np.einsum("bwk,bkd->bwd", final, layout.domain)
+        where = np.einsum("bwk,bk,bkd->bwd", layout.member, layout.size, layout.domain)
+        where = where / np.maximum(layout.cpus, 1.0)[..., None]
+        total = usage[..., None]
+        domain = np.where(total > 1e-6, by_domain / np.maximum(total, 1e-6), where)
+        smt = 1.0 - people.smt_loss * overlap
+        return Cpu(entitled, most, usage, domain, smt, overlap, ratio, hit, mix, near, weight, wanted)
+
+    def share_out(self, state: State, rows: Grants, cpu: Cpu, used: Array) -> Array:
+        """CPU time that each gets, [B,W], when LRAs use ``used`` and batch the rest: never more than there is."""
+        lra = self._people.lra > 0
+        if not any(rows.layout.shares):
+            return np.where(lra, np.minimum(used, cpu.most), cpu.usage)
+        (got,) = self._divisions(rows.layout, cpu.weight, [np.where(lra, used, cpu.wanted)])
+        state.last = (rows, got)
+        shared: Array = np.minimum(got.sum(2), np.where(lra, used, np.inf))
+        return shared
+
+    def _contention(self, state: State, rows: Grants, got: Array) -> tuple[Array, Array, Array, Array]:
+        """What neighbours on the same CPUs, and beside them, do to each LRA: see ``mix_cost``."""
+        people, layout = self._people, rows.layout
+        zero = np.zeros_like(state.rate)
+        if not any(layout.shares[index] for index in self._lras) and not people.neighbour_cost.any():
+            return zero, zero, zero, zero
+        total = got.sum(2)
+        own, theirs = got[:, :, None, :], got[:, None, :, :]
+        met = (own > 0) & (theirs > 0)
+        part = own / np.maximum(total, _TINY)[:, :, None, None]
+        size = layout.size[:, None, None, :]
+        present = np.minimum(1.0, theirs / np.maximum(size - own, np.maximum(0.05 * size, _TINY)))
+        pair = 1.0 - np.eye(people.count)
+        # A waking thread finds another CPU while some are free.
+        share = np.where(met, part * present * present, 0.0).sum(3) * pair
+        hits = people.pollution * share
+        between = people.pollution[None, None, :, None] * theirs / np.maximum(own + theirs, _TINY)
+        dirt = np.where(met, part * between / (between + _MIX_HALF) * (1.0 + _MIX_HALF), 0.0).sum(3) * pair
+        awake = np.clip(state.runnable, 1.0, layout.cpus)
+        mine = rows.weight[:, :, None] if rows.mine is None else rows.mine
+        theirs_w = rows.weight[:, None, :] if rows.theirs is None else rows.theirs
+        one_thread = mine / awake[:, :, None]
+        if rows.flat is not None:
+            one_thread = np.where(rows.flat[:, :, None] > 0, mine, one_thread)
+        rival = np.where(people.lra > 0, _LRA_RIVAL, 1.0)
+        ratio = (share * rival * theirs_w / layout.cpus[:, None, :] / one_thread).sum(2)
+        near = zero
+        if people.neighbour_cost.any():
+            beside = np.where(own <= 0, layout.near[:, :, None, :] * theirs, 0.0).sum(3) * pair
+            around = np.einsum("bwk,bk->bw", layout.near, layout.size)
+            near = (people.pollution * beside).sum(2) / np.maximum(around, 1.0)
+        return ratio, np.minimum(1.0, hits.sum(2)), np.minimum(1.0, dirt.sum(2)), near
+
+    def mix_cost(self, cpu: Cpu) -> Array:
+        """CPU time of a request over that of an undisturbed one, by neighbours in the private caches."""
+        people = self._people
+        mixed = (people.mix_cost - people.mix_relief * np.minimum(1.0, cpu.ratio)) * cpu.mix
+        cost: Array = 1.0 + people.lra * (mixed + people.neighbour_cost * cpu.near)
+        return cost
+
+    @staticmethod
+    def _divisions(layout: CpuLayout, weight: Array, demands: list[Array]) -> list[Array]:
+        size, member = layout.size, layout.member
+        batch, workloads, classes = member.shape
+        if batch == 1 and workloads * classes <= _PLAIN_SIZE:
+            sizes, weights = size[0].tolist(), weight[0].tolist()
+            members = [np.flatnonzero(member[0, :, k]).tolist() for k in range(classes)]
+            return [np.array([divide_one(sizes, members, weights, demand[0].tolist())]) for demand in demands]
+        count = len(demands)
+        if count == 1:
+            return [divide(size, member, weight, demands[0])]
+        got = divide(
+            np.concatenate([size] * count),
+            np.concatenate([member] * count),
+            np.concatenate([weight] * count),
+            np.concatenate(demands),
+        )
+        return [got[batch * index : batch * (index + 1)] for index in range(count)]
