@@ -1,10 +1,12 @@
 """Online gradient-boosted regression trees: the Res-Perf model that learns from every sample.
 
-The portable form is ``trees.Trees`` (plain arrays), the resident form ``forest.Forest`` (bit masks); both are numpy
-only.
+``Ogbrt`` is the learner. ``Trees`` is the portable form of a model (plain arrays), ``Forest`` the resident one (bit
+masks). numpy only.
 """
 
 from perphd.predictor.ogbrt.forest import Forest
+from perphd.predictor.ogbrt.learner import Ogbrt
+from perphd.predictor.ogbrt.settings import Learned, OgbrtSettings, Prediction
 from perphd.predictor.ogbrt.trees import InvalidModel, Trees
 
-__all__ = ["Forest", "InvalidModel", "Trees"]
+__all__ = ["Forest", "InvalidModel", "Learned", "Ogbrt", "OgbrtSettings", "Prediction", "Trees"]

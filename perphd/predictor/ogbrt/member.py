@@ -1,0 +1,93 @@
+"""One model that learns, with its replicas and with what is doubted of it where it was not seen."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from perphd.predictor.ogbrt.forest import Forest, Indices
+from perphd.predictor.ogbrt.rebuild import Rebuilt
+from perphd.predictor.ogbrt.trees import Floats, Trees
+from perphd.predictor.ogbrt.update import Ensemble, UpdateSettings, replicas
+
+_EVIDENCE = 0.25
+"""Weight of one step into the unknown in the running mean of what such steps missed."""
+_MOST_DOUBT = 0.5**2
+_OUT_OF_BAG_FACTOR = 1.5
+"""Out-of-bag error is optimistic: all rows have chosen the splits."""
+
+
+class Member:
+    """A champion or a challenger.
+
+    Args:
+        rebuilt: structure and values to start from.
+        settings: how fast to follow.
+        doubt_var: variance of its error far from all places where it was seen, until steps there have shown it.
+
+    Attributes:
+        ensemble: the model and its replicas.
+        doubt_var: the same, as known now.
+    """
+
+    def __init__(self, rebuilt: Rebuilt, settings: UpdateSettings, doubt_var: float) -> None:
+        self.ensemble = Ensemble(rebuilt.forest, rebuilt.values, rebuilt.base, settings)
+        self.doubt_var = min(doubt_var, _MOST_DOUBT)
+
+    @classmethod
+    def founded(
+        cls,
+        trees: Trees,
+        x: Floats,
+        y: Floats,
+        settings: UpdateSettings,
+        bags: int,
+        prior_sd: float,
+        seed: int,
+    ) -> Member:
+        """From a warm start: replicas fitted to its samples ``x`` (n, F), ``y`` (n,), or all alike if there are none.
+
+        Raises:
+            InvalidModel: the arrays are no trees.
+        """
+        forest = Forest.compile(trees)
+        own = forest.values()[None]
+        doubt_var = prior_sd**2
+        if len(y):
+            weight, rng = np.ones(len(y)), np.random.default_rng(seed)
+            values, bases, missed = replicas(forest, trees.base, x, y, weight, bags, rng)
+            if math.isfinite(missed):
+                doubt_var = _OUT_OF_BAG_FACTOR * missed
+        else:
+            values, bases = np.repeat(own, bags, axis=0), np.full(bags, trees.base)
+        base = np.concatenate([[trees.base], bases])
+        return cls(Rebuilt(forest, np.concatenate([own, values]), base), settings, doubt_var)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its arrays."""
+        return self.ensemble.nbytes
+
+    def leaves(self, x: Floats) -> Indices:
+        """See ``Forest.leaves``."""
+        return self.ensemble.forest.leaves(x)
+
+    def ask(self, leaves: Indices) -> tuple[Floats, Floats]:
+        """Mean, and variance between the replicas: each (n,)."""
+        found = self.ensemble.predict(leaves)
+        if len(found) < 2:
+            return found[0], np.zeros(len(leaves))
+        return found[0], np.asarray(found[1:].var(axis=0), dtype=np.float64)
+
+    def doubt(self, far: float, error: float, noise_var: float) -> None:
+        """A sample at distance ``far`` (0..1) from what was seen shows how far off the model is in such places."""
+        evidence = min(max(error * error - noise_var, 0.0), _MOST_DOUBT)
+        self.doubt_var = min(
+            max(self.doubt_var + _EVIDENCE * (far * evidence - far * far * self.doubt_var), 0.0), _MOST_DOUBT
+        )
+
+    def learn(self, leaves: Indices, y: float, clip: float, weight: Floats, noise_var: float) -> None:
+        """Learn one sample that falls into ``leaves`` (T,); errors beyond ``clip`` count as ``clip``."""
+        found = self.ensemble.predict(leaves[None])[:, 0]
+        self.ensemble.update(leaves, np.clip(y - found, -clip, clip), weight, noise_var)

@@ -1,0 +1,168 @@
+"""Learning from one sample at a time, in O(trees x depth): an ensemble that moves while its structure stays.
+
+With F(x) = g + base + sum over trees t of v[t, leaf_t(x)] and a sample (x, y) in log units:
+
+    gain filter     e = y - F(x);  K = P / (P + R);  g += K e;  P = (1 - K) P + q          (scalar Kalman filter)
+    leaf update     e = y - F(x);  n_j = gamma n_j + 1;  v_j += rate / T * e / n_j * N     for every visited leaf j
+    cone            where a leaf rose (fell), leaves that must not be below (above) it are lifted (lowered) to it
+
+The gain takes what moves the whole surface (a new version, another clock rate), the leaves what moves only here.
+n_j is the count of samples in a leaf with exponential forgetting (gamma), so that one sample among many moves
+little and a leaf that was seldom seen learns fast; T/N normalises the step to that of 100 trees.
+The last step keeps every tree inside the cone of monotone functions exactly: ``Forest.above`` is transitive, so
+lifting all leaves above to the new value leaves no pair in the wrong order.
+
+Equations 10 and 11 of the Perph paper, (1 - a) lambda + a * sum(w y), lack the division by sum(w), swap left and
+right, and fit y and not the residual; what stands here in their place is the same idea (an exponential average per
+leaf) on residuals, normalised by counts.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perphd.predictor.ogbrt.forest import Forest, Indices
+from perphd.predictor.ogbrt.trees import Floats
+
+_TREES = 100.0
+_REPLICA_RATE = 0.12
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateSettings:
+    """How fast to follow.
+
+    Attributes:
+        gain_walk_var: q, variance that the gain takes on per sample (log units squared).
+        gain_noise: sqrt(R) in multiples of one sample's noise.
+        gain_drift_var: variance that the gain has at least right after an alarm.
+        leaf_rate: part of an error that 100 trees together take on at count 1.
+        forget: gamma.
+        start_count: n of a leaf at the start: how much the warm start is trusted.
+        drift_count: n of every leaf at most after an alarm.
+    """
+
+    gain_walk_var: float = 2e-4
+    gain_noise: float = 2.0
+    gain_drift_var: float = 0.02
+    leaf_rate: float = 12.0
+    forget: float = 0.95
+    start_count: float = 20.0
+    drift_count: float = 2.0
+
+
+class Ensemble:
+    """One forest with B + 1 sets of leaf values: the model (row 0) and B bootstrap replicas of it.
+
+    Args:
+        forest: the structure.
+        values: (B + 1, T, L) leaf values; row 0 must lie in the monotone cone.
+        base: (B + 1,) constants.
+        settings: how fast to follow.
+    """
+
+    def __init__(self, forest: Forest, values: Floats, base: Floats, settings: UpdateSettings) -> None:
+        count, width = forest.shape
+        self.forest, self.settings = forest, settings
+        self.values: Floats = np.array(values, dtype=np.float64).reshape(-1, count * width)
+        self.base: Floats = np.array(base, dtype=np.float64)
+        self.gain: Floats = np.zeros(len(self.base))
+        self.gain_var = settings.gain_walk_var
+        self.counts: Floats = np.full(count * width, settings.start_count)
+        self._bits = np.arange(width, dtype=forest.above.dtype)
+        self._rate = settings.leaf_rate / max(_TREES, float(count))
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of structure and values."""
+        return self.forest.nbytes + self.values.nbytes + self.counts.nbytes
+
+    def predict(self, leaves: Indices) -> Floats:
+        """F of model and replicas at rows given by their leaves (n, T); shape (B + 1, n)."""
+        out = np.empty((len(self.base), len(leaves)))
+        for row, values in zip(out, self.values, strict=True):
+            np.sum(values.take(leaves), axis=1, out=row)
+        out += (self.base + self.gain)[:, None]
+        return out
+
+    def mean(self, leaves: Indices) -> Floats:
+        """F of the model alone; shape (n,)."""
+        total = self.values[0].take(leaves).sum(axis=1)
+        return np.asarray(total + (self.base[0] + self.gain[0]), dtype=np.float64)
+
+    def update(self, leaves: Indices, error: Floats, weight: Floats, noise_var: float) -> None:
+        """Learn one sample.
+
+        Args:
+            leaves: (T,) the leaves it falls into.
+            error: (B + 1,) y - F(x) of model and replicas, clipped as the caller sees fit.
+            weight: (B + 1,) how often it counts for each; 1 for the model.
+            noise_var: variance of one sample's noise.
+        """
+        settings = self.settings
+        measured = settings.gain_noise**2 * noise_var
+        kalman = self.gain_var / (self.gain_var + measured)
+        step = np.minimum(weight * kalman, 1.0) * error
+        self.gain += step
+        self.gain_var = (1.0 - kalman) * self.gain_var + settings.gain_walk_var
+        left = error - step
+        counts = settings.forget * self.counts[leaves] + 1.0
+        self.counts[leaves] = counts
+        share = self._rate / counts
+        # All leaves together never take on more than the whole error.
+        share *= min(1.0, 1.0 / (float(share.sum()) * max(float(weight.max()), 1.0) + 1e-12))
+        self.values[:, leaves] += np.multiply.outer(weight * left, share)
+        self._into_cone(leaves, float(left[0]) > 0)
+
+    def alarm(self) -> None:
+        """The application has changed: trust what is known less, follow faster."""
+        self.gain_var = max(self.gain_var, self.settings.gain_drift_var)
+        np.minimum(self.counts, self.settings.drift_count, out=self.counts)
+
+    def _into_cone(self, leaves: Indices, rose: bool) -> None:
+        forest = self.forest
+        if not len(leaves):
+            return
+        words = (forest.above if rose else forest.below).reshape(-1).take(leaves)
+        affected: NDArray[np.bool_] = (words[:, None] >> self._bits & 1).astype(np.bool_)
+        values = self.values[0].reshape(forest.shape)
+        moved = self.values[0].take(leaves)[:, None]
+        (np.maximum if rose else np.minimum)(values, moved, out=values, where=affected)
+
+
+def replicas(
+    forest: Forest, base: float, x: Floats, y: Floats, weight: Floats, count: int, rng: np.random.Generator
+) -> tuple[Floats, Floats, float]:
+    """Bootstrap replicas of a fitted forest: the same splits, leaf values as if other samples had been drawn.
+
+    Every row counts Poisson(1) times (Oza and Russell, "Online bagging and boosting", 2001), and the leaf values are
+    fitted stage by stage to the replica's own residuals.
+
+    Returns:
+        Leaf values (count, T, L), constants (count,), and the mean squared error of the replicas on rows that they
+        did not draw (NaN if there is none).
+    """
+    trees, width = forest.shape
+    leaves = forest.leaves(np.asarray(x, dtype=np.float64)) - np.arange(trees) * width
+    values = np.zeros((count, trees, width))
+    bases = np.full(count, base)
+    missed, rows = 0.0, 0
+    for i in range(count):
+        drawn = weight * rng.poisson(1.0, len(y))
+        out = drawn == 0
+        total = float(drawn.sum())
+        if total > 0:
+            bases[i] = float(drawn @ y) / total
+        current = np.full(len(y), bases[i])
+        for tree in range(trees):
+            at = leaves[:, tree]
+            pull = np.bincount(at, drawn * (y - current), width)
+            values[i, tree] = _REPLICA_RATE * pull / (np.bincount(at, drawn, width) + 1.0)
+            current += values[i, tree, at]
+        missed += float(((y - current)[out] ** 2).sum())
+        rows += int(out.sum())
+    return values, bases, missed / rows if rows else math.nan
