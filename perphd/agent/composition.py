@@ -22,7 +22,8 @@ from perphd.host.cgroup import Hierarchies, discover
 from perphd.host.fs import KernelFs, RealFs
 from perphd.host.perf_events import EventKind, EventOpener, EventSupport, open_group
 from perphd.host.schedstat import RunDelayReader
-from perphd.host.systemd import owner_unit
+from perphd.host.systemd_dbus import open_bus
+from perphd.host.systemd_fs import refusal, unit_files
 from perphd.host.taskstats import TaskStats, open_taskstats
 from perphd.host.topology import read_topology
 from perphd.isolation.executor import Executor
@@ -88,11 +89,15 @@ def build_agent(
     kept = _store(config) if store and config.store.enabled else None
     records = Records(kept, wall_clock)
     journal = Journal(Path(config.daemon.state_dir))
+    units = open_bus() if real and config.isolation.units == "systemd" else None
+    written = fs if units is None else unit_files(fs, hierarchies, units)
     executor = Executor(
-        fs,
+        written,
         hierarchies,
         journal,
-        refuse=_refusal(fs, hierarchies),
+        refuse=lambda cgroup: refusal(written, hierarchies, cgroup),
+        deadline_s=config.isolation.deadline_s,
+        changes_per_s=config.isolation.changes_per_s,
         on_write=None
         if kept is None
         else lambda write, result: kept.add_writes(wall_clock(), (write,), result),
@@ -120,6 +125,7 @@ def build_agent(
             journal,
             *(() if taskstats is None else (taskstats,)),
             *(() if kept is None else (kept,)),
+            *(() if units is None else (units,)),
         ),
     )
     if kept is not None:
@@ -151,13 +157,3 @@ def probe_elsewhere(fs: KernelFs, hierarchies: Hierarchies) -> Capabilities:
 
 def _store(config: Config) -> Store:
     return Store(Path(config.store_path), config.store.retention_h * 3600.0, config.store.max_size_bytes)
-
-
-def _refusal(fs: KernelFs, hierarchies: Hierarchies) -> Callable[[str], str | None]:
-    """Why a cgroup must not be written directly: systemd owns it and did not delegate it."""
-
-    def refuse(cgroup: str) -> str | None:
-        owner = owner_unit(hierarchies, fs, cgroup)
-        return (owner.refusal() or None) if owner is not None else None
-
-    return refuse

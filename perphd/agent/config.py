@@ -27,6 +27,7 @@ __all__ = [
     "Config",
     "DaemonConfig",
     "HostConfig",
+    "IsolationConfig",
     "StoreConfig",
     "check_against_host",
     "for_restore",
@@ -94,8 +95,33 @@ class HostConfig:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class IsolationConfig:
+    """Table ``[isolation]``: how settings are written."""
+
+    units: Literal["systemd", "leave"] = setting(
+        "systemd",
+        "workloads that are units of systemd, on cgroup v2: set through its run-time properties, or left alone",
+    )
+    changes_per_s: float = setting(
+        1.0,
+        "a knob that swings may change so often after a burst of 20 changes",
+        low=0.01,
+        high=100.0,
+        unit="/s",
+    )
+    deadline_s: float = setting(
+        2.0,
+        "the writes of one change may take so long together before they are undone",
+        low=0.1,
+        high=60.0,
+        unit="s",
+    )
+
+
 TABLES: Mapping[str, type] = {
     "daemon": DaemonConfig,
+    "isolation": IsolationConfig,
     "store": StoreConfig,
     "policy": PolicySettings,
     "host": HostConfig,
@@ -113,6 +139,7 @@ class Config:
 
     daemon: DaemonConfig = field(default_factory=DaemonConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+    isolation: IsolationConfig = field(default_factory=IsolationConfig)
     policy: PolicySettings = field(default_factory=PolicySettings)
     host: HostConfig = field(default_factory=HostConfig)
     workloads: tuple[WorkloadSpec, ...] = ()
@@ -247,6 +274,7 @@ def _assemble(parts: list[_Part]) -> Config:
     check_workloads(declared)
     return Config(
         daemon=DaemonConfig(**merged["daemon"]),
+        isolation=IsolationConfig(**merged["isolation"]),
         store=StoreConfig(**merged["store"]),
         policy=PolicySettings(**merged["policy"]),
         host=HostConfig(**merged["host"]),
@@ -272,6 +300,7 @@ def _with_runtime(config: Config) -> Config:
             names.append(item.spec.name)
     return Config(
         daemon=config.daemon,
+        isolation=config.isolation,
         store=config.store,
         policy=config.policy,
         host=config.host,

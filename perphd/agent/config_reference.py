@@ -18,6 +18,7 @@ from perphd.monitor.sli.options import OPTIONS
 
 ABOUT = {
     "daemon": "How the daemon runs.",
+    "isolation": "How settings are written.",
     "store": "The local time-series store behind perphctl query and perphctl export.",
     "policy": "Thresholds, rates and delays of the policy. The defaults fit most hosts.",
     "host": "The host that is controlled.",

@@ -21,6 +21,7 @@ from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import CONTROLLERS, LIST_SETTINGS, RESCTRL_SETTINGS
 from perphd.host.fs import KernelFs
+from perphd.host.systemd_fs import Lasting
 from perphd.isolation.journal import Journal, Original
 from perphd.isolation.pace import Pace
 from perphd.isolation.planner import Wanted, plan
@@ -281,6 +282,9 @@ class Executor:
                 self._note(key, texts)
         with suppress(KernelError):  # the journal then still names values that the files hold already
             self._journal.close_out(closed)
+        if isinstance(self._fs, Lasting):
+            for path in closed:
+                self._fs.given_back(path)
 
     def _note(self, key: Key, texts: Mapping[str, str]) -> None:
         knob = self._survey.planned[key][0]
@@ -295,7 +299,7 @@ class Executor:
         try:
             raw = self._fs.read(entry.path)
         except Gone:
-            return True
+            return not (isinstance(self._fs, Lasting) and self._fs.outlives(entry.path))
         except KernelError:
             return False
         text = texts[entry.path] = raw.decode(errors="replace").rstrip("\n")

@@ -18,10 +18,12 @@ from posixpath import basename, dirname
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Busy, Full, Gone, Invalid, KernelError, ParseError
-from perphd.host.cgroup import lines
+from perphd.host.cgroup import discover, lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.fs import KernelFs, read_text
+from perphd.host.systemd_bus import BusctlBus
+from perphd.host.systemd_fs import Lasting, is_running_kernel, unit_files
 from perphd.isolation.journal import FILE, Journal, Original
 
 
@@ -88,6 +90,9 @@ def restore(
     """
     if not Path(state_dir, FILE).exists():
         return RestoreReport(notes=(f"{state_dir}: no journal, nothing to restore",))
+    if is_running_kernel(fs):
+        # busctl and not dbus-fast: this must work with what the distribution has.
+        fs = unit_files(fs, discover(fs), BusctlBus())
     with Journal(state_dir, boot_id=boot_id) as journal:
         if journal.unreadable is not None:
             raise journal.unreadable
@@ -104,8 +109,11 @@ def restore_journal(
     try:
         # A setting is closed as a whole: while its cpu.idle is not given back, its weight may yet be reset by that.
         unsettled = {(report.workload, report.knob) for report in (*run.failed, *run.foreign)}
-        done = (*run.restored, *run.already, *run.gone)
-        journal.close_out(r.path for r in done if (r.workload, r.knob) not in unsettled)
+        done = [r for r in (*run.restored, *run.already, *run.gone) if (r.workload, r.knob) not in unsettled]
+        journal.close_out(report.path for report in done)
+        if isinstance(fs, Lasting):
+            for report in done:
+                fs.given_back(report.path)
     except KernelError as exc:
         notes.append(f"the values are given back, but the journal could not be closed: {exc}")
     return RestoreReport(
@@ -204,7 +212,7 @@ class _Run:
                 return None
             raw = self._fs.read(entry.path)
         except Gone:
-            self._add(self.gone, entry, note="the cgroup, or its controller, is gone")
+            self._gone(entry)
             return None
         except KernelError as exc:
             self._add(self.failed, entry, note=str(exc))
@@ -220,6 +228,17 @@ class _Run:
             return None
         return found
 
+    def _gone(self, entry: Original) -> None:
+        try:
+            if isinstance(self._fs, Lasting) and self._fs.give_back_absent(entry.path, entry.text):
+                note = "it does not run; systemd was told to start it with what it had"
+                self._add(self.restored, entry, now=entry.text, note=note)
+                return
+        except KernelError as exc:
+            self._add(self.failed, entry, note=str(exc))
+            return
+        self._add(self.gone, entry, note="the cgroup, or its controller, is gone")
+
     def _is_own(self, entry: Original, found: str) -> bool:
         if is_own(entry.path, found, entry.text, self._journal.intents(entry.path)):
             return True
@@ -233,7 +252,7 @@ class _Run:
             else:
                 now = entry.text
         except Gone:
-            self._add(self.gone, entry, found, note="the cgroup, or its controller, is gone")
+            self._gone(entry)
             return
         except (KernelError, ParseError) as exc:
             self._add(self.failed, entry, found, note=str(exc))

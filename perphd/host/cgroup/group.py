@@ -274,12 +274,14 @@ def descendants(fs: KernelFs, directory: str) -> list[str]:
 def parent_list(fs: KernelFs, path: str) -> str:
     """What the parent gives for this ``cpuset.cpus`` or ``cpuset.mems``, as text; empty if it cannot be read.
 
-    v2: the parent's effective CPUs or nodes. v1: its own, which is what the kernel checks children against.
+    v2: the effective CPUs or nodes of the nearest group above that has the controller. v1: the parent's own, which is
+    what the kernel checks children against.
     """
     parent, name = dirname(dirname(path)), basename(path)
     for file in (f"{name}.effective", name):
-        try:
+        with suppress(KernelError):
             return read_text(fs, f"{parent}/{file}")
-        except KernelError:
-            continue
+    while (parent := dirname(parent)) not in ("", "/"):
+        with suppress(KernelError):
+            return read_text(fs, f"{parent}/{name}.effective")
     return ""

@@ -1,0 +1,260 @@
+"""Kernel files in which writing a unit's own cgroup file becomes a request to systemd.
+
+Everything above this sees files: what is read, verified and recorded is what the kernel says, since systemd reports
+success for values that the kernel refused. Below a delegated unit, and outside units, files are written directly.
+
+What systemd does here outlives the cgroup: a unit that is started again has the properties that it had. So the
+identity of a unit's directory is the unit, not the inode, and giving back reaches units that are not running.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from posixpath import basename, dirname
+from typing import Final, Protocol, runtime_checkable
+
+from perphd.domain.errors import Gone, Invalid, KernelError
+from perphd.host.cgroup.group import parent_list
+from perphd.host.cgroup.hierarchy import Hierarchies, Layout
+from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
+from perphd.host.fs import KernelFile, KernelFs, read_text
+from perphd.host.systemd import is_systemd, owner_unit
+from perphd.host.systemd_bus import Bus
+from perphd.host.systemd_properties import ABSENT, FILES, IDLE_SINCE, drop_ins, properties
+
+FREEZE: Final = "cgroup.freeze"
+SETTLE_S: Final = 0.5
+"""systemd writes the file a little after it has answered; so long the file may take to show it."""
+_STEP_S: Final = 0.005
+_DROP_INS: Final = "/run/systemd/system.control"
+_UNIT_DEVICE: Final = -1
+_SLICE: Final = re.compile(r"[A-Za-z0-9:_.\\@-]+\.slice", re.ASCII)
+_UNIT: Final = re.compile(r"[A-Za-z0-9:_.\\@-]{1,245}\.(?:service|scope|slice|mount|socket|swap)", re.ASCII)
+
+
+@runtime_checkable
+class Lasting(Protocol):
+    """Files whose values outlive their cgroup: giving back does not end with the cgroup."""
+
+    def outlives(self, path: str) -> bool:
+        """True if what is set in this file is set again when its cgroup is made anew."""
+
+    def give_back_absent(self, path: str, text: str) -> bool:
+        """The cgroup is not there: whoever makes it again shall not bring the value back. False: nothing outlives."""
+
+    def given_back(self, path: str) -> None:
+        """The file holds its original again: nothing of perphd's request shall be left."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    unit: str
+    directory: str
+    file: str
+
+
+class UnitFs:
+    """``fs`` with units written through ``bus``. Only for hosts with systemd and cgroup v2.
+
+    ``version``: systemd's; ``unlink``, ``sleep``: for hosts that are simulated.
+    """
+
+    def __init__(
+        self,
+        fs: KernelFs,
+        hierarchies: Hierarchies,
+        bus: Bus,
+        *,
+        version: int = IDLE_SINCE,
+        unlink: Callable[[str], None] = os.unlink,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._fs, self._hierarchies, self._bus = fs, hierarchies, bus
+        self._version, self._unlink, self._sleep = version, unlink, sleep
+        unified = hierarchies.unified
+        self._mount = "" if unified is None else unified.mount
+        self._controllers = frozenset() if unified is None else unified.controllers
+
+    # -- whose file is it ----------------------------------------------------------------------------------------
+
+    def unit(self, directory: str) -> str:
+        """The unit of this host's systemd whose own cgroup this directory is; empty if it is none."""
+        if not self._mount or not directory.startswith(f"{self._mount}/") or not is_systemd(self._fs):
+            return ""
+        return unit_of(directory[len(self._mount) :])
+
+    def _place(self, path: str) -> _Place | None:
+        file = basename(path)
+        if file not in FILES and file != FREEZE:
+            return None
+        unit = self.unit(dirname(path))
+        return _Place(unit, dirname(path), file) if unit else None
+
+    def _stands_for(self, path: str) -> str | None:
+        """What a file stands for that is not there yet; None if it will not come by asking for it."""
+        file = basename(path)
+        if file not in ABSENT or file.partition(".")[0] not in self._controllers:
+            return None
+        if file == "cpu.idle" and self._version < IDLE_SINCE:
+            return None
+        if not self._fs.exists(dirname(path)) or self._place(path) is None:
+            return None
+        # io.bfq.weight and io.weight come with the controller, if this kernel has them.
+        return ABSENT[file]
+
+    # -- KernelFs ------------------------------------------------------------------------------------------------
+
+    def open(self, path: str) -> KernelFile:
+        """As ``fs``."""
+        return self._fs.open(path)
+
+    def read(self, path: str) -> bytes:
+        """As ``fs``; a unit's file that its controller would bring reads as what it stands for."""
+        try:
+            return self._fs.read(path)
+        except Gone:
+            text = self._stands_for(path)
+            if text is None:
+                raise
+            return f"{text}\n".encode()
+
+    def exists(self, path: str) -> bool:
+        """As ``fs``, and true for a unit's file that its controller would bring."""
+        if basename(path) == "cpu.idle" and self._version < IDLE_SINCE and self._place(path) is not None:
+            return False  # this systemd has no word for it
+        return self._fs.exists(path) or self._stands_for(path) is not None
+
+    def listdir(self, path: str) -> list[str]:
+        """As ``fs``."""
+        return self._fs.listdir(path)
+
+    def subdirectories(self, path: str) -> list[str]:
+        """As ``fs``."""
+        return self._fs.subdirectories(path)
+
+    def identity(self, path: str) -> tuple[int, int]:
+        """As ``fs``; of a unit's directory the unit itself, which stays the same when it is started again."""
+        unit = self.unit(path)
+        return (_UNIT_DEVICE, zlib.crc32(unit.encode())) if unit else self._fs.identity(path)
+
+    def write(self, path: str, data: bytes) -> None:
+        """As ``fs``, or the request to systemd, until the file shows it or ``SETTLE_S`` have passed."""
+        place = self._place(path)
+        if place is None:
+            self._fs.write(path, data)
+            return
+        text = data.decode().strip("\n")
+        self._ask(place, path, text)
+        self._await(path, text)
+
+    def _ask(self, place: _Place, path: str, text: str) -> None:
+        if place.file == FREEZE:
+            self._bus.freeze(place.unit, text == "1")
+            return
+        if place.file in EMPTY_ALLOWED and not text:
+            # The kernel does not take an empty list from a group with processes, and systemd does not say so:
+            # first everything that there is, then nothing of its own.
+            around = parent_list(self._fs, path)
+            if around:
+                self._bus.set_properties(place.unit, properties(place.file, around))
+                self._await(path, around)
+        try:
+            wanted = properties(place.file, text)
+        except (KeyError, ValueError) as exc:
+            raise Invalid(path, "set through systemd", errno.EINVAL, text) from exc
+        self._bus.set_properties(place.unit, wanted)
+
+    def _await(self, path: str, text: str) -> None:
+        for _ in range(int(SETTLE_S / _STEP_S)):
+            try:
+                if same(path, text, read_text(self._fs, path)):
+                    return
+            except Gone:
+                return
+            if not text:
+                return
+            self._sleep(_STEP_S)
+
+    # -- what outlives the cgroup ----------------------------------------------------------------------------------
+
+    def outlives(self, path: str) -> bool:
+        """See ``Lasting``: true of a unit's properties."""
+        place = self._place(path)
+        return place is not None and place.file != FREEZE
+
+    def give_back_absent(self, path: str, text: str) -> bool:
+        """See ``Lasting``: the unit is not running; its properties go back all the same."""
+        place = self._place(path)
+        if place is None or self._fs.exists(place.directory):
+            return False
+        with suppress(Gone):  # systemd does not know the unit any more: nothing outlives it
+            if place.file != FREEZE:
+                self._bus.set_properties(place.unit, properties(place.file, text))
+        self.given_back(path)
+        return True
+
+    def given_back(self, path: str) -> None:
+        """See ``Lasting``: empty drop-ins would hide what the unit's file says later."""
+        place = self._place(path)
+        if place is None:
+            return
+        for name in drop_ins(place.file):
+            drop_in = f"{_DROP_INS}/{place.unit}.d/50-{name}.conf"
+            if self._says_nothing(drop_in):
+                with suppress(OSError):  # a sandbox may forbid it: the drop-in then stays until the next boot
+                    self._unlink(drop_in)
+
+    def _says_nothing(self, drop_in: str) -> bool:
+        """True if the drop-in says no more than that the property has no value."""
+        try:
+            lines = read_text(self._fs, drop_in).splitlines()
+        except KernelError:
+            return False
+        said = [line for line in lines if line.strip() and line[0] not in "#["]
+        return all(line.rstrip().endswith(("=", "=infinity", "=0")) for line in said)
+
+
+def unit_of(cgroup: str) -> str:
+    """The unit that this cgroup is, by its path alone; empty if it is none.
+
+    Above a unit there are slices only. What has a unit's name within a service or scope is the business of another
+    manager: that of a user, or the one in a container.
+    """
+    *above, name = cgroup.strip("/").split("/")
+    if not all(_SLICE.fullmatch(part) for part in above) or not _UNIT.fullmatch(name):
+        return ""
+    return name.removeprefix("_")  # systemd's escape of names that are controllers' as well
+
+
+def is_running_kernel(fs: KernelFs) -> bool:
+    """True if ``fs`` shows this machine's own files, whose units the system bus is about."""
+    try:
+        status = os.stat("/proc")
+        return fs.identity("/proc") == (status.st_dev, status.st_ino)
+    except (OSError, KernelError):
+        return False
+
+
+def unit_files(fs: KernelFs, hierarchies: Hierarchies, bus: Bus) -> KernelFs:
+    """``fs``, with units written through systemd where that is how it is done: systemd as PID 1 and cgroup v2."""
+    if hierarchies.layout is not Layout.V2 or not is_systemd(fs):
+        return fs
+    return UnitFs(fs, hierarchies, bus)
+
+
+def refusal(fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> str | None:
+    """Why a cgroup must not be set, or None: a unit where ``fs`` asks systemd, else what lies below a delegated one."""
+    owner = owner_unit(hierarchies, fs, cgroup)
+    if owner is None:
+        return None
+    unified = hierarchies.unified
+    if isinstance(fs, UnitFs) and unified is not None and fs.unit(unified.path(cgroup)):
+        return None
+    return owner.refusal() or None

@@ -1,0 +1,139 @@
+"""What a text in a unit's cgroup file is called among systemd's run-time properties. Pure.
+
+systemd writes the files of its units itself (systemd.resource-control(5)) and takes back what others write there, so a
+setting of a unit is a call of ``SetUnitProperties``. Texts that are the kernel's default unset the property.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from perphd.domain.cpuset import CpuSet
+from perphd.host.cgroup import lines
+
+UNSET: Final = (1 << 64) - 1
+"""``infinity`` of a limit, and "no value" of a weight."""
+IDLE_WEIGHT: Final = 0
+"""``CPUWeight=idle`` (systemd 252 and later)."""
+IDLE_SINCE: Final = 252
+
+Value: TypeAlias = int | bytes | tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Property:
+    """One property and its value. ``signature``: ``t``, ``ay`` or ``a(st)``, as D-Bus spells types."""
+
+    name: str
+    signature: str
+    value: Value
+
+
+ABSENT: Final[Mapping[str, str]] = {
+    "cpuset.cpus": "",
+    "cpuset.mems": "",
+    "cpu.weight": "100",
+    "cpu.idle": "0",
+    "cpu.max": "max 100000",
+    "io.weight": "default 100",
+    "io.bfq.weight": "default 100",
+    "io.max": "",
+}
+"""Files that a unit lacks as long as no property needs their controller -> what they then stand for."""
+
+_LISTS = {"cpuset.cpus": "AllowedCPUs", "cpuset.mems": "AllowedMemoryNodes"}
+_MEMORY = {
+    "memory.min": "MemoryMin",
+    "memory.low": "MemoryLow",
+    "memory.high": "MemoryHigh",
+    "memory.max": "MemoryMax",
+}
+_CEILINGS = {
+    "rbps": "IOReadBandwidthMax",
+    "wbps": "IOWriteBandwidthMax",
+    "riops": "IOReadIOPSMax",
+    "wiops": "IOWriteIOPSMax",
+}
+FILES: Final = frozenset({*_LISTS, *_MEMORY, *ABSENT, "io.latency"})
+"""The files that have properties. ``cgroup.freeze`` has methods of its own."""
+
+
+def properties(file: str, text: str) -> tuple[Property, ...]:
+    """The properties that state this text in this file.
+
+    Raises:
+        KeyError: the file has none.
+        ValueError: not a text of this file.
+    """
+    if file in _LISTS:
+        return (Property(_LISTS[file], "ay", bitmap(CpuSet.parse(text))),)
+    if file in _MEMORY:
+        return (Property(_MEMORY[file], "t", UNSET if text == "max" else int(text)),)
+    if file == "cpu.weight":
+        return (_weight("CPUWeight", int(text)),)
+    if file == "cpu.idle":
+        return (Property("CPUWeight", "t", IDLE_WEIGHT if text == "1" else UNSET),)
+    if file == "cpu.max":
+        return _quota(text)
+    if file in ("io.weight", "io.bfq.weight"):
+        return (_weight("IOWeight", lines.default_weight(file, text)),)
+    if file == "io.max":
+        return _ceilings(text)
+    if file == "io.latency":
+        pairs = tuple((_node(device), target) for device, target in lines.latencies_of(text))
+        return (Property("IODeviceLatencyTargetUSec", "a(st)", pairs),)
+    raise KeyError(file)
+
+
+def drop_ins(file: str) -> tuple[str, ...]:
+    """How systemd names the drop-ins (without ``50-`` and ``.conf``) that keep what belongs to this file."""
+    if file == "cpu.max":
+        return ("CPUQuota", "CPUQuotaPeriodSec")
+    if file == "io.max":
+        return tuple(_CEILINGS.values())
+    known = {
+        **_LISTS,
+        **_MEMORY,
+        "cpu.weight": "CPUWeight",
+        "cpu.idle": "CPUWeight",
+        "io.weight": "IOWeight",
+        "io.bfq.weight": "IOWeight",
+        "io.latency": "IODeviceLatencyTargetSec",
+    }
+    return (known[file],) if file in known else ()
+
+
+def bitmap(numbers: CpuSet) -> bytes:
+    """As ``AllowedCPUs`` and ``AllowedMemoryNodes`` are sent: bit n of byte n/8; empty for the empty set."""
+    return numbers.mask.to_bytes((numbers.mask.bit_length() + 7) // 8, "little")
+
+
+def _weight(name: str, weight: int) -> Property:
+    return Property(name, "t", UNSET if weight == 100 else weight)
+
+
+def _quota(text: str) -> tuple[Property, ...]:
+    quota, period = text.split()
+    if quota == "max":
+        return (Property("CPUQuotaPerSecUSec", "t", UNSET), Property("CPUQuotaPeriodUSec", "t", UNSET))
+    per_second = round(int(quota) * 1_000_000 / int(period))
+    return (
+        Property("CPUQuotaPerSecUSec", "t", per_second),
+        Property("CPUQuotaPeriodUSec", "t", int(period)),
+    )
+
+
+def _ceilings(text: str) -> tuple[Property, ...]:
+    found: dict[str, list[tuple[str, int]]] = {name: [] for name in _CEILINGS}
+    for device, value in lines.table("io.max", text).items():
+        for part in value.split():
+            short, _, number = part.partition("=")
+            if number != "max":
+                found[short].append((_node(device), int(number)))
+    return tuple(Property(_CEILINGS[short], "a(st)", tuple(pairs)) for short, pairs in found.items())
+
+
+def _node(device: str) -> str:
+    return f"/dev/block/{device}"

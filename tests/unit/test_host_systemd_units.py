@@ -1,0 +1,399 @@
+"""Units set through systemd: what is asked of it, what is read back, what outlives a unit, how all is given back."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perphd.domain.allocation import IDLE, IoLimit, Settings
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.errors import Broken, Busy, Denied, Gone, KernelError, Unsupported
+from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.host.systemd_bus import BusctlBus, bus_error
+from perphd.host.systemd_dbus import DbusFastBus
+from perphd.host.systemd_fs import UnitFs, refusal, unit_files, unit_of
+from perphd.host.systemd_properties import IDLE_WEIGHT, UNSET, Property, bitmap, drop_ins, properties
+from perphd.isolation import Executor, Journal
+from perphd.isolation.restore import restore_journal
+from tests.unit.isolation_kernel import FakeKernel
+from tests.unit.isolation_systemd import FakeSystemd
+
+UNIT = "job.service"
+AT = f"/sys/fs/cgroup/system.slice/{UNIT}"
+SPECS = [WorkloadSpec("job", Kind.BATCH, f"/system.slice/{UNIT}")]
+EVERYTHING = Settings(
+    cpus=CpuSet.of([3]),
+    mems=CpuSet.of([1]),
+    cpu_weight=IDLE,
+    cpu_max_cores=0.5,
+    memory_high_bytes=1 << 30,
+    io_weight=20,
+    io_max=(IoLimit("8:0", read_bytes=1 << 20, write_ops=50),),
+)
+
+
+@pytest.fixture
+def systemd() -> FakeSystemd:
+    found = FakeSystemd()
+    found.start(UNIT)
+    return found
+
+
+def executor(systemd: FakeSystemd, journal: Journal) -> Executor:
+    fs = systemd.fs()
+    hierarchies = systemd.kernel.hierarchies
+    return Executor(
+        fs,
+        hierarchies,
+        journal,
+        refuse=lambda cgroup: refusal(fs, hierarchies, cgroup),
+        in_thread=False,
+    )
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "unit"),
+    [
+        ("/system.slice/db.service", "db.service"),
+        ("/system.slice", "system.slice"),
+        ("/machine.slice/machine-x.slice/a.scope", "a.scope"),
+        ("/system.slice/_cpu.service", "cpu.service"),
+        ("/user.slice/user-0.slice/user@0.service/app.slice/x.service", ""),
+        ("/machine.slice/box.scope/system.slice/db.service", ""),
+        ("/system.slice/db.service/worker", ""),
+        ("/mine/x.service", ""),
+        ("/system.slice/a b.service", ""),
+    ],
+)
+def test_only_what_lies_in_slices_alone_is_a_unit_of_this_hosts_systemd(cgroup: str, unit: str) -> None:
+    assert unit_of(cgroup) == unit
+
+
+@given(st.sets(st.integers(0, 300)).map(CpuSet.of))
+def test_a_bitmap_has_bit_n_of_byte_n_over_8(cpus: CpuSet) -> None:
+    data = bitmap(cpus)
+    assert {8 * n + bit for n, byte in enumerate(data) for bit in range(8) if byte >> bit & 1} == set(cpus)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "expected"),
+    [
+        ("cpuset.cpus", "0-1,9", [("AllowedCPUs", b"\x03\x02")]),
+        ("cpuset.mems", "", [("AllowedMemoryNodes", b"")]),
+        ("cpu.weight", "50", [("CPUWeight", 50)]),
+        ("cpu.weight", "100", [("CPUWeight", UNSET)]),
+        ("cpu.idle", "1", [("CPUWeight", IDLE_WEIGHT)]),
+        ("cpu.max", "50000 100000", [("CPUQuotaPerSecUSec", 500_000), ("CPUQuotaPeriodUSec", 100_000)]),
+        ("cpu.max", "max 100000", [("CPUQuotaPerSecUSec", UNSET), ("CPUQuotaPeriodUSec", UNSET)]),
+        ("memory.high", "max", [("MemoryHigh", UNSET)]),
+        ("memory.low", "4096", [("MemoryLow", 4096)]),
+        ("io.weight", "default 20", [("IOWeight", 20)]),
+        ("io.latency", "8:0 target=500", [("IODeviceLatencyTargetUSec", (("/dev/block/8:0", 500),))]),
+    ],
+)
+def test_texts_of_files_as_properties(file: str, text: str, expected: list[tuple[str, object]]) -> None:
+    assert [(item.name, item.value) for item in properties(file, text)] == expected
+    assert drop_ins(file)
+
+
+async def test_settings_come_into_force_through_systemd_and_are_given_back(
+    systemd: FakeSystemd, tmp_path: Path
+) -> None:
+    before = systemd.kernel.texts()
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        assert {"cpus", "cpu_weight", "cpu_max_cores", "io_max"} <= agent.enforceable(SPECS[0])[0]
+        applied = await agent.apply(agent.plan({"job": EVERYTHING}, SPECS, 0.0))
+        assert applied.ok, applied
+        assert systemd.kernel.read(f"{AT}/cpuset.cpus") == b"3\n"
+        assert systemd.kernel.read(f"{AT}/cpu.idle") == b"1\n"
+        assert systemd.kernel.read(f"{AT}/io.max") == b"8:0 rbps=1048576 wbps=max riops=max wiops=50\n"
+        assert agent.in_force("job") == EVERYTHING
+        assert not agent.plan({"job": EVERYTHING}, SPECS, 60.0)
+        assert systemd.kernel.writes == [], "nothing is written past systemd"
+        assert (await agent.apply(agent.plan({}, SPECS, 60.0))).ok
+        assert not agent.conflicts()
+    after = systemd.kernel.texts()
+    for path, text in before.items():
+        assert after[path] == text
+    assert after[f"{AT}/cpuset.cpus"] == "0-3\n", "a populated group: all CPUs, then nothing of its own"
+    assert [item.value for _, (item, *_) in systemd.calls if item.name == "AllowedCPUs"] == [
+        b"\x08",
+        b"\x0f",
+        b"",
+    ]
+
+
+async def test_an_empty_change_of_a_unit_asks_nothing_of_systemd(
+    systemd: FakeSystemd, tmp_path: Path
+) -> None:
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        assert not agent.plan({"job": Settings(cpu_weight=100, io_max=())}, SPECS, 0.0)
+        assert systemd.calls == []
+
+
+async def test_a_value_that_the_kernel_refused_is_a_failure_although_systemd_reported_success(
+    systemd: FakeSystemd, tmp_path: Path
+) -> None:
+    systemd.kernel.nodes = "0-1"
+    fs = systemd.fs()
+    fs.write(f"{AT}/cpuset.mems", b"9\n")
+    assert systemd.journal
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        systemd.kernel.directories[AT].files["cpuset.cpus"] = "0-3"
+
+        def refuse(unit: str, file: str, text: str) -> None:
+            systemd.journal.append("refused")
+
+        systemd._set = refuse  # type: ignore[method-assign]
+        applied = await agent.apply(agent.plan({"job": Settings(cpus=CpuSet.of([1]))}, SPECS, 0.0))
+        assert isinstance(applied.failed, Broken)
+        assert "it reads '0-3' after the write" in str(applied.failed)
+
+
+async def test_a_restarted_unit_keeps_what_was_set_and_it_is_still_known_what_it_had(
+    systemd: FakeSystemd, tmp_path: Path
+) -> None:
+    target = {"job": Settings(cpus=CpuSet.of([3]), memory_high_bytes=1 << 30)}
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        assert (await agent.apply(agent.plan(target, SPECS, 0.0))).ok
+        systemd.restart(UNIT)
+        assert not agent.plan(target, SPECS, 10.0), "systemd has set it again"
+        assert not agent.conflicts()
+        assert (await agent.apply(agent.plan({}, SPECS, 20.0))).ok
+        assert systemd.kernel.read(f"{AT}/memory.high") == b"max\n"
+        assert systemd.kernel.read(f"{AT}/cpuset.cpus.effective") == b"0-3\n"
+
+
+async def test_a_stopped_unit_is_given_back_what_it_will_start_with(
+    systemd: FakeSystemd, tmp_path: Path
+) -> None:
+    target = {"job": Settings(cpus=CpuSet.of([3]), memory_high_bytes=1 << 30, cpu_weight=5)}
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        assert (await agent.apply(agent.plan(target, SPECS, 0.0))).ok
+        systemd.stop(UNIT)
+        assert not agent.plan({}, SPECS, 10.0)
+        assert journal.originals, "not forgotten with the cgroup"
+        report = restore_journal(systemd.fs(), journal, list(journal.originals.values()))
+        assert {file.knob for file in report.restored} == {"cpus", "memory_high_bytes", "cpu_weight"}
+        assert "does not run" in report.restored[0].note
+        systemd.start(UNIT)
+        assert systemd.kernel.read(f"{AT}/memory.high") == b"max\n"
+        assert not systemd.kernel.exists(f"{AT}/cpuset.cpus")
+        assert not journal.originals
+
+
+async def test_a_unit_that_systemd_forgot_owes_nothing(systemd: FakeSystemd, tmp_path: Path) -> None:
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        assert (await agent.apply(agent.plan({"job": Settings(cpu_weight=5)}, SPECS, 0.0))).ok
+        systemd.stop(UNIT)
+        systemd.known.clear()
+        assert restore_journal(systemd.fs(), journal, list(journal.originals.values())).complete
+        assert not journal.originals
+
+
+@pytest.mark.parametrize("fault", [errno.EACCES, errno.ETIMEDOUT, errno.EIO])
+async def test_a_systemd_that_refuses_or_hangs_leaves_everything_as_it_was(
+    systemd: FakeSystemd, tmp_path: Path, fault: int
+) -> None:
+    kinds = {errno.EACCES: Denied, errno.ETIMEDOUT: Busy, errno.EIO: Broken}
+    systemd.fault = kinds[fault](UNIT, "SetUnitProperties", fault)
+    before = systemd.kernel.texts()
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        applied = await agent.apply(agent.plan({"job": EVERYTHING}, SPECS, 0.0))
+        assert isinstance(applied.failed, kinds[fault])
+        assert systemd.kernel.texts() == before
+        assert not journal.originals
+
+
+def test_an_old_systemd_has_no_word_for_idle(systemd: FakeSystemd) -> None:
+    old = UnitFs(systemd.kernel, systemd.kernel.hierarchies, systemd, version=249)
+    assert not old.exists(f"{AT}/cpu.idle")
+    assert old.exists(f"{AT}/cpu.weight")
+    assert systemd.fs().exists(f"{AT}/cpu.idle")
+
+
+def test_freezing_goes_through_systemd_and_delegated_subtrees_are_written_directly(
+    systemd: FakeSystemd,
+) -> None:
+    fs = systemd.fs()
+    fs.write(f"{AT}/cgroup.freeze", b"1\n")
+    assert systemd.kernel.read(f"{AT}/cgroup.freeze") == b"1\n"
+    assert systemd.kernel.writes == []
+    systemd.kernel.mkdir(f"/system.slice/{UNIT}/mine")
+    fs.write(f"{AT}/mine/memory.high", b"4096\n")
+    assert systemd.kernel.writes == [(f"{AT}/mine/memory.high", "4096")]
+    assert fs.identity(f"{AT}/mine") == systemd.kernel.identity(f"{AT}/mine")
+    assert fs.identity(AT) != systemd.kernel.identity(AT)
+
+
+def test_empty_drop_ins_are_taken_away_and_others_stay(
+    systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    removed: list[str] = []
+    texts = {
+        "/run/systemd/system.control/job.service.d/50-MemoryHigh.conf": "# made by\n[Service]\nMemoryHigh=infinity\n",
+        "/run/systemd/system.control/job.service.d/50-AllowedCPUs.conf": "[Service]\nAllowedCPUs=\nAllowedCPUs=0-1\n",
+    }
+    real = systemd.kernel.read
+    monkeypatch.setattr(
+        systemd.kernel, "read", lambda path: texts[path].encode() if path in texts else real(path)
+    )
+    fs = UnitFs(systemd.kernel, systemd.kernel.hierarchies, systemd, unlink=removed.append)
+    for file in ("memory.high", "cpuset.cpus", "memory.low"):
+        fs.given_back(f"{AT}/{file}")
+    assert removed == ["/run/systemd/system.control/job.service.d/50-MemoryHigh.conf"]
+
+
+def test_hosts_without_systemd_or_with_v1_are_written_directly(systemd: FakeSystemd) -> None:
+    for kernel in (FakeKernel("v2"), FakeKernel("hybrid")):
+        assert unit_files(kernel, kernel.hierarchies, systemd) is kernel
+    assert isinstance(unit_files(systemd.kernel, systemd.kernel.hierarchies, systemd), UnitFs)
+
+
+def test_a_unit_is_refused_where_systemd_cannot_be_asked(systemd: FakeSystemd) -> None:
+    cgroup, hierarchies = SPECS[0].cgroup, systemd.kernel.hierarchies
+    assert "job.service is a unit that systemd manages" in str(refusal(systemd.kernel, hierarchies, cgroup))
+    assert refusal(systemd.fs(), hierarchies, cgroup) is None
+    assert "does not delegate" in str(refusal(systemd.fs(), hierarchies, f"{cgroup}/inner"))
+    assert refusal(systemd.fs(), hierarchies, "/mine") is None
+
+
+# -- the two buses ---------------------------------------------------------------------------------------------------
+
+
+def test_busctl_is_called_without_a_shell_and_with_lengths_before_arrays() -> None:
+    seen: list[list[str]] = []
+
+    def run(command: list[str], **_: Any) -> SimpleNamespace:
+        seen.append(command)
+        return SimpleNamespace(returncode=0, stderr="")
+
+    bus = BusctlBus(run)
+    bus.set_properties(
+        "a.service",
+        [
+            Property("AllowedCPUs", "ay", b"\x03\x01"),
+            Property("CPUWeight", "t", 5),
+            Property("IOReadBandwidthMax", "a(st)", (("/dev/block/8:0", 7),)),
+        ],
+    )
+    bus.freeze("a.service", False)
+    words = " ".join(seen[0][4:])
+    assert words == (
+        "call org.freedesktop.systemd1 /org/freedesktop/systemd1 org.freedesktop.systemd1.Manager SetUnitProperties "
+        "sba(sv) a.service true 3 AllowedCPUs ay 2 3 1 CPUWeight t 5 IOReadBandwidthMax a(st) 1 /dev/block/8:0 7"
+    )
+    assert seen[1][-3:] == ["ThawUnit", "s", "a.service"]
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ("Call failed: Unit nonesuch.service not found.", Gone),
+        ("Call failed: Access denied", Denied),
+        ("Call failed: Cannot set property Bogus, or unknown property.", Unsupported),
+        ("Call failed: something else", Broken),
+    ],
+)
+def test_what_busctl_says_becomes_the_class_that_says_what_to_do(said: str, kind: type[KernelError]) -> None:
+    bus = BusctlBus(lambda *_, **__: SimpleNamespace(returncode=1, stderr=said))
+    with pytest.raises(kind, match=r"systemctl status a\.service"):
+        bus.set_properties("a.service", ())
+
+
+def test_a_busctl_that_hangs_or_is_missing() -> None:
+    def hangs(*_: Any, **__: Any) -> None:
+        raise subprocess.TimeoutExpired("busctl", 10)
+
+    def missing(*_: Any, **__: Any) -> None:
+        raise FileNotFoundError(errno.ENOENT, "no busctl")
+
+    with pytest.raises(Busy):
+        BusctlBus(hangs).freeze("a.service", True)
+    with pytest.raises(Unsupported, match="install busctl"):
+        BusctlBus(missing).freeze("a.service", True)
+
+
+class _Connection:
+    """As dbus-fast's MessageBus, as far as perphd uses it."""
+
+    def __init__(self, answer: object) -> None:
+        self.answer, self.connected = answer, True
+        self.asked: list[Any] = []
+
+    async def call(self, message: Any) -> Any:
+        self.asked.append(message)
+        if self.answer == "hang":
+            await asyncio.sleep(60)
+        return self.answer
+
+    def disconnect(self) -> None:
+        self.connected = False
+
+
+def dbus(answer: object) -> tuple[DbusFastBus, _Connection]:
+    connection = _Connection(answer)
+
+    async def connect() -> _Connection:
+        return connection
+
+    return DbusFastBus(connect), connection
+
+
+def test_dbus_fast_sends_what_systemd_expects_over_one_connection() -> None:
+    bus, connection = dbus(SimpleNamespace(error_name=None, body=[]))
+    bus.set_properties("a.service", [Property("IOReadIOPSMax", "a(st)", (("/dev/block/8:0", 7),))])
+    bus.set_properties("a.service", [Property("AllowedCPUs", "ay", b"\x01")])
+    bus.freeze("a.service", True)
+    first, second, third = connection.asked
+    assert (first.member, first.signature, first.body[:2]) == (
+        "SetUnitProperties",
+        "sba(sv)",
+        ["a.service", True],
+    )
+    assert first.body[2][0][1].value == [["/dev/block/8:0", 7]]
+    assert second.body[2][0][1].value == b"\x01"
+    assert third.member == "FreezeUnit"
+    bus.close()
+    bus.close()
+
+
+def test_dbus_errors_and_a_bus_that_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = SimpleNamespace(
+        error_name="org.freedesktop.systemd1.NoSuchUnit", body=["Unit a.service not loaded."]
+    )
+    bus, _ = dbus(error)
+    with pytest.raises(Gone):
+        bus.freeze("a.service", True)
+    bus.close()
+    monkeypatch.setattr("perphd.host.systemd_dbus.TIMEOUT_S", 0.02)
+    bus, _ = dbus("hang")
+    with pytest.raises(Busy, match="timed out"):
+        bus.freeze("a.service", True)
+    bus.close()
+
+
+def test_no_bus_at_all_is_an_error_with_a_name() -> None:
+    async def connect() -> object:
+        raise FileNotFoundError(errno.ENOENT, "/run/dbus/system_bus_socket")
+
+    bus = DbusFastBus(connect)
+    with pytest.raises(Broken, match="system_bus_socket"):
+        bus.freeze("a.service", True)
+    bus.close()
+    assert isinstance(bus_error("a", "b", "AccessDenied"), Denied)
