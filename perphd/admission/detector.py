@@ -2,8 +2,8 @@
 
 Two channels, work and delay, each against the target at the present load. A drop of work counts
 only as far as waiting explains it (Little's law): the rest is a drop of load, not degradation. Significance comes
-from a one-sided CUSUM on standardised residuals, or from several samples in a row below target; effect size from
-the target itself, which already contains the tolerance. The detector runs on every sample; only actions are gated.
+from a one-sided CUSUM on whitened residuals (``cusum``), or from several samples in a row below target; effect size
+from the target itself, which already contains the tolerance. The detector runs on every sample; only actions are gated.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from perphd.admission import cusum
+from perphd.admission.cusum import Baseline
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Cause, Evidence, Health, Verdict
 from perphd.domain.policy import Band, ResPerfModel
@@ -54,7 +56,8 @@ class DetectorState:
     """What the detector carries from tick to tick.
 
     ``below``, ``severe``, ``above``: samples in a row below target, below it by the effect size, on target;
-    ``short_sigma``: by how much those below were short, added up, in units of one sample's scatter.
+    ``short_sigma``: by how much those below were short, added up, in units of one sample's scatter;
+    ``work``, ``delay``: what the residuals of both channels usually do, and the evidence that they no longer do.
     """
 
     health: Health = Health.UNKNOWN
@@ -63,7 +66,13 @@ class DetectorState:
     severe: int = 0
     above: int = 0
     short_sigma: float = 0.0
-    cusum: float = 0.0
+    work: Baseline = Baseline()
+    delay: Baseline = Baseline()
+
+    @property
+    def cusum(self) -> float:
+        """The evidence for a lasting shift, in sigma: the worse of both channels."""
+        return max(self.work.evidence, self.delay.evidence)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,9 +141,8 @@ def judge(
     delay_score = _delay_score(perf, target, evidence)
     score = min(work_score, delay_score)
     below = score < 1.0 and bool(witnesses)
-    cusum = max(0.0, state.cusum + _surprise(perf, target, bool(witnesses)) - settings.cusum_k)
-    if not below:
-        cusum = min(cusum, settings.cusum_h / 2)
+    h = cusum.threshold(settings.false_alarms_per_day, sample.interval_s, settings.cusum_k)
+    work_residual, delay_residual = _residuals(perf, target, work_score)
     noise_sd = _noise_sd(target.work_band if work_score <= delay_score else target.delay_band)
     new = replace(
         state,
@@ -142,9 +150,10 @@ def judge(
         short_sigma=state.short_sigma - math.log(score) / noise_sd if below else 0.0,
         severe=state.severe + 1 if below and score < 1.0 - settings.min_effect_pct / 100.0 else 0,
         above=0 if below else state.above + 1,
-        cusum=cusum,
+        work=cusum.step(state.work, work_residual, settings.cusum_k, h),
+        delay=cusum.step(state.delay, delay_residual, settings.cusum_k, h),
     )
-    confirmed = below and _is_confirmed(new, settings)
+    confirmed = below and _is_confirmed(new, h, settings)
     health = _health(state.health, new, below, confirmed, settings)
     since_s = state.since_s if health is state.health else now_s
     new = replace(new, health=health, since_s=since_s)
@@ -154,7 +163,8 @@ def judge(
 
 def rearm(state: DetectorState) -> DetectorState:
     """Forget evidence gathered before an own change (lock-out), keeping the health."""
-    return replace(state, below=0, severe=0, above=0, short_sigma=0.0, cusum=0.0)
+    work, delay = cusum.cleared(state.work), cusum.cleared(state.delay)
+    return replace(state, below=0, severe=0, above=0, short_sigma=0.0, work=work, delay=delay)
 
 
 def _noise_sd(band: Band | None) -> float:
@@ -171,10 +181,10 @@ def _known(band: Band | None, settings: PolicySettings) -> Band | None:
     return band if band is not None and band.support >= settings.min_reference_samples else None
 
 
-def _is_confirmed(state: DetectorState, settings: PolicySettings) -> bool:
+def _is_confirmed(state: DetectorState, h: float, settings: PolicySettings) -> bool:
     lasting = state.severe >= settings.confirm_ticks or state.below >= MILD_FACTOR * settings.confirm_ticks
     significant = state.short_sigma >= SIGNIFICANT_SIGMA * math.sqrt(max(state.below, 1))
-    return (lasting and significant) or state.cusum >= settings.cusum_h
+    return (lasting and significant) or state.cusum >= h
 
 
 def _health(
@@ -229,16 +239,18 @@ def _delay_score(perf: Performance, target: Target, evidence: list[Evidence]) ->
     return score
 
 
-def _surprise(perf: Performance, target: Target, witnessed: bool) -> float:
-    """How many sigma the sample is on the bad side of the target (the worse channel), clipped at 4."""
-    worst = -4.0
-    if target.work_band is not None and available(perf.work) and available(target.work) and perf.work > 0:
-        short = math.log(max(target.work, 1e-9) / perf.work) / max(target.work_band.sd, 0.02)
-        worst = short if witnessed else min(short, 0.0)
-    if target.delay_band is not None and available(perf.delay) and available(target.delay) and perf.delay > 0:
-        excess = math.log(perf.delay / target.delay) / max(target.delay_band.sd, 0.05)
-        worst = max(worst, excess)
-    return min(worst, 4.0)
+def _residuals(perf: Performance, target: Target, work_score: float) -> tuple[float, float]:
+    """How far work is below, and delay above, the reference, in log units; NaN where a channel is not known.
+
+    Work that fell because less was asked for tells nothing.
+    """
+    work = delay = math.nan
+    if target.work_band is not None and available(perf.work) and perf.work > 0:
+        load_fell = work_score >= 1.0 and available(target.work) and perf.work < target.work
+        work = math.nan if load_fell else math.log(target.work_band.value / perf.work)
+    if target.delay_band is not None and available(perf.delay) and perf.delay > 0:
+        delay = math.log(perf.delay / target.delay_band.value)
+    return work, delay
 
 
 def _witnesses(

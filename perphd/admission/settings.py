@@ -39,8 +39,12 @@ class PolicySettings:
         "growth of delay against the reference that counts as a witness of contention",
     )
     cusum_k: float = _key(0.5, 0.1, 5.0, "sigma", "slack of the one-sided CUSUM on standardised residuals")
-    cusum_h: float = _key(
-        12.0, 1.0, 100.0, "sigma", "alarm threshold of the CUSUM (12: about one false alarm a day at 1 Hz)"
+    false_alarms_per_day: float = _key(
+        1.0,
+        0.01,
+        1000.0,
+        "1/day",
+        "alarms by the CUSUM that are accepted where nothing is wrong, per LRA; sets its threshold",
     )
     settle_s: float = _key(
         1.0, 0.0, 60.0, "s", "after an own change nothing is judged or learned for so long"

@@ -1,0 +1,102 @@
+"""Significance: has the residual of a signal moved for good, at a known rate of false alarms?
+
+Residual -> AR(1) whitening -> robust scale -> one-sided CUSUM (Page 1954). Samples of one second are not independent:
+without whitening the same threshold alarms tens of times as often. The baseline forgets over ``MEMORY`` samples and
+stands still while there is evidence, so that a degradation is not learned away. All state is a value.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+MEMORY = 600
+"""Samples over which the baseline (mean, correlation, scale) forgets."""
+LEAST_SAMPLES = 40
+"""Before so many samples of a signal nothing is called significant."""
+CLIP_SIGMA = 4.0
+"""What one sample can add at most: heavy tails are no shift."""
+_MEAN_DEVIATION = 1.2533
+_LEAST_SCALE = 0.005
+_MOST_RHO = 0.95
+_TAILS = 1.22
+"""By how much thresholds exceed those of independent normal noise: clipped Student t(4) noise with an AR(1)
+correlation that is itself estimated, found by simulation (tools/bench/detector)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """What a signal's residual does when nothing is wrong, and the evidence that it no longer does.
+
+    ``mean``; ``variance`` and ``lagged`` (covariance with the sample before) give the correlation; ``deviation``: mean
+    absolute innovation; ``last``: the residual before, less the mean; ``evidence``: the CUSUM, in sigma.
+    """
+
+    n: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
+    lagged: float = 0.0
+    deviation: float = 0.0
+    last: float = 0.0
+    evidence: float = 0.0
+
+    @property
+    def rho(self) -> float:
+        """Correlation of one sample with the next."""
+        if self.variance <= 0:
+            return 0.0
+        return min(max(self.lagged / self.variance, 0.0), _MOST_RHO)
+
+    @property
+    def scale(self) -> float:
+        """Robust standard deviation of one innovation."""
+        return max(self.deviation * _MEAN_DEVIATION, _LEAST_SCALE)
+
+
+def step(state: Baseline, residual: float, k: float, h: float) -> Baseline:
+    """Take in one residual (positive is bad). ``k``: slack, ``h``: threshold, both in sigma.
+
+    A residual that is not finite changes nothing.
+    """
+    if not math.isfinite(residual):
+        return state
+    if state.n == 0:
+        return replace(state, n=1, mean=residual)
+    error = residual - state.mean
+    innovation = error - state.rho * state.last
+    z = min(max(innovation / state.scale, -CLIP_SIGMA), CLIP_SIGMA) if state.n >= LEAST_SAMPLES else 0.0
+    evidence = max(0.0, state.evidence + z - k) if state.n >= LEAST_SAMPLES else 0.0
+    if evidence > h / 2.0:
+        # Something may be wrong: what is seen now is not what is usual.
+        return replace(state, last=error, evidence=evidence)
+    gain = 1.0 / min(state.n + 1, MEMORY)
+    bound = CLIP_SIGMA * state.scale if state.n >= LEAST_SAMPLES else math.inf
+    clipped = min(max(error, -bound), bound)
+    return Baseline(
+        n=min(state.n + 1, MEMORY),
+        mean=state.mean + gain * clipped,
+        variance=state.variance + gain * (clipped * clipped - state.variance),
+        lagged=state.lagged + gain * (clipped * min(max(state.last, -bound), bound) - state.lagged),
+        deviation=state.deviation + gain * (min(abs(innovation), bound) - state.deviation),
+        last=error,
+        evidence=evidence,
+    )
+
+
+def cleared(state: Baseline) -> Baseline:
+    """Without the evidence: after an alarm was answered, or an own change."""
+    return replace(state, evidence=0.0)
+
+
+def threshold(false_alarms_per_day: float, period_s: float, k: float) -> float:
+    """The CUSUM threshold h (sigma) for a rate of false alarms per day and signal.
+
+    Siegmund's approximation of the mean time between false alarms (1985), (exp(2kb) - 2kb - 1) / (2k^2) samples with
+    b = h + 1.166, solved for h and raised for tails.
+    """
+    samples = 86400.0 / period_s / false_alarms_per_day
+    wanted = 2.0 * k * k * samples
+    x = math.log(max(wanted, 2.0) + 1.0)
+    for _ in range(20):
+        x = math.log(wanted + 1.0 + x)
+    return max(1.0, _TAILS * (x / (2.0 * k) - 1.166))

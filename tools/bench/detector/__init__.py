@@ -1,0 +1,1 @@
+"""How well the detector's statistics do: false alarms a day, and samples until a shift is found."""
