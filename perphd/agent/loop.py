@@ -40,6 +40,7 @@ from perphd.domain.status import AgentStatus, WorkloadStatus
 from perphd.domain.topology import Topology
 from perphd.domain.whatif import Arrival, WhatIf
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
+from perphd.host.actuators import Actuators
 from perphd.isolation.executor import Executor
 from perphd.isolation.restore import RestoreReport
 from perphd.monitor.hostload import HostLoad
@@ -74,6 +75,7 @@ class Parts:
     policy: Policy
     sli: SliBoard
     records: Records
+    actuators: Actuators = Actuators()
     owned: tuple[Closable, ...] = ()
 
 
@@ -163,7 +165,13 @@ class Agent:
             tick=self._tick,
             at_s=now_s,
             period_s=self._config.daemon.period_s,
-            host=HostView(self._parts.topology, busy_cores=self._busy_cores),
+            host=HostView(
+                self._parts.topology,
+                busy_cores=self._busy_cores,
+                llc_ways=self._parts.actuators.llc_ways,
+                min_cbm_bits=self._parts.actuators.min_cbm_bits,
+                mba_levels_pct=self._parts.actuators.mba_levels_pct,
+            ),
             workloads=views,
             memory=self._memory,
         )
@@ -196,7 +204,8 @@ class Agent:
         use = batch_use_cores(snapshot)
         held = any(p.allocation != untouched(total) for p in self._protections.values())
         quiet = available(use) and batch_is_quiet(snapshot, self._config.policy.batch_idle_cores, held)
-        in_force = strictest([p.allocation.cpu for p in self._protections.values()])
+        allocations = [p.allocation for p in self._protections.values()]
+        in_force = strictest([a.cpu for a in allocations])
         for view in lras(snapshot):
             if view.sample is None:
                 continue
@@ -205,7 +214,12 @@ class Agent:
             if in_force is not None:
                 # Batch is held back by whoever asked for most: that is what this LRA's sample was taken under.
                 shared = replace(in_force, exclusive=allocation.cpu.exclusive)
-                allocation = replace(allocation, cpu=shared)
+                allocation = replace(
+                    allocation,
+                    cpu=shared,
+                    llc_ways=max(a.llc_ways for a in allocations),
+                    mbw_pct=min(a.mbw_pct for a in allocations),
+                )
             model.observe(
                 Observation(
                     view.sample,
