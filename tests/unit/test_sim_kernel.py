@@ -1,4 +1,4 @@
-"""The simulated cgroup tree answers as a running kernel (6.1) was seen to answer."""
+"""The simulated cgroup tree as perphd reads and writes it; the captured table itself is replayed in tests/sim."""
 
 from __future__ import annotations
 
@@ -43,109 +43,6 @@ class Lab:
 
     def text(self, path: str) -> str:
         return self.fs.read(f"{CGROUP_ROOT}/{path}").decode().removesuffix("\n")
-
-
-# (file, written, errno, what the file reads then), in the order in which they were tried on the kernel
-CAPTURED = [
-    ("cpuset.cpus", "0\n", OK, "0"),
-    ("cpuset.cpus", "0-1\n", OK, "0-1"),
-    ("cpuset.cpus", "0,1\n", OK, "0-1"),
-    ("cpuset.cpus", "1", OK, "1"),
-    ("cpuset.cpus", "0 1\n", OK, "0-1"),
-    ("cpuset.cpus", "1,0\n", OK, "0-1"),
-    ("cpuset.cpus", "0-1,1\n", OK, "0-1"),
-    ("cpuset.cpus", "99\n", errno.ERANGE, "0-1"),
-    ("cpuset.cpus", "0-99\n", errno.ERANGE, "0-1"),
-    ("cpuset.cpus", "2-9\n", errno.ERANGE, "0-1"),
-    ("cpuset.cpus", "abc\n", errno.EINVAL, "0-1"),
-    ("cpuset.cpus", "3-1\n", errno.EINVAL, "0-1"),
-    ("cpuset.cpus", "-1\n", errno.EINVAL, "0-1"),
-    ("cpuset.cpus", "0-\n", errno.EINVAL, "0-1"),
-    ("cpuset.cpus", "0x1\n", errno.EINVAL, "0-1"),
-    ("cpuset.cpus", "0-3:2\n", errno.EINVAL, "0-1"),
-    ("cpuset.cpus", "\n", errno.ENOSPC, "0-1"),
-    ("cpuset.cpus", "", OK, "0-1"),
-    ("cpuset.cpus.effective", "0\n", errno.EINVAL, "0-1"),
-    ("cpuset.mems", "9\n", errno.EINVAL, ""),
-    ("cpuset.mems", "0\n", OK, "0"),
-    ("cpuset.mems", "\n", errno.ENOSPC, "0"),
-    ("memory.max", "garbage\n", errno.EINVAL, "max"),
-    ("memory.max", "-1\n", errno.EINVAL, "max"),
-    ("memory.max", "1.5G\n", errno.EINVAL, "max"),
-    ("memory.max", "1e9\n", errno.EINVAL, "max"),
-    ("memory.max", "100 \n", OK, "0"),
-    ("memory.max", " 100M\n", OK, "104857600"),
-    ("memory.max", "100m\n", OK, "104857600"),
-    ("memory.max", "100M", OK, "104857600"),
-    ("memory.max", "100MB\n", errno.EINVAL, "104857600"),
-    ("memory.max", "100MiB\n", errno.EINVAL, "104857600"),
-    ("memory.max", "1G\n", OK, "1073741824"),
-    ("memory.max", "12345\n", OK, "12288"),
-    ("memory.max", "99999999999999999999999\n", OK, "200376420520685568"),
-    ("memory.max", "MAX\n", errno.EINVAL, "200376420520685568"),
-    ("memory.max", "\n", OK, "0"),
-    ("memory.max", "", OK, "0"),
-    ("memory.max", "0x10000000\n", OK, "268435456"),
-    ("memory.max", "max\n", OK, "max"),
-    ("memory.high", "garbage\n", errno.EINVAL, "max"),
-    ("memory.high", "64M\n", OK, "67108864"),
-    ("memory.low", "10M\n", OK, "10485760"),
-    ("memory.min", "-5\n", errno.EINVAL, "0"),
-    ("memory.current", "0\n", errno.EINVAL, "0"),
-    ("memory.stat", "0\n", errno.EINVAL, None),
-    ("cpu.max", "50000 100000\n", OK, "50000 100000"),
-    ("cpu.max", "50000\n", OK, "50000 100000"),
-    ("cpu.max", "max\n", OK, "max 100000"),
-    ("cpu.max", "999 100000\n", errno.EINVAL, "max 100000"),
-    ("cpu.max", "1000 100000\n", OK, "1000 100000"),
-    ("cpu.max", "50000 999\n", errno.EINVAL, "1000 100000"),
-    ("cpu.max", "50000 1000001\n", errno.EINVAL, "1000 100000"),
-    ("cpu.max", "50000 1000000\n", OK, "50000 1000000"),
-    ("cpu.max", "abc\n", errno.EINVAL, "50000 1000000"),
-    ("cpu.max", "-1 100000\n", errno.EINVAL, "50000 1000000"),
-    ("cpu.max", "0 100000\n", errno.EINVAL, "50000 1000000"),
-    ("cpu.max", "max 100000\n", OK, "max 100000"),
-    ("cpu.weight", "0\n", errno.ERANGE, "100"),
-    ("cpu.weight", "1\n", OK, "1"),
-    ("cpu.weight", "10000\n", OK, "10000"),
-    ("cpu.weight", "10001\n", errno.ERANGE, "10000"),
-    ("cpu.weight", "abc\n", errno.EINVAL, "10000"),
-    ("cpu.weight", "100\n", OK, "100"),
-    ("cpu.idle", "1\n", OK, "1"),
-    ("cpu.weight", "50\n", errno.EINVAL, "0"),
-    ("cpu.idle", "0\n", OK, "0"),
-    ("cpu.idle", "2\n", errno.EINVAL, "0"),
-    ("cpu.stat", "0\n", errno.EINVAL, None),
-    ("memory.pressure", "some 150000 1000000", OK, None),
-    ("memory.pressure", "full 50000 1000000\n", OK, None),
-    ("memory.pressure", "some 150000 1000000\0", OK, None),
-    ("memory.pressure", "some 100 1000\n", errno.EINVAL, None),
-    ("memory.pressure", "some 150000 499999", errno.EINVAL, None),
-    ("memory.pressure", "some 150000 10000001", errno.EINVAL, None),
-    ("memory.pressure", "some 1500000 1000000", errno.EINVAL, None),
-    ("memory.pressure", "some 0 1000000", errno.EINVAL, None),
-    ("memory.pressure", "foo 1 2", errno.EINVAL, None),
-    ("memory.pressure", "some", errno.EINVAL, None),
-    ("memory.pressure", "", OK, None),
-    ("memory.pressure", "some 150000 2500000 ", OK, None),
-    ("cgroup.events", "1\n", errno.EINVAL, "populated 1\nfrozen 0"),
-    ("cgroup.controllers", "1\n", errno.EINVAL, "cpuset cpu io memory pids"),
-    ("cgroup.type", "bogus\n", errno.EINVAL, "domain"),
-    ("cpuset.nothing", "1\n", errno.ENOENT, None),
-]
-
-
-def test_the_captured_writes_get_the_captured_answers() -> None:
-    lab = Lab()
-    wrong = []
-    for name, value, expected, then in CAPTURED:
-        got = lab.write(f"lab/kid/{name}", value)
-        reads = lab.text(f"lab/kid/{name}") if then is not None else None
-        if (got, reads) != (expected, then):
-            wrong.append(
-                f"{name} <- {value!r}: errno {got} (expected {expected}), reads {reads!r}, not {then!r}"
-            )
-    assert not wrong, "\n".join(wrong)
 
 
 def test_processes_and_subtree_control() -> None:

@@ -62,7 +62,8 @@ class RawFs:
         """Open for reading and writing where the file allows reading, else for writing alone."""
         file = self._file(path)
         file.check_open(self.uid, reading=False, writing=True)
-        return OpenFile(file, writing=True)
+        with self._as_caller():
+            return OpenFile(file, writing=True)
 
     def read(self, path: str) -> bytes:
         """Open, read whole, close."""
@@ -110,6 +111,21 @@ class RawFs:
         new_parent, new_name = walk_to_parent(self.root, to)
         with self._as_caller():
             parent.rename(name, new_parent, new_name)
+
+    def chown(self, path: str, uid: int, gid: int) -> None:
+        """Give a file or directory to somebody."""
+        node = walk(self.root, path)
+        node.uid, node.gid = uid, gid
+
+    def unlink(self, path: str) -> None:
+        """Kernel files cannot be removed one by one: always refused (EPERM; ENOENT, EISDIR)."""
+        self._file(path)
+        raise refuse(errno.EPERM)
+
+    def create(self, path: str) -> None:
+        """Nobody can make a file among the kernel's: always refused (EACCES; EEXIST)."""
+        parent, name = walk_to_parent(self.root, path)
+        raise refuse(errno.EEXIST if name in parent.children else errno.EACCES)
 
     @contextmanager
     def lock(self, path: str, *, exclusive: bool, timeout_s: float) -> Iterator[None]:

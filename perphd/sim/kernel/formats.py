@@ -154,8 +154,11 @@ def parse_cpu_max(data: bytes, period_us: int) -> tuple[int | None, int]:
     return quota, period_us
 
 
-def check_trigger(data: bytes, least_window_us: int = 500_000) -> None:
-    """A PSI trigger, ``some|full THRESHOLD WINDOW`` in microseconds; EINVAL for what the kernel refuses."""
+def check_trigger(data: bytes, least_window_us: int = 500_000, multiple_us: int = 1) -> None:
+    """A PSI trigger, ``some|full THRESHOLD WINDOW`` in microseconds; EINVAL for what the kernel refuses.
+
+    ``multiple_us``: the window must be a multiple of it.
+    """
     if not data:
         return
     found = _TRIGGER.match(data.split(b"\0")[0].decode(errors="replace"))
@@ -163,4 +166,6 @@ def check_trigger(data: bytes, least_window_us: int = 500_000) -> None:
         raise refuse(errno.EINVAL)
     threshold, window = int(found[2]), int(found[3])
     if not least_window_us <= window <= 10_000_000 or not 0 < threshold <= window:
+        raise refuse(errno.EINVAL)
+    if window % multiple_us:
         raise refuse(errno.EINVAL)

@@ -22,6 +22,7 @@ _STATES: Final = (MEMBER, "root", "isolated")
 _EMPTY: Final = "cpuset.cpus is empty"
 _NOT_EXCLUSIVE: Final = "Cpu list in cpuset.cpus not exclusive"
 _NO_CPUS: Final = "Parent unable to distribute cpu downstream"
+_HOTPLUG: Final = "No cpu available due to hotplug"
 _NO_OVERLAP: Final = "Invalid cpu list in cpuset.cpus"
 _PARENT_INVALID: Final = "Parent is an invalid partition root"
 _PARENT_MEMBER: Final = "Parent is not a partition root"
@@ -177,8 +178,8 @@ class Cpuset:
             return  # 6.1 looks no further, and its CPUs stay taken
         gone = (self.cpus - cpus) & parent.taken
         new = (cpus & parent._allowed()) - parent.taken
-        if not self.valid and any(other.cpus & cpus for other in self._siblings()):
-            return
+        if not self.valid and any(other.cpus & self.cpus for other in self._siblings()):
+            return  # 6.1 looks at the list from before, and so misses a conflict with the new one
         if new and parent.effective <= new and not gone & self._machine.online and parent.needs_cpus(self):
             self._invalidate(_NO_CPUS)
             return
@@ -209,8 +210,7 @@ class Cpuset:
     def online_changed(self) -> None:
         """CPUs came or went (the root's): what is effective follows everywhere."""
         self.effective = self._machine.online - self.taken
-        for child in self._children():
-            child._refresh()
+        self._refresh_below()
 
     def _allowed(self) -> CpuSet:
         """CPUs that this group was given, whatever came of it; everything for the root."""
@@ -222,16 +222,24 @@ class Cpuset:
         assert parent is not None
         given = parent.effective | parent.taken if self.is_partition else parent.effective
         own = self.cpus & given & self._machine.online
-        found = own or parent.effective
+        if self.is_partition and self.cpus and not own and self.populated():
+            self._invalidate(_HOTPLUG)
+        found = (
+            own if self.is_partition else own or parent.effective
+        )  # a partition may be left without any CPU
         self._lives_from_parent = not own
         if not self.is_partition:
             self.taken = CpuSet()
         self.effective = found - self.taken
+        self._refresh_below()
+
+    def _refresh_below(self) -> None:
         for child in self._children():
             if child.state != MEMBER and not self.is_partition:
                 child._invalidate(_PARENT_MEMBER if self.state == MEMBER else _PARENT_INVALID)
             elif child.state != MEMBER:
                 child._update(child.cpus)
+        for child in self._children():
             child._refresh()
 
     def _refresh_siblings(self) -> None:

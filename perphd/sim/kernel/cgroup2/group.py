@@ -290,14 +290,16 @@ class SimCgroup:
 
     def _trigger(self) -> Writer:
         """The writer of one open file: it takes one trigger."""
-        least_us = 0 if self.tree.kernel.is_6_12 and caller_uid.get() == 0 else 500_000
+        newer, privileged = self.tree.kernel.is_6_12, caller_uid.get() == 0
+        least_us = 0 if newer and privileged else 500_000
+        multiple_us = 2_000_000 if newer and not privileged else 1  # without CAP_SYS_RESOURCE, since 6.5
         armed = False
 
         def write(data: bytes) -> None:
             nonlocal armed
             if data and armed:
                 raise refuse(errno.EBUSY)
-            formats.check_trigger(data, least_us)
+            formats.check_trigger(data, least_us, multiple_us)
             armed = armed or bool(data)
 
         return write

@@ -180,6 +180,23 @@ def past_events_of(group: SimCgroup) -> Iterable[dict[str, int]]:
     return (group.memory.events, *group.past_events)
 
 
+def enforce_max(group: SimCgroup) -> None:
+    """What a write of memory.max does at once: reclaim, then the OOM killer takes the process that came last."""
+    over = group.memory.current_bytes - group.memory_control.pages["max"] * PAGE
+    if over <= 0 or over - reclaim_cache(group, over) < PAGE:
+        return
+    for leaf in reversed(list(group.walk())):
+        if not leaf.processes:
+            continue
+        group.memory.events["oom"] += 1
+        group.memory.events["oom_kill"] += 1
+        group.tree.on_kill(leaf, leaf.processes[-1])
+        anon_bytes = leaf.memory.anon_bytes
+        for above in leaf.ancestry():
+            above.memory.anon_bytes -= anon_bytes
+        return
+
+
 def reclaim_file(group: SimCgroup, data: bytes) -> None:
     """A write of memory.reclaim: EAGAIN if less than asked for could be taken (an empty line asks for all)."""
     wanted = formats.parse_memory_pages(data, infinite="") * PAGE

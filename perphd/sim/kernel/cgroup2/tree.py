@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from perphd.domain.cpuset import CpuSet
 from perphd.sim.counters import Process
-from perphd.sim.kernel.cgroup2 import threads
+from perphd.sim.kernel.cgroup2 import memory, threads
 from perphd.sim.kernel.cgroup2.group import SimCgroup
 from perphd.sim.kernel.cgroup2.rules import CONTROLLERS, Kernel
 from perphd.sim.kernel.vfs import Directory, File, caller_uid, refuse
@@ -26,8 +26,8 @@ class CgroupTree:
         nr_cpus: how many CPUs the kernel can have: larger numbers are ERANGE.
         kernel: which kernel answers.
 
-    Hooks for whoever simulates the work: ``on_memory_max(group)`` after memory.max was written (reclaim, kill),
-    ``on_kill(group, process)`` for cgroup.kill; by default the process just vanishes.
+    Hooks for whoever simulates the work: ``on_memory_max(group)`` after memory.max was written (by default it
+    reclaims page cache and kills), ``on_kill(group, process)`` when a process is killed; by default it just vanishes.
     ``kernel_pids`` cannot be moved; ``zombies`` (process ids) can, and are listed nowhere.
     """
 
@@ -36,7 +36,7 @@ class CgroupTree:
     ) -> None:
         self.online, self.nodes, self.nr_cpus = online, nodes, nr_cpus
         self.kernel = kernel or Kernel()
-        self.on_memory_max: Callable[[SimCgroup], None] = lambda group: None
+        self.on_memory_max: Callable[[SimCgroup], None] = memory.enforce_max
         self.on_kill: Callable[[SimCgroup, Process], None] = lambda group, process: group.processes.remove(
             process
         )
