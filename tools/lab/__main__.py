@@ -1,6 +1,6 @@
 """The real experiment: a database, a load, a batch job, and the ways to run them on one machine.
 
-python -m tools.lab                      the whole experiment (about an hour), report in out/lab
+python -m tools.lab                      the whole experiment (about 45 minutes), report in out/lab
 python -m tools.lab --quick              one repetition with short windows
 python -m tools.lab --only open-pi4 --schemes alone,native,perphd --reps 5
 python -m tools.lab --cleanup            undo what a killed lab left
@@ -67,7 +67,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tools.lab", description=__doc__.partition("\n")[0])
-    parser.add_argument("--reps", type=_positive, default=None, metavar="N", help="repetitions (default 3)")
+    parser.add_argument("--reps", type=_positive, default=None, metavar="N", help="repetitions (default 2)")
     parser.add_argument("--quick", action="store_true", help="one repetition, short windows")
     parser.add_argument("--only", type=_cells, default=list(CELLS), metavar="CELL,...",
                         help=f"cells to run: {','.join(cell.name for cell in CELLS)}")  # fmt: skip
@@ -122,7 +122,7 @@ def _experiment(options: argparse.Namespace) -> None:
         raise LabError(f"another lab is running ({processes.REMEMBERED}); wait for it, or end it")
     processes.undo()
     os.environ["PATH"] += ":/usr/sbin:/sbin"  # where servers are, whatever su or sudo left
-    timing, repetitions = _timing(options), options.reps or (1 if options.quick else 3)
+    timing, repetitions = _timing(options), options.reps or (1 if options.quick else 2)
     runs: list[Run] = []
     command = "python -m tools.lab " + shlex.join(sys.argv[1:])
     with ExitStack() as stack:

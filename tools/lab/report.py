@@ -198,7 +198,8 @@ def _method(timing: Timing, machine: Machine) -> list[str]:
         "Percentiles come from sysbench's own histograms, taken every second. Figures are medians over repetitions "
         "with (lowest–highest); ratios are taken within one repetition first. The same batch work takes 1 / (batch / "
         "native) times as long as natively: that is the makespan.",
-        "Recovery is the time from the antagonist's start to the end of the first of three seconds in a row on target. "
+        "Recovery is the time from the antagonist's start to the end of the first second that is on target and "
+        "opens three seconds whose mean is. "
         f"The target of a closed loop is {100 * RECOVERED_SHARE:g} % of V*, V* being {100 - TOLERANCE_PCT:g} % "
         "(perphd-30: 70 %) of the "
         f"run-alone rate of the same repetition; of an open loop, a p95 of at most {OPEN_P95_RATIO:g} times "

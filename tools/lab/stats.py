@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 SUSTAIN = 3
-"""Seconds in a row that must meet the target before it counts as reached."""
+"""Seconds whose mean must meet the target before it counts as reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +41,13 @@ def recovery_s(
     """Time from 0 until the target is met and stays met.
 
     ``ends_s``: when each interval ended, in seconds after the antagonist's start; ``values``: what was measured
-    in it. The answer is the end of the first of ``sustain`` good intervals in a row (fewer at the end of the
-    record do not count); None: never. A workload that was never disturbed recovers at the end of its first interval.
+    in it. The answer is the end of the first interval that is good and opens ``sustain`` intervals whose mean is good
+    (single seconds swing by a third even undisturbed; fewer at the end of the record do not count); None: never. A
+    workload that was never disturbed recovers at the end of its first interval.
     """
-    run = 0
-    for index, value in enumerate(values):
-        run = run + 1 if good(value) else 0
-        if run == sustain:
-            return ends_s[index - sustain + 1]
+    for index in range(len(values) - sustain + 1):
+        if good(values[index]) and good(sum(values[index : index + sustain]) / sustain):
+            return ends_s[index]
     return None
 
 
