@@ -1,0 +1,113 @@
+"""Errors of one learner along one stream: one step ahead, near the current allocation, and everywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perphd.predictor.learners import Learner
+from tools.bench.predictor.contestants import Online
+from tools.bench.predictor.streams import HIGH, MONOTONE, STEP, Stream, everywhere
+
+Floats = NDArray[np.float64]
+
+WARM_UP = 200
+"""Live samples before errors before the drift count."""
+_ASK_EVERY, _ASK = 20, 120
+
+
+@dataclass(frozen=True, slots=True)
+class Along:
+    """Log-RMSE (0.1 is 10 %) along one stream; NaN where it does not apply.
+
+    Attributes:
+        prequential: one-step errors: before the drift, in the 50 samples after it, in the next 150, then.
+        whole: one-step error over all samples after the warm-up.
+        near: counterfactual errors within 0.2 of every range, against the truth: before the drift, 50 to 200 samples
+            after it, around 200 (150 to 250), from 400 on.
+        grid: error over the whole space at the end.
+        violations: share of steps up on a monotone feature at which the prediction falls.
+        coverage: share of samples in their 90 % band: all, before, in the 200 after the drift, then.
+        near_lower: share of near truths above the one-sided 95 % lower bound.
+    """
+
+    prequential: tuple[float, float, float, float]
+    whole: float
+    near: tuple[float, float, float, float]
+    grid: float
+    violations: float
+    coverage: tuple[float, float, float, float]
+    near_lower: float
+
+
+def run(learner: Learner, stream: Stream, drift_at: int, seed: int) -> Along:
+    """Ask, measure, learn, sample by sample."""
+    rng = np.random.default_rng(seed)
+    count = len(stream.y)
+    error, inside = np.zeros(count), np.full(count, np.nan)
+    asked_at, near, above = [], [], []
+    for i in range(count):
+        row = stream.x[i : i + 1]
+        if isinstance(learner, Online):
+            answer = learner.ask(row)
+            error[i] = stream.y[i] - answer.mean[0]
+            inside[i] = answer.lower[0] <= stream.y[i] <= answer.upper[0]
+        else:
+            error[i] = stream.y[i] - learner.predict(row)[0]
+        learner.learn(stream.x[i], float(stream.y[i]))
+        if i % _ASK_EVERY == _ASK_EVERY - 1:
+            x = stream.near(i, rng, _ASK)
+            truth = stream.truth[i].log_performance(x)
+            found = learner.predict(x)
+            asked_at.append(i)
+            near.append(_rms(found - truth))
+            if isinstance(learner, Online):
+                answer = learner.ask(x)
+                above.append(float(np.mean(truth >= answer.mean - 1.645 * answer.sd)))
+    points = everywhere(rng, 1000)
+    at, nears = np.array(asked_at) - drift_at, np.array(near)
+    d = drift_at
+
+    def between(low: float, high: float) -> float:
+        chosen = nears[(at >= low) & (at < high)]
+        return float(chosen.mean()) if len(chosen) else float("nan")
+
+    def covered(low: int, high: int) -> float:
+        return float(np.mean(inside[low:high])) if high > low else float("nan")
+
+    return Along(
+        (
+            _rms(error[WARM_UP:d]),
+            _rms(error[d : d + 50]),
+            _rms(error[d + 50 : d + 200]),
+            _rms(error[d + 200 :]),
+        ),
+        _rms(error[WARM_UP:]),
+        (between(WARM_UP - d, 0), between(50, 200), between(150, 250), between(400, count)),
+        _rms(learner.predict(points) - stream.truth[-1].log_performance(points)),
+        violations(learner, rng),
+        (covered(0, count), covered(0, d), covered(d, d + 200), covered(d + 200, count)),
+        float(np.mean(above)) if above else float("nan"),
+    )
+
+
+def violations(learner: Learner, rng: np.random.Generator, count: int = 500) -> float:
+    """Share of single steps up on a monotone feature at which the prediction falls."""
+    x = everywhere(rng, count)
+    before = learner.predict(x)
+    fell = asked = 0
+    for column, sign in enumerate(MONOTONE):
+        if not sign:
+            continue
+        up = x.copy()
+        up[:, column] = np.minimum(up[:, column] + STEP[column], HIGH[column])
+        moved = up[:, column] > x[:, column]
+        fell += int(np.sum(sign * (learner.predict(up) - before)[moved] < 0))
+        asked += int(moved.sum())
+    return fell / asked
+
+
+def _rms(values: Floats) -> float:
+    return float(np.sqrt(np.mean(np.square(values)))) if len(values) else float("nan")
