@@ -112,7 +112,8 @@ class Filler:
             try:
                 members |= self._resctrl.tasks(group)
             except Gone:
-                continue
+                if self._resctrl.exists(group):
+                    raise  # not to take what cannot be read for empty: others' tasks would be moved
         return frozenset(members)
 
     def _move(self, missing: frozenset[int]) -> None:

@@ -194,6 +194,8 @@ class Groups:
             try:
                 self.resctrl.access.rmdir(group.relative)
             except Gone:
+                if self.resctrl.exists(group):
+                    raise
                 return False
             return True
 
@@ -287,6 +289,8 @@ class Groups:
                 try:
                     taken = wanted & self.resctrl.cpus(other)
                 except Gone:
+                    if self.resctrl.exists(other):
+                        raise
                     continue
                 if taken and not (group.monitor and other == group.parent):
                     path = self.resctrl.access.path(group.relative, "cpus_list")

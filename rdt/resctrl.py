@@ -139,8 +139,9 @@ class Resctrl:
                             GroupRef(name, monitor) for monitor in self.access.listdir(name, "mon_groups")
                         )
                     except Gone:
-                        if name:
-                            refs.remove(control)
+                        if self.exists(control):
+                            raise
+                        refs.remove(control)
             return tuple(refs)
 
     def exists(self, group: GroupRef) -> bool:
@@ -170,8 +171,8 @@ class Resctrl:
     def apply(self, group: GroupRef, wanted: Schemata) -> Applied:
         """Write what differs from ``wanted`` (maybe partial) in one write, and read it back.
 
-        The kernel takes all of a write or nothing. A raised error carries in ``actual`` what the group's schemata is
-        after it.
+        The kernel takes all of a write or nothing, but for mba_MBps, where rdt puts back what a refused write has
+        changed. A raised error carries in ``actual`` what the group's schemata is after it.
 
         Raises:
             Unsupported, Gone, Invalid: see ``rdt.schemata.check``; and as the kernel says.
@@ -193,7 +194,7 @@ class Resctrl:
             try:
                 self.access.command(text, group.relative, "schemata")
             except ResctrlError as error:
-                raise self._explained(error, group, change) from error
+                raise self._explained(error, group, before, change) from error
             after = self.schemata(group)
             wrong = differences(wanted, after, self.info)
             if wrong:
@@ -289,10 +290,16 @@ class Resctrl:
             raise Unsupported(path, reason="a monitor group has no schemata; its control group has")
         return self.access.path(group.relative, "schemata")
 
-    def _explained(self, error: ResctrlError, group: GroupRef, change: Schemata) -> ResctrlError:
+    def _explained(
+        self, error: ResctrlError, group: GroupRef, before: Schemata, change: Schemata
+    ) -> ResctrlError:
         """A failed write, with what the group has now. The kernel refuses an unknown domain without a sentence."""
         try:
             error.actual = self.schemata(group)
+            taken = _taken(before, change, error.actual, self.info)
+            if taken:
+                self.access.command(taken.restored_by(before).to_write(), group.relative, "schemata")
+                error.actual = self.schemata(group)
         except ResctrlError:
             return error
         lost = change.present_in(error.actual)[1]
@@ -310,6 +317,19 @@ class Resctrl:
                 raise Unsupported(
                     path, doing="writing", value=str(wanted), reason=f"there is no {cell.resource}"
                 )
+
+
+def _taken(before: Schemata, change: Schemata, now: Schemata, info: Info) -> Schemata:
+    """What a refused write has changed all the same: with mba_MBps the kernel takes bandwidths while parsing."""
+    refused = {each.cell for each in differences(change, now, info)}
+    return change.only(
+        frozenset(
+            cell
+            for cell, _ in change.cells()
+            if cell not in refused
+            and before.get(cell.resource, cell.domain) not in (None, now.get(cell.resource, cell.domain))
+        )
+    )
 
 
 def _cell_order(cell: Cell) -> tuple[str, int]:

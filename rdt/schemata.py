@@ -170,12 +170,15 @@ class Schemata:
         return before.only(frozenset(cell for cell, _ in self.cells()))
 
     def to_write(self) -> str:
-        """The text of one write: a line per resource, domains ascending, each line ended.
+        """The text of one write: a line per resource, masks first, domains ascending, each line ended.
+
+        Masks come first because with mba_MBps the kernel takes bandwidths while it still parses: a bad mask behind
+        them would leave them changed.
 
         Raises Invalid when nothing is to be written or the text is longer than the kernel takes in one write.
         """
         lines = []
-        for name, values in self.values.items():
+        for name, values in sorted(self.values.items(), key=lambda item: not is_cache(item[0])):
             cells = ";".join(
                 f"{domain}={_value_text(name, value)}" for domain, value in sorted(values.items())
             )

@@ -52,7 +52,9 @@ def test_what_is_no_schemata_is_told_with_its_place(text):
 
 
 def test_one_write_has_all_lines_and_an_end():
-    assert Schemata.of({"L3": {8: Cbm(0xFF), 0: 1}, "MB": {0: 30}}).to_write() == "L3:0=1;8=ff\nMB:0=30\n"
+    assert (
+        Schemata.of({"MB": {0: 30}, "L3": {8: Cbm(0xFF), 0: Cbm(1)}}).to_write() == "L3:0=1;8=ff\nMB:0=30\n"
+    )
     with pytest.raises(Invalid, match="changes nothing"):
         Schemata().to_write()
     with pytest.raises(Invalid, match="longer"):
@@ -155,6 +157,32 @@ def test_another_writer_in_between_is_noticed():
     with pytest.raises(Mismatch, match="L3:0 is 1, wanted f") as caught:
         resctrl.apply(DEFAULT_GROUP, Schemata.of({"L3": {0: 0xF}}))
     assert caught.value.actual == resctrl.schemata()
+
+
+def test_bandwidth_taken_while_parsing_is_put_back_when_the_write_is_refused():
+    """With mba_MBps the kernel takes MB values before it has seen the end of the write."""
+    world = World("mba-mbps")
+    world.write("schemata", "MB:0=700\n")
+    resctrl = world.open()
+    before = resctrl.schemata()
+    with pytest.raises(OSError):
+        world.write("schemata", "MB:0=500\nL3:0=5\n")
+    assert world.text("schemata").startswith("    MB:0=500;")
+    world.write("schemata", "MB:0=700\n")
+    with pytest.raises(Invalid, match="non-consecutive"):
+        resctrl.apply(DEFAULT_GROUP, Schemata.of({"MB": {0: 500}, "L3": {0: 0b101}}))
+    assert resctrl.schemata() == before
+    write, half = world.fs.write, type(world.tree.machine.cpus)(0b0011)
+
+    def unplugging_write(path: str, data: bytes) -> None:
+        world.tree.set_online(half)
+        write(path, data)
+
+    world.fs.write = unplugging_write  # type: ignore[method-assign]
+    with pytest.raises(Gone) as caught:
+        resctrl.apply(DEFAULT_GROUP, Schemata.of({"MB": {0: 500, 1: 500}}))
+    assert caught.value.actual == resctrl.schemata()
+    assert resctrl.schemata().get("MB", 0) == 700
 
 
 def test_a_domain_that_went_away_and_came_back_is_written_again():
