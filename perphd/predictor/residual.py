@@ -100,7 +100,7 @@ class Residual:
         points, counts, alpha, inverse = self._solve(at_s)
         kernel = self._kernel(x, points)
         mean = kernel @ alpha
-        var = self._prior_var - np.einsum("ij,jk,ik->i", kernel, inverse, kernel)
+        var = self._prior_var - np.sum((kernel @ inverse) * kernel, axis=1)
         support = np.max(kernel / self._prior_var * counts[None, :], axis=1)
         return mean, np.sqrt(np.maximum(var, _NUGGET)), support
 
@@ -108,8 +108,9 @@ class Residual:
         return float(cell.count * 0.5 ** (max(0.0, at_s - cell.at_s) / HALF_LIFE_S))
 
     def _kernel(self, a: Floats, b: Floats) -> Floats:
-        difference = (a[:, None, :] - b[None, :, :]) / self._scales
-        kernel: Floats = self._prior_var * np.exp(-0.5 * np.sum(difference * difference, axis=2))
+        x, y = a / self._scales, b / self._scales
+        squares = np.sum(x * x, axis=1)[:, None] + np.sum(y * y, axis=1)[None, :] - 2.0 * (x @ y.T)
+        kernel: Floats = self._prior_var * np.exp(-0.5 * np.maximum(squares, 0.0))
         return kernel
 
     def _solve(self, at_s: float) -> tuple[Floats, Floats, Floats, Floats]:
