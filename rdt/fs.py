@@ -66,14 +66,17 @@ class _RealFile:
         self._fd = fd
 
     def read(self) -> bytes:
+        # What is kept open are resctrl's counters, which come in one piece: no second call to see the end.
+        first = os.pread(self._fd, _READ_BYTES, 0)
+        return first if len(first) < _READ_BYTES else first + self.rest(len(first))
+
+    def rest(self, offset: int) -> bytes:
+        """From ``offset`` to the end. Files of many records (/proc/mounts) give a page at most at a time."""
         parts: list[bytes] = []
-        offset = 0
         while chunk := os.pread(self._fd, _READ_BYTES, offset):
             parts.append(chunk)
             offset += len(chunk)
-            if len(chunk) < _READ_BYTES:
-                break
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return b"".join(parts)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -92,13 +95,16 @@ class RealFs:
 
     def open(self, path: str) -> OpenFile:
         """Open for repeated reading."""
+        return self._open(path)
+
+    def _open(self, path: str) -> _RealFile:
         return _RealFile(os.open(self._root + path, os.O_RDONLY | os.O_CLOEXEC))
 
     def read(self, path: str) -> bytes:
         """Open, read whole, close."""
-        file = self.open(path)
+        file = self._open(path)
         try:
-            return file.read()
+            return file.rest(0)
         finally:
             file.close()
 
