@@ -16,11 +16,13 @@ PYTEST_ARGS ?=
 LAB_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: help demo venv test check lab bench format lock clean
+SUITE ?= bookworm
+
+.PHONY: help demo venv test check lab bench deb test-vm format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
 
 demo: $(VENV)/.stamp-runtime ## the whole loop on a simulated host: no root, no kernel writes, under a minute
 	@$(VENV)/bin/perphd demo
@@ -42,6 +44,14 @@ lab: $(VENV)/.stamp-dev ## the real experiment: MariaDB beside batch jobs, schem
 bench: $(VENV)/.stamp-dev ## what perphd itself costs: tick, CPU share, memory, reaction (root)
 	$(SUDO) $(PY) -m tools.bench --out $(OUT)/bench $(BENCH_ARGS)
 
+deb: ## the Debian package, into out/deb: on Debian 12, no root but for missing Debian packages
+	@packaging/apt-install deb
+	@packaging/build-deb $(OUT)/deb
+
+test-vm: $(VENV)/.stamp-dev deb ## the package and the daemon on a real Debian with systemd, under QEMU (root; SUITE=bookworm)
+	@packaging/apt-install vm
+	$(SUDO) env PERPHD_VM_SUITE=$(SUITE) $(PY) -m pytest tests/vm $(PYTEST_ARGS)
+
 format: $(VENV)/.stamp-dev ## put the code into its one layout
 	$(VENV)/bin/ruff check --fix-only
 	$(VENV)/bin/ruff format
@@ -55,6 +65,8 @@ lock: $(VENV)/.stamp-dev ## pin requirements/*.txt anew (LOCK_ARGS=--upgrade for
 	$(COMPILE) -o requirements/bootstrap.txt requirements/bootstrap.in
 	$(COMPILE) -o requirements/runtime.txt pyproject.toml
 	$(COMPILE) --all-extras -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml
+	$(COMPILE) --extra systemd --extra network --extra codec -c requirements/dev.txt \
+		-o packaging/debian/requirements.txt pyproject.toml
 
 clean: ## remove what was built, measured and installed here
 	rm -rf $(VENV) $(OUT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

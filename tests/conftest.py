@@ -71,8 +71,8 @@ def _missing_v2(marker: pytest.Mark | None) -> str:
 def _missing_vm(marker: pytest.Mark | None) -> str:
     if marker is None:
         return ""
-    if not os.environ.get("PERPHD_VM"):
-        return "needs a booted virtual machine with systemd: set PERPHD_VM as tests/vm/README.md says"
+    if not os.environ.get("PERPHD_VM") and not os.environ.get("PERPHD_VM_SUITE"):
+        return "needs a booted virtual machine with systemd: make test-vm, or PERPHD_VM as tests/vm/README.md says"
     if shutil.which("ssh") is None:
         return "needs ssh to reach the virtual machine (Debian package openssh-client)"
     return ""

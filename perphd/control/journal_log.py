@@ -23,7 +23,7 @@ def start_logging(level: str, environment: Mapping[str, str] = os.environ) -> No
     if send is None:
         logging.basicConfig(stream=sys.stderr, level=level.upper(), format="%(levelname)s %(message)s")
     else:
-        logging.basicConfig(handlers=[JournalHandler(send)], level=level.upper())
+        logging.basicConfig(handlers=[JournalHandler(send)], level=level.upper(), format="%(message)s")
     logging.getLogger("aiohttp").setLevel(logging.WARNING)
 
 
@@ -54,7 +54,7 @@ class JournalHandler(logging.Handler):
                 SYSLOG_IDENTIFIER="perphd",
                 LOGGER=record.name,
                 CODE_FILE=record.pathname,
-                CODE_LINE=str(record.lineno),
+                CODE_LINE=record.lineno,
                 CODE_FUNC=record.funcName,
                 **fields,
             )

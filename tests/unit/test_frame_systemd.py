@@ -10,9 +10,19 @@ from pathlib import Path
 
 import pytest
 
-from perphd.agent.config import DaemonConfig
+from perphd.agent.config import DaemonConfig, parse
+from perphd.agent.service import OWN_NICE
+from perphd.domain.workload import Mode
 
-UNITS = Path(__file__).parents[2] / "systemd"
+ROOT = Path(__file__).parents[2]
+UNITS = ROOT / "systemd"
+DEBIAN = ROOT / "packaging/debian"
+NAMES = [
+    path.name
+    for path in sorted(UNITS.iterdir())
+    if path.suffix in (".service", ".socket", ".slice", ".mount")
+]
+MOST_EXPOSED = 3.0
 
 
 def _tool(name: str) -> str:
@@ -31,18 +41,39 @@ def _unit(name: str) -> configparser.ConfigParser:
 
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
     verify = _tool("systemd-analyze")
-    # The programs are not installed where the tests run; everything else is checked as shipped.
-    service = re.sub(r"/usr/bin/perph(d|ctl)\b", "/bin/true", (UNITS / "perphd.service").read_text())
-    (tmp_path / "perphd.service").write_text(service)
-    shutil.copy(UNITS / "perphd.slice", tmp_path)
+    for name in NAMES:
+        # The programs are not installed where the tests run; everything else is checked as shipped.
+        (tmp_path / name).write_text(
+            re.sub(r"/usr/bin/perph(d|ctl)\b", "/bin/true", (UNITS / name).read_text())
+        )
     done = subprocess.run(
-        [verify, "verify", "--man=no", str(tmp_path / "perphd.service"), str(tmp_path / "perphd.slice")],
+        [verify, "verify", "--man=no", *(str(tmp_path / name) for name in NAMES)],
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     assert str(tmp_path) not in done.stderr, "systemd warns about our units"
+
+
+def test_the_service_is_confined() -> None:
+    analyze = _tool("systemd-analyze")
+    done = subprocess.run(
+        [analyze, "security", "--no-pager", "--offline=true", str(UNITS / "perphd.service")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "offline" in done.stderr:
+        pytest.skip("needs a systemd-analyze that knows --offline (systemd 250)")
+    found = re.search(r"Overall exposure level for perphd.service: ([0-9.]+)", done.stdout)
+    assert found is not None, done.stderr
+    assert float(found[1]) <= MOST_EXPOSED
+    capabilities = set(_unit("perphd.service")["Service"]["CapabilityBoundingSet"].split())
+    assert not capabilities & {"CAP_SYS_ADMIN", "CAP_SYS_PTRACE", "CAP_SYS_MODULE", "CAP_SETUID", "CAP_BPF"}
+    explained = (UNITS / "README.md").read_text()
+    for name in capabilities - {"CAP_DAC_OVERRIDE"}:
+        assert name in explained, "every power it has is explained"
 
 
 def test_the_groups_are_those_of_the_configuration(tmp_path: Path) -> None:
@@ -79,3 +110,53 @@ def test_the_daemon_is_watched_and_what_it_changed_comes_back() -> None:
     assert '"$$SERVICE_RESULT" = success ||' in service["ExecStopPost"]
     # Read-only control groups would make every enforcement fail.
     assert service["ProtectControlGroups"] == "no"
+    assert int(service["Nice"]) == OWN_NICE
+
+
+def test_the_socket_is_the_configurations_and_goes_with_the_service() -> None:
+    defaults = DaemonConfig()
+    socket = _unit("perphd.socket")
+    assert socket["Socket"]["ListenStream"] == defaults.socket
+    assert socket["Socket"]["SocketGroup"] == defaults.read_group
+    assert socket["Socket"]["SocketMode"] == "0660"
+    # Else those who may only ask would start a daemon that an administrator stopped.
+    assert socket["Unit"]["PartOf"] == "perphd.service"
+    assert "Install" not in socket
+    service = _unit("perphd.service")
+    assert service["Unit"]["Requires"] == service["Service"]["Sockets"] == "perphd.socket"
+    # The socket's folder must not go with the service's own end.
+    assert service["Service"]["RuntimeDirectoryPreserve"] == "yes"
+
+
+def test_what_is_optional_is_off_and_the_slices_set_nothing() -> None:
+    assert "perphd" not in _unit("sys-fs-resctrl.mount")["Install"]["WantedBy"]
+    assert "sys-fs-resctrl.mount" not in (DEBIAN / "rules").read_text()
+    for name in ("lra.slice", "batch.slice"):
+        assert all(key.endswith("Accounting") for key in _unit(name)["Slice"])
+
+
+def test_the_packages_configuration_observes_and_names_nothing() -> None:
+    text = (DEBIAN / "perphd.toml").read_text()
+    config = parse(text, "perphd.toml")
+    assert config.daemon.mode is Mode.OBSERVE
+    assert config.workloads == ()
+    # What is commented out is right too.
+    uncommented = re.sub(r"^# (?=\[|[a-z_]+ = )", "", text, flags=re.MULTILINE)
+    assert [spec.name for spec in parse(uncommented, "perphd.toml").workloads] == ["mariadb", "batch"]
+
+
+def test_the_package_has_the_version_and_the_pins_of_the_project() -> None:
+    from perphd import __version__
+
+    changelog = (DEBIAN / "changelog").read_text()
+    assert re.match(rf"perphd \({re.escape(__version__)}[)+~-]", changelog)
+    pins = [_pins(ROOT / name) for name in ("requirements/runtime.txt", "requirements/dev.txt")]
+    packaged = _pins(DEBIAN / "requirements.txt")
+    assert pins[0].items() <= packaged.items(), "make lock"
+    assert packaged.items() <= pins[1].items(), "make lock"
+    assert {"systemd-python", "dbus-fast", "pyroute2"} <= packaged.keys()
+    assert not {"lightgbm", "river", "scipy"} & packaged.keys()
+
+
+def _pins(path: Path) -> dict[str, str]:
+    return dict(re.findall(r"^([A-Za-z0-9_.-]+)==(\S+)", path.read_text(), re.MULTILINE))

@@ -26,6 +26,7 @@ NAME = f"perphd-test-vm-{os.getpid()}"
 TOP = f"/{NAME}"
 JOB = f"{NAME}-job.service"
 PATIENCE_S = 90.0
+PACKAGES = [path for path in os.environ.get("PYTHONPATH", "").split(":") if path]
 SPIN = "while True: pass"
 # An application in a closed loop: two workers that each answer "requests" of 5 ms CPU time, and tell how many.
 APPLICATION = """
@@ -264,7 +265,7 @@ def service(host: Host) -> Iterator[str]:
     unit = f"{NAME}.service"
     program = host.directory / "perphd"
     program.write_text(
-        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, '{ROOT}')\n"
+        f"#!{sys.executable}\nimport sys\nsys.path[:0] = {[str(ROOT), *PACKAGES]}\n"
         "from perphd.control.daemon import main\nmain()\n"
     )
     program.chmod(0o755)
@@ -275,6 +276,9 @@ def service(host: Host) -> Iterator[str]:
         ("/usr/bin/perphd run", f"{program} run --config {host.config}"),
         ("/usr/bin/perphd restore", f"{program} restore --config {host.config}"),
         ("Directory=perphd", f"Directory={NAME}"),
+        # It makes its socket by itself.
+        ("Requires=perphd.socket\nAfter=perphd.socket\n", ""),
+        ("Sockets=perphd.socket\n", ""),
         ("WatchdogSec=30s", "WatchdogSec=6s"),
         ("TimeoutStopSec=30s", "TimeoutStopSec=10s"),
     ):

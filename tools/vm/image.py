@@ -22,7 +22,7 @@ PACKAGES = (
 KERNEL = "linux-image-cloud-amd64"
 SUITES = ("bookworm", "trixie")
 FREE_MB = 1200
-LEFT_OUT = ("locale", "info", "doc-base", "bash-completion")
+LEFT_OUT = ("locale", "info", "doc-base")
 # In this order: what a module needs comes with it, before it.
 BOOT_MODULES = ("virtio_pci", "virtio_blk", "ext4", "crc32c_generic")
 # Nothing here looks at the outside world, at other disks or at the clock while tests run.
@@ -175,6 +175,7 @@ def _settings(root: Path, made: Path) -> None:
         "etc/ssh/sshd_config.d/vm.conf": "PermitRootLogin prohibit-password\nUseDNS no\nMaxSessions 50\n",
         "etc/systemd/network/vm.network": "[Match]\nName=e*\n[Network]\nAddress=10.0.2.15/24\n"
         "LinkLocalAddressing=no\nIPv6AcceptRA=no\n",
+        "etc/dpkg/dpkg.cfg.d/vm": "force-unsafe-io\n",
         # Emulated processors are slow: nothing is to fail for that alone.
         "etc/systemd/system.conf.d/vm.conf": "[Manager]\nDefaultTimeoutStartSec=300s\n"
         "DefaultDeviceTimeoutSec=120s\n",

@@ -94,7 +94,6 @@ class Machine:
         fast = ["-accel", "kvm", "-cpu", "host"]
         emulated = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"]
         return [
-            "nice",
             "qemu-system-x86_64",
             *(fast if kvm else emulated),
             *("-machine", "q35", "-smp", str(self._cpus), "-m", str(self._memory_mb)),

@@ -1,0 +1,56 @@
+"""The machine of tests/vm: booted here (PERPHD_VM_SUITE, as ``make test-vm`` sets it), or named (PERPHD_VM)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.vm.guest import INSTALL_S, Vm
+from tools.vm.image import VmError, image
+from tools.vm.machine import Machine
+
+ROOT = Path(__file__).parents[2]
+KEEP = "PERPHD_VM_KEEP" in os.environ
+"""For work on these tests: the machine and what is installed on it outlive the run, and serve the next."""
+
+
+@pytest.fixture(scope="session")
+def machine() -> Iterator[Machine]:
+    """A machine of this test run alone, ended after it."""
+    suite = os.environ.get("PERPHD_VM_SUITE")
+    if not suite:
+        pytest.skip("needs a machine that it may install on and reboot: make test-vm")
+    out = Path(os.environ.get("PERPHD_VM_OUT", ROOT / "out/vm")).resolve()
+    try:
+        built = image(suite, out)
+    except VmError as exc:
+        pytest.skip(f"no image of a virtual machine: {exc}")
+    booted = Machine(built, out / f"run-{suite}")
+    if KEEP and booted.pid is not None:
+        yield booted
+        return
+    booted.stop()
+    try:
+        booted.boot()
+        yield booted
+    finally:
+        if not KEEP:
+            booted.stop()
+
+
+@pytest.fixture(scope="session")
+def installed(machine: Machine) -> Vm:
+    """The machine after ``apt install ./perphd_*.deb``."""
+    found = sorted((ROOT / "out/deb").glob("perphd_*.deb"), key=lambda path: path.stat().st_mtime)
+    package = Path(os.environ["PERPHD_DEB"]) if "PERPHD_DEB" in os.environ else found[-1] if found else None
+    if package is None:
+        pytest.skip("no package: make deb")
+    vm = Vm(machine, package)
+    if KEEP and vm.try_("dpkg-query -W perphd").returncode == 0:
+        return vm
+    machine.put(package, "/root")
+    vm.sh(f"cd /root && DEBIAN_FRONTEND=noninteractive apt-get install -y -q ./{package.name}", INSTALL_S)
+    return vm

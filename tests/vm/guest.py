@@ -1,0 +1,44 @@
+"""A booted machine as the tests see it: commands that must succeed, files, patience."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tools.vm.machine import Machine
+
+INSTALL_S = 400.0
+
+
+class Vm:
+    """A booted machine that may be spoilt, with a package of this checkout at hand."""
+
+    def __init__(self, machine: Machine, package: Path) -> None:
+        self.machine, self.package = machine, package
+
+    def try_(self, command: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+        done = self.machine.run(command, timeout_s=timeout_s)
+        out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
+        return subprocess.CompletedProcess(command, done.returncode, out, err)
+
+    def sh(self, command: str, timeout_s: float = 120.0) -> str:
+        done = self.try_(command, timeout_s)
+        assert done.returncode == 0, f"{command}\nended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
+        return done.stdout.strip()
+
+    def write(self, path: str, text: str, mode: int = 0o644) -> None:
+        target = shlex.quote(path)
+        done = self.machine.run(f"cat > {target} && chmod {mode:o} {target}", text.encode())
+        assert done.returncode == 0, done.stderr
+
+    def wait_for(self, done: Callable[[], object], what: str, patience_s: float = 90.0) -> None:
+        end_s = time.monotonic() + patience_s
+        while not done():
+            log = (
+                "" if time.monotonic() < end_s else self.try_("journalctl -u perphd -n 30 --no-pager").stdout
+            )
+            assert time.monotonic() < end_s, f"{what}\n{log}"
+            time.sleep(0.5)
