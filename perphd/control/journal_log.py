@@ -6,10 +6,12 @@ for programs. Without systemd-python, or with standard error somewhere else, the
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
+from typing import cast
 
 Send = Callable[..., None]
 """systemd.journal.send(MESSAGE, FIELD=value, ...)."""
@@ -70,8 +72,7 @@ def _journal_send(environment: Mapping[str, str]) -> Send | None:
     if not is_journal(environment):
         return None
     try:
-        from systemd import journal
+        journal = importlib.import_module("systemd.journal")
     except ImportError:
         return None
-    send: Send = journal.send
-    return send
+    return cast(Send, journal.send)
