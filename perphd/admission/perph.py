@@ -186,7 +186,7 @@ class _Turn:
             short = outcomes.still_short(self.state.scores, judged.noise_sd, self.settings)
             if not judged.confirmed and not short:
                 return self._hold("below target, but no further than its samples scatter: watching")
-            return self._cache_move(judged) or self._rescue(judged, model)
+            return self._with_cache(judged, model)
         return self._give_back(judged, model)
 
     def _rescue(self, judged: Judgement, model: ResPerfModel) -> _Move:
@@ -369,16 +369,26 @@ class _Turn:
             return None
         return replace(current, allocation=step, batch_cores=current.batch_cores + 1.0)
 
-    def _cache_move(self, judged: Judgement) -> _Move | None:
-        """The next step up the ladder of cache and bandwidth, if that is what is contended."""
-        cause, host = judged.verdict.cause, self.snapshot.host
-        for step in ladder.stronger(self.current, cause, host, self._giving()):
-            if not self._is_regretted(step):
-                more = "cache" if step.llc_ways > self.current.llc_ways else "memory bandwidth"
-                what = "cache" if cause is Cause.LLC else "memory bandwidth"
-                self.state = replace(self.state, slack_since_s=None)
-                return _Move(Action.GROW, step, f"its {what} is contended: batch gets less {more}")
-        return None
+    def _with_cache(self, judged: Judgement, model: ResPerfModel) -> _Move:
+        """A rescue: the next step up the ladder if cache or bandwidth is contended, else CPU; at first both at once.
+
+        Later one at a time, so that it can be told which of them helps.
+        """
+        cause = judged.verdict.cause
+        steps = ladder.stronger(self.current, cause, self.snapshot.host, self._giving())
+        step = next((s for s in steps if not self._is_regretted(s)), None)
+        if step is None:
+            return self._rescue(judged, model)
+        less = "cache" if step.llc_ways > self.current.llc_ways else "memory bandwidth"
+        what = "cache" if cause is Cause.LLC else "memory bandwidth"
+        why = f"its {what} is contended: batch gets less {less}"
+        if self.current.cpu == self.nothing.cpu and self._cpu_is_contended():
+            move = self._rescue(judged, model)
+            if move.chosen != self.current:
+                both = replace(move.chosen, llc_ways=step.llc_ways, mbw_pct=step.mbw_pct)
+                return replace(move, chosen=both, reason=f"{why}; CPU as well: {move.reason}")
+        self.state = replace(self.state, slack_since_s=None)
+        return _Move(Action.GROW, step, why)
 
     def _less_cache(self, model: ResPerfModel, stakes: inferer.Stakes) -> Assessed | None:
         """One unit of cache or bandwidth back to batch, where the model gives that a fair chance."""
