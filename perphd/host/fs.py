@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from perphd.domain.errors import kernel_error
+
+if TYPE_CHECKING:
+    import rdt
 
 _READ_BYTES = 1 << 16
 
@@ -86,6 +89,13 @@ class RealFs:
 
     def _at(self, path: str) -> str:
         return self._root + path
+
+    @property
+    def raw(self) -> rdt.Fs:
+        """The same files as the package ``rdt`` wants them: with plain OSError, and directories that can be made."""
+        from rdt.fs import RealFs as Raw
+
+        return Raw(self._root or "/")
 
     def open(self, path: str) -> KernelFile:
         """Open for repeated reading."""

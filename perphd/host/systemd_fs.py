@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from posixpath import basename, dirname
-from typing import Final, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
 from perphd.domain.errors import Gone, Invalid, KernelError
 from perphd.host.cgroup.group import parent_list
@@ -28,6 +28,9 @@ from perphd.host.fs import KernelFile, KernelFs, read_text
 from perphd.host.systemd import is_systemd, owner_unit
 from perphd.host.systemd_bus import Bus
 from perphd.host.systemd_properties import ABSENT, FILES, IDLE_SINCE, drop_ins, properties
+
+if TYPE_CHECKING:
+    import rdt
 
 FREEZE: Final = "cgroup.freeze"
 SETTLE_S: Final = 0.5
@@ -81,6 +84,11 @@ class UnitFs:
         unified = hierarchies.unified
         self._mount = "" if unified is None else unified.mount
         self._controllers = frozenset() if unified is None else unified.controllers
+
+    @property
+    def raw(self) -> rdt.Fs:
+        """As ``fs``: resctrl is not systemd's."""
+        return self._fs.raw  # type: ignore[attr-defined,no-any-return]
 
     # -- whose file is it ----------------------------------------------------------------------------------------
 

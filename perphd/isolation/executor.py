@@ -22,6 +22,7 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import CONTROLLERS, LIST_SETTINGS, RESCTRL_SETTINGS
 from perphd.host.fs import KernelFs
 from perphd.host.systemd_fs import Lasting
+from perphd.isolation.caches import Caches, is_group
 from perphd.isolation.journal import Journal, Original
 from perphd.isolation.pace import Pace
 from perphd.isolation.planner import Wanted, plan
@@ -89,6 +90,8 @@ class Executor:
         self._watch = Watch(journal)
         self._standing = Standing()
         self._reclaimer = Reclaimer(fs, in_thread)
+        self._caches = Caches(fs, self._cgroups, journal, self._watch, self._standing)
+        self._specs: dict[str, WorkloadSpec] = {}
         self._survey = Survey(fs, self._cgroups, hierarchies, self._read, self._watch, self._standing, refuse)
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -99,7 +102,9 @@ class Executor:
         if reason := self._survey.why_closed(group):
             names = (*CONTROLLERS, *RESCTRL_SETTINGS)
             return frozenset(), tuple(NotEnforceable(spec.name, name, reason) for name in names)
-        found = group.enforceable()
+        found = dict(group.enforceable())
+        for setting in RESCTRL_SETTINGS:
+            found[setting] = self._caches.missing(setting, self._clock()) or None
         refused = tuple(
             NotEnforceable(spec.name, name, why) for name, why in found.items() if why is not None
         )
@@ -163,7 +168,11 @@ class Executor:
                     wanted.append(item)
                 else:
                     skipped.append(item)
-        changes = plan(wanted, skipped)
+        caches = self._caches.plan(targets, specs, now_s)
+        self._specs = {spec.name: spec for spec in specs}
+        changes = plan(wanted, (*skipped, *caches.skipped))
+        if caches.writes:
+            changes = ChangeSet((*changes.writes, *caches.writes), changes.skipped)
         if self._survey.reclaims and not self._reclaimer.is_busy:
             writes = tuple(sorted((*changes.writes, *self._survey.reclaims), key=lambda write: write.stage))
             changes = ChangeSet(writes, changes.skipped)
@@ -174,7 +183,7 @@ class Executor:
             waiting = tuple(NotEnforceable(*key, reason) for key in keys)
             changes = ChangeSet((), (*changes.skipped, *waiting), reason)
             writes = ()
-        self._standing.planned(targets, writes, changes.skipped, self._survey.limited)
+        self._standing.planned(targets, writes, changes.skipped, (*self._survey.limited, *caches.limited))
         return changes
 
     def _paced(self, changes: ChangeSet, targets: Mapping[str, Settings]) -> ChangeSet:
@@ -205,8 +214,9 @@ class Executor:
             for key in dict.fromkeys((write.workload, write.knob) for write in changes.writes):
                 self._pace.changed(key, self._planned_s)
         reclaims = [write for write in changes.writes if basename(write.path) == RECLAIM]
-        writes = [write for write in changes.writes if basename(write.path) != RECLAIM]
-        if not writes:
+        groups = [write for write in changes.writes if self._caches.owns(write)]
+        writes = [write for write in changes.writes if write not in reclaims and write not in groups]
+        if not writes and not groups:
             self._reclaim(reclaims)
             return Applied(True)
         async with self._lock:
@@ -214,7 +224,7 @@ class Executor:
             transaction = Transaction(
                 self._fs, self._journal, dict(self._read.identities), self._clock, self._deadline_s
             )
-            done = await self._worker.run(lambda: self._transact(transaction, writes))
+            done = await self._worker.run(lambda: self._change(transaction, writes, groups))
             took = self._clock() - started
         if isinstance(done, Busy):
             return Applied(False, failed=done, duration_s=took)
@@ -230,6 +240,21 @@ class Executor:
             tuple(sorted(done.gone)),
             tuple(done.undo_problems),
         )
+
+    def _change(self, transaction: Transaction, writes: Sequence[Write], groups: Sequence[Write]) -> Result:
+        """The files first, then the groups: what a group cannot have does not take a confinement back."""
+        result = self._transact(transaction, writes) if writes else transaction.result
+        if result.failed is not None or not groups:
+            return result
+        done = self._caches.apply(groups)
+        if done.failed is not None and done.at_fault is not None:
+            result.failed, result.at_fault = done.failed, done.at_fault
+        else:
+            self._standing.written((write.workload, write.knob) for write in groups)
+        result.written += done.written
+        result.undone += done.undone
+        result.undo_problems += done.problems
+        return result
 
     def _reclaim(self, requests: Sequence[Write]) -> None:
         self._reclaimer.submit(requests)
@@ -337,7 +362,11 @@ class Executor:
         return done
 
     def _give_back(self, names: frozenset[str] | None, force: bool) -> RestoreReport:
-        originals = [e for e in self._journal.originals.values() if names is None or e.workload in names]
+        entries = self._journal.originals.values()
+        originals = [e for e in entries if names is None or (e.workload in names and not is_group(e))]
+        if names is not None:
+            with suppress(KernelError):  # the group is then still in the journal
+                self._caches.release(names, self._specs)
         report = restore_journal(self._fs, self._journal, originals, force)
         for entry in originals:
             self._watch.forget(entry.path)

@@ -20,8 +20,9 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Busy, Full, Gone, Invalid, KernelError, ParseError
 from perphd.host.cgroup import discover, lines
 from perphd.host.cgroup.group import parent_list
-from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
+from perphd.host.cgroup.knobs import EMPTY_ALLOWED, RESCTRL_SETTINGS, same
 from perphd.host.fs import KernelFs, read_text
+from perphd.host.resctrl import remove_group
 from perphd.host.systemd_bus import BusctlBus
 from perphd.host.systemd_fs import Lasting, is_running_kernel, unit_files
 from perphd.isolation.journal import FILE, Journal, Original
@@ -198,11 +199,30 @@ class _Run:
         they were first written.
         """
         newest_first = sorted(originals, key=lambda entry: entry.sequence, reverse=True)
+        for entry in [entry for entry in newest_first if entry.knob in RESCTRL_SETTINGS]:
+            self._remove_group(entry)
+            newest_first.remove(entry)
         for entry in newest_first:
             if basename(entry.path) not in EMPTY_ALLOWED and (found := self._due(entry)) is not None:
                 self._write(entry, found)
         for name in ("cpuset.mems", "cpuset.cpus"):
             self._give_back_lists([entry for entry in newest_first if basename(entry.path) == name])
+
+    def _remove_group(self, entry: Original) -> None:
+        """A resctrl group that perphd made: its tasks fall to the default group, where they were."""
+        try:
+            same_mount = self._fs.identity(dirname(entry.path)) == entry.identity
+            if same_mount and remove_group(self._fs, entry.path):
+                self._add(
+                    self.restored, entry, note="the group is removed, its tasks are in the default group"
+                )
+            else:
+                self._add(self.gone, entry, note="the group, or the resctrl mount that it was in, is gone")
+        except Gone:
+            self._add(self.gone, entry, note="resctrl is not mounted any more")
+        except KernelError as exc:
+            self._add(self.failed, entry, note=str(exc))
+            self.notes.append(f"{entry.path}: not removed: {exc}")
 
     def _due(self, entry: Original) -> str | None:
         """The file's present text if it is to be written, else None (and the file is in its list)."""

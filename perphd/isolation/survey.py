@@ -13,13 +13,12 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, KernelError, ParseError
 from perphd.domain.plan import NotEnforceable, Stage, Write
 from perphd.domain.workload import WorkloadSpec
-from perphd.host.cgroup.group import RESCTRL_ABSENT, Cgroup, Cgroups, Knob
+from perphd.host.cgroup.group import Cgroup, Cgroups, Knob
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import (
     CONTROLLERS,
     LIST_SETTINGS,
     PROTECTIONS,
-    RESCTRL_SETTINGS,
     Value,
     decode_limit,
 )
@@ -77,12 +76,8 @@ class Survey:
         return (None if self._refuse is None else self._refuse(group.path)) or ""
 
     def look(self, spec: WorkloadSpec, target: Settings) -> list[Wanted | NotEnforceable]:
-        """The settings of this workload that are wanted, or that are to be given back."""
-        items: list[Wanted | NotEnforceable] = [
-            NotEnforceable(spec.name, setting, RESCTRL_ABSENT)
-            for setting in RESCTRL_SETTINGS
-            if getattr(target, setting) is not KEEP
-        ]
+        """The settings of this workload in its cgroup that are wanted, or that are to be given back."""
+        items: list[Wanted | NotEnforceable] = []
         active: list[str] = []
         for setting, controller in CONTROLLERS.items():
             hierarchy = self._hierarchies.of(controller)

@@ -24,9 +24,17 @@ from perphd.domain.units import MAX_BYTES, PAGE_BYTES, page_floor_bytes
 from perphd.host.cgroup import lines
 
 Value: TypeAlias = (
-    CpuSet | Weight | float | Limit | tuple[IoLimit, ...] | tuple[tuple[str, int], ...] | bool | Keep
+    CpuSet
+    | Weight
+    | float
+    | Limit
+    | tuple[IoLimit, ...]
+    | tuple[tuple[str, int], ...]
+    | tuple[tuple[int, int], ...]
+    | bool
+    | Keep
 )
-"""What a field of ``Settings`` that is written to a cgroup may hold."""
+"""What a field of ``Settings`` may hold."""
 
 CONTROLLERS: Final[Mapping[str, str]] = {
     "cpus": "cpuset",
