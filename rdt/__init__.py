@@ -12,6 +12,8 @@
 Every failure is a ``ResctrlError`` of a class that says what to do about it. ``rdt`` uses the standard library only.
 """
 
+from rdt.cbm import Cbm
+from rdt.changes import Applied, CpusChanged, DomainChange
 from rdt.errors import (
     Broken,
     Busy,
@@ -26,18 +28,22 @@ from rdt.errors import (
 from rdt.fill import Filled, TidSource
 from rdt.frozen import FrozenDict
 from rdt.fs import Fs, RealFs
-from rdt.groups import Groups, Limits, Made, Survey
+from rdt.groups import Groups, Limits, Made
 from rdt.info import BandwidthInfo, BandwidthUnit, CacheInfo, Info, MonitoringInfo
-from rdt.mount import DEFAULT_ROOT, Mount, find_mount, mount, mount_command, mount_options, support
+from rdt.monitor import Monitor
+from rdt.mount import DEFAULT_ROOT, Mount, find_mount, mount_command, mount_options, mount_resctrl, support
 from rdt.names import DEFAULT_GROUP, GroupRef, Prefix
-from rdt.resctrl import Applied, CpusChanged, DomainChange, Resctrl
-from rdt.schemata import Cell, Difference, Schemata
+from rdt.reading import GroupReading, Reading, Unavailable, Why
+from rdt.resctrl import Resctrl
+from rdt.schemata import Cell, Difference, Schemata, check, differences
+from rdt.survey import Survey
 
 __all__ = [
     "Resctrl", "Groups", "GroupRef", "Prefix", "DEFAULT_GROUP", "Limits", "Made", "Survey", "Filled", "TidSource",
-    "Schemata", "Cell", "Difference", "Applied", "CpusChanged", "DomainChange",
+    "Schemata", "Cbm", "Cell", "Difference", "check", "differences", "Applied", "CpusChanged", "DomainChange",
     "Info", "CacheInfo", "BandwidthInfo", "BandwidthUnit", "MonitoringInfo", "FrozenDict",
-    "Mount", "mount", "mount_options", "mount_command", "find_mount", "support", "DEFAULT_ROOT",
+    "Mount", "mount_resctrl", "mount_options", "mount_command", "find_mount", "support", "DEFAULT_ROOT",
+    "Monitor", "GroupReading", "Reading", "Unavailable", "Why",
     "Fs", "RealFs",
     "ResctrlError", "Busy", "Full", "Gone", "Invalid", "Unsupported", "Denied", "Broken", "Mismatch",
 ]  # fmt: skip

@@ -108,7 +108,7 @@ def mount_command(options: tuple[str, ...] = (), root: str = DEFAULT_ROOT) -> st
     )
 
 
-def mount(
+def mount_resctrl(
     options: tuple[str, ...] = (),
     root: str = DEFAULT_ROOT,
     *,

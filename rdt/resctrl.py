@@ -10,14 +10,15 @@ import errno
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rdt.access import Access
+from rdt.changes import Applied, CpusChanged, DomainChange
 from rdt.cpulist import format_cpus, parse_cpus
+from rdt.describe import read_info
 from rdt.errors import Broken, Gone, Invalid, Mismatch, ResctrlError, Unsupported
 from rdt.fs import Fs, RealFs
-from rdt.info import Info, read_info
+from rdt.info import Info
 from rdt.mount import DEFAULT_ROOT
 from rdt.names import DEFAULT_GROUP, RESERVED, GroupRef
 from rdt.schemata import Cell, Schemata, check, differences
@@ -27,42 +28,6 @@ if TYPE_CHECKING:
     from rdt.groups import Groups
 
 _ENSURE_TRIES = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """A schemata change that was written and read back."""
-
-    before: Schemata
-    after: Schemata
-    wrote: Schemata
-    """What differed and was written; empty if all was as wanted."""
-    absent: tuple[Cell, ...] = ()
-    """Wanted, but in domains that are not there now (all their CPUs are offline)."""
-
-    @property
-    def undo(self) -> Schemata:
-        """The values that were replaced: applying them puts things back."""
-        return self.wrote.restored_by(self.before)
-
-
-@dataclass(frozen=True, slots=True)
-class CpusChanged:
-    """A group's CPUs before and after a change."""
-
-    before: frozenset[int]
-    after: frozenset[int]
-
-
-@dataclass(frozen=True, slots=True)
-class DomainChange:
-    """How the domains that exist now differ from those of the description (CPU hotplug)."""
-
-    vanished: tuple[Cell, ...]
-    appeared: tuple[Cell, ...]
-
-    def __bool__(self) -> bool:
-        return bool(self.vanished or self.appeared)
 
 
 class Resctrl:

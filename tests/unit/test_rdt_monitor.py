@@ -12,8 +12,8 @@ from perphd.sim.kernel.faces import RawFs
 from perphd.sim.kernel.resctrl import LINUX_6_12, MACHINES, RdtMachine, ResctrlTree, Threads
 from perphd.sim.kernel.vfs import Directory
 from rdt.access import Access
+from rdt.describe import read_info
 from rdt.fs import OpenFile
-from rdt.info import read_info
 from rdt.monitor import Monitor
 from rdt.names import DEFAULT_GROUP, GroupRef
 from rdt.reading import GroupReading, Reading, Unavailable, Why, total

@@ -8,7 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from rdt import Busy, Denied, Mount, RealFs, Unsupported, find_mount, mount, mount_command, mount_options
+from rdt import (
+    Busy,
+    Denied,
+    Mount,
+    RealFs,
+    Unsupported,
+    find_mount,
+    mount_command,
+    mount_options,
+    mount_resctrl,
+)
 
 MOUNTED = "sysfs /sys sysfs rw 0 0\nresctrl /sys/fs/resctrl resctrl rw,relatime,cdp 0 0\n"
 
@@ -52,7 +62,7 @@ def test_it_is_mounted_with_exactly_what_was_asked(tmp_path):
 
 
 def test_mounted_alike_already_is_fine_and_nothing_is_done(tmp_path):
-    assert mount(("cdp",), fs=host(tmp_path, MOUNTED), syscall=refusing(errno.EBUSY)).cdp
+    assert mount_resctrl(("cdp",), fs=host(tmp_path, MOUNTED), syscall=refusing(errno.EBUSY)).cdp
 
 
 @pytest.mark.parametrize(
@@ -65,9 +75,9 @@ def test_mounted_alike_already_is_fine_and_nothing_is_done(tmp_path):
 )
 def test_why_it_cannot_be_mounted(tmp_path, number, kind, words):
     with pytest.raises(kind, match=words):
-        mount(("mba_MBps",), fs=host(tmp_path, MOUNTED), syscall=refusing(number))
+        mount_resctrl(("mba_MBps",), fs=host(tmp_path, MOUNTED), syscall=refusing(number))
 
 
 def test_a_kernel_without_it(tmp_path):
     with pytest.raises(Unsupported, match="the kernel has no resctrl"):
-        mount(fs=host(tmp_path, filesystems="nodev\tsysfs\n"), syscall=refusing(errno.ENODEV))
+        mount_resctrl(fs=host(tmp_path, filesystems="nodev\tsysfs\n"), syscall=refusing(errno.ENODEV))
