@@ -53,7 +53,7 @@ def test_options_have_the_kernels_names():
 
 def test_it_is_mounted_with_exactly_what_was_asked(tmp_path):
     asked = []
-    made = mount(
+    made = mount_resctrl(
         ("cdp", "debug"), fs=host(tmp_path), syscall=lambda root, options: asked.append((root, options))
     )
     assert asked == [("/sys/fs/resctrl", "cdp,debug")]
