@@ -120,7 +120,8 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
     The greatest expected use: the chance of meeting the target times what the host then yields (the LRA's own
     1 plus batch's share of the cores). Above ``SURE`` a chance counts as certain, so that among allocations that
     are enough the cheapest wins. A wrong guess is seen and corrected after a few samples. When nothing has a
-    fair chance: an untried place if there is one that could do, else what comes nearest, at least cost.
+    fair chance: an untried place if there is one that could do and is not expected to do worse, else what comes
+    nearest, at least cost.
 
     What protects less than the present allocation and was never tried is considered only when nothing else has a
     fair chance: a model that was just wrong about here is not to be trusted to do with less.
@@ -148,7 +149,14 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
         return best, "the cheapest allocation that is expected to meet the target for sure"
     if chances[best.allocation] >= FAIR:
         return best, f"a {chances[best.allocation]:.0%} chance to meet the target, at the best price"
-    hopeful = [a for a in assessed if a.prediction.support < 1.0 and chances[a.allocation] >= SLIM]
+    here = max((a.prediction.score for a in assessed if a.allocation == current), default=0.0)
+    hopeful = [
+        a
+        for a in assessed
+        if a.prediction.support < 1.0
+        and chances[a.allocation] >= SLIM
+        and a.prediction.score >= EQUAL_USE * here
+    ]
     if hopeful:
         best = max(hopeful, key=lambda a: (chances[a.allocation], a.batch_cores))
         return best, "the target is missed and this is untried: exploring"
