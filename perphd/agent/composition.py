@@ -17,10 +17,12 @@ from perphd.agent.sli import SliBoard, SliOpener
 from perphd.domain.capability import Capabilities
 from perphd.domain.errors import Unsupported
 from perphd.domain.policy import Policy
+from perphd.host.actuators import Actuators, actuators
 from perphd.host.capabilities import probe
 from perphd.host.cgroup import Hierarchies, discover
 from perphd.host.fs import KernelFs, RealFs
 from perphd.host.perf_events import EventKind, EventOpener, EventSupport, open_group
+from perphd.host.resctrl import open_groups
 from perphd.host.schedstat import RunDelayReader
 from perphd.host.systemd_dbus import open_bus
 from perphd.host.systemd_fs import refusal, unit_files
@@ -120,6 +122,7 @@ def build_agent(
         policy=POLICIES[config.daemon.policy](config),
         sli=SliBoard(sli_opener, SLI_TIMEOUT_SHARE * config.daemon.period_s),
         records=records,
+        actuators=_actuators(fs),
         owned=(
             host_load,
             journal,
@@ -153,6 +156,12 @@ def probe_elsewhere(fs: KernelFs, hierarchies: Hierarchies) -> Capabilities:
         return EventSupport((), dict.fromkeys(EventKind, refusal))
 
     return probe(fs, hierarchies, events=no_events, taskstats=lambda: reason, environment=os.environ)
+
+
+def _actuators(fs: KernelFs) -> Actuators:
+    """What resctrl can set here; nothing where it is not mounted."""
+    groups = open_groups(fs)
+    return Actuators() if isinstance(groups, str) else actuators(groups.resctrl.info)
 
 
 def _store(config: Config) -> Store:
