@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from perphd.domain.cpuset import CpuSet
 from perphd.sim.counters import Process
@@ -25,6 +25,18 @@ from perphd.sim.machine import CGROUP_ROOT, Machine, add_proc
 TABLE = tomllib.loads((Path(__file__).parent / "data" / "cgroup2_operations.toml").read_text())
 Step = dict[str, Any]
 _CONTROLLER = re.compile(r"(?:.*/)?(cpuset|cpu|io|memory|pids)\.(?!pressure)")
+
+
+class World(Protocol):
+    """A machine to replay on."""
+
+    names: dict[str, int]
+
+    @property
+    def calls(self) -> InProcess | System: ...
+    def place(self, path: str) -> str | None: ...
+    def refusal(self, step: Step) -> str: ...
+    def happen(self, step: Step) -> None: ...
 
 
 class NotExpressible(Exception):
@@ -129,6 +141,10 @@ class Simulation:
     def refusal(self, step: Step) -> str:
         """Why a step is not asked here; empty if it is."""
         return ""
+
+    def place(self, path: str) -> str | None:
+        """Where a path of the table lies; None: it is not ours to touch."""
+        return path if path.startswith("/") else f"{self.top}/{path}"
 
 
 class MountedSimulation(Simulation):
@@ -244,12 +260,12 @@ _EVENTS = ("offline", "online", "settle")
 class Replay:
     """The whole table on one tree. ``run`` gives every step with None, or why it could not be expressed."""
 
-    def __init__(self, world: Simulation | RealKernel, newer: bool = False) -> None:
-        self._world, self._newer = world, newer
+    def __init__(self, world: World, newer: bool = False, table: dict[str, Any] = TABLE) -> None:
+        self._world, self._newer, self._table = world, newer, table
         self._kept: dict[str, Callable[[], bytes]] = {}
 
     def run(self) -> Iterator[tuple[str, Step, str | None]]:
-        for section in TABLE["section"]:
+        for section in self._table["section"]:
             for step in section["steps"]:
                 reason = self._world.refusal(step)
                 if self._newer and section.get("only_6_1"):
@@ -311,9 +327,7 @@ class Replay:
         return place
 
     def _place(self, path: str) -> str | None:
-        if isinstance(self._world, RealKernel):
-            return self._world.place(path)
-        return path if path.startswith("/") else f"{self._world.top}/{path}"
+        return self._world.place(path)
 
     def _named(self, text: str) -> str:
         for name, pid in self._world.names.items():

@@ -13,7 +13,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.host.fs import KernelFs
 from perphd.sim.counters import Process
 from perphd.sim.kernel import Directory, RawFs, SimFs, formats
-from perphd.sim.kernel.cgroup2 import CgroupTree, Kernel
+from perphd.sim.kernel.cgroup2 import CgroupTree, Kernel, SimCgroup
 from rdt.fs import Fs
 
 NOBODY = 65534
@@ -110,13 +110,19 @@ def test_freezing_holds_what_lies_below_and_killing_empties_it() -> None:
     inner = lab.tree.make("/app2/inner")
     inner.processes.append(Process(300, (300,), "x"))
     lab.write("/app2/cgroup.freeze", "1")
-    assert inner.frozen
+    held = inner.frozen
+    assert held
     assert lab.text("/app2/inner/cgroup.freeze") == "0"
     assert lab.text("/app2/inner/cgroup.events") == "populated 1\nfrozen 1"
     lab.write("/app2/cgroup.freeze", "0")
     assert not inner.frozen
     killed: list[int] = []
-    lab.tree.on_kill = lambda group, process: (killed.append(process.pid), group.processes.remove(process))[0]
+
+    def kill(group: SimCgroup, process: Process) -> None:
+        killed.append(process.pid)
+        group.processes.remove(process)
+
+    lab.tree.on_kill = kill
     lab.write("/app2/cgroup.kill", "1")
     assert (killed, lab.text("/app2/cgroup.events")) == ([300], "populated 0\nfrozen 0")
 

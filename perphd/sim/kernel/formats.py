@@ -40,8 +40,8 @@ def text_of(data: bytes) -> str:
 
 
 def parse_u64(data: bytes) -> int:
-    """kstrtoull, base 0. EINVAL for anything but digits, ERANGE beyond 64 bits."""
-    text = text_of(data)
+    """kstrtoull, base 0: no blanks, one newline at the end. EINVAL for anything else, ERANGE beyond 64 bits."""
+    text = data.split(b"\0")[0].decode(errors="replace").removesuffix("\n").removeprefix("+")
     if _NUMBER.fullmatch(text) is None:
         raise refuse(errno.EINVAL)
     value = _integer(text)
@@ -51,14 +51,18 @@ def parse_u64(data: bytes) -> int:
 
 
 def parse_s64(data: bytes) -> int:
-    """kstrtoll, base 0."""
-    text = text_of(data)
-    return -parse_u64(text[1:].encode()) if text.startswith("-") else parse_u64(data)
+    """kstrtoll, base 0: as ``parse_u64``, with a sign."""
+    return -parse_u64(data[1:]) if data.startswith(b"-") else parse_u64(data)
+
+
+def parse_int(data: bytes) -> int:
+    """A number for files that allow blanks around it (strstrip before kstrtoint)."""
+    return parse_s64(text_of(data).encode())
 
 
 def parse_switch(data: bytes, refusal: int) -> bool:
-    """A file that is 0 or 1; ``refusal``: errno for any other number."""
-    value = parse_s64(data)
+    """A file that is 0 or 1, blanks allowed; ``refusal``: errno for any other number."""
+    value = parse_int(data)
     if value not in (0, 1):
         raise refuse(refusal)
     return bool(value)
@@ -68,7 +72,7 @@ def parse_count(data: bytes) -> int | None:
     """A whole number from 0 to INT_MAX, or ``max`` (None): EINVAL for no number, ERANGE for one out of range."""
     if text_of(data) == "max":
         return None
-    value = parse_s64(data)
+    value = parse_int(data)
     if not 0 <= value < INT_MAX:
         raise refuse(errno.ERANGE)
     return value

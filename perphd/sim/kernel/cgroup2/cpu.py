@@ -56,7 +56,7 @@ class Cpu:
         weight = formats.parse_u64(data)
         if not 1 <= weight <= 10_000:
             raise refuse(errno.ERANGE)
-        self._set_shares((weight * 1024 + 50) // 100)
+        self.set_shares((weight * 1024 + 50) // 100)
 
     def _nice(self) -> int:
         shares = IDLE_SHARES if self.idle else self.shares
@@ -67,18 +67,24 @@ class Cpu:
         nice = formats.parse_s64(data)
         if not _LEAST_NICE <= nice <= 19:
             raise refuse(errno.ERANGE)
-        self._set_shares(_SHARES_OF_NICE[nice - _LEAST_NICE])
+        self.set_shares(_SHARES_OF_NICE[nice - _LEAST_NICE])
 
-    def _set_shares(self, shares: int) -> None:
+    def set_shares(self, shares: int) -> None:
+        """A new weight; OSError EINVAL while the group is idle."""
         if self.idle:
             raise refuse(errno.EINVAL)
         self.shares = shares
 
-    def _write_idle(self, data: bytes) -> None:
-        idle = formats.parse_switch(data, errno.EINVAL)
+    def set_idle(self, idle: int) -> None:
+        """0 or 1, else OSError EINVAL; leaving it forgets the weight from before."""
+        if idle not in (0, 1):
+            raise refuse(errno.EINVAL)
         if self.idle and not idle:
-            self.shares = 1024  # the kernel does not remember the weight from before
-        self.idle = idle
+            self.shares = 1024
+        self.idle = bool(idle)
+
+    def _write_idle(self, data: bytes) -> None:
+        self.set_idle(formats.parse_s64(data))
 
     def _read_max(self) -> str:
         return f"{'max' if self.quota_us is None else self.quota_us} {self.period_us}\n"

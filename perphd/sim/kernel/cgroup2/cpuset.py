@@ -124,6 +124,11 @@ class Cpuset:
             raise refuse(errno.EINVAL)
         self.set_partition(wanted)
 
+    def restrict(self, cpus: CpuSet, mems: CpuSet) -> None:
+        """Set both lists without asking whether the files would take them (a v1 hierarchy has its own rules)."""
+        self.cpus, self.mems = cpus, mems
+        self._refresh()
+
     # -- partitions -----------------------------------------------------------------------------------
 
     def set_partition(self, wanted: str) -> None:

@@ -169,6 +169,8 @@ class SimCgroup:
         self.directory.children[name] = directory
         child = SimCgroup(self.tree, self, name, directory)
         self.children[name] = child
+        for told in self.tree.on_made:
+            told(child)
         return child
 
     def _mkdir(self, name: str) -> None:
@@ -191,6 +193,8 @@ class SimCgroup:
         self.parent.past_events += memory.past_events_of(self)
         del self.parent.children[self.name]
         self.parent.directory.remove(self.name)
+        for told in self.tree.on_removed:
+            told(self)
 
     def descendants(self) -> int:
         """Groups below this one."""
@@ -370,7 +374,7 @@ class SimCgroup:
         self.freeze = formats.parse_switch(data, errno.ERANGE)
 
     def _write_kill(self, data: bytes) -> None:
-        if formats.parse_s64(data) != 1:
+        if formats.parse_int(data) != 1:
             raise refuse(errno.ERANGE)
         if self.threaded:
             raise refuse(errno.EOPNOTSUPP)

@@ -43,7 +43,7 @@ class Pids:
         if formats.text_of(data) == "max":
             self.limit = None
             return
-        limit = formats.parse_s64(data)
+        limit = formats.parse_int(data)
         if not 0 <= limit <= _CEILING:
             raise refuse(errno.EINVAL)
         self.limit = limit

@@ -28,6 +28,7 @@ class CgroupTree:
 
     Hooks for whoever simulates the work: ``on_memory_max(group)`` after memory.max was written (by default it
     reclaims page cache and kills), ``on_kill(group, process)`` when a process is killed; by default it just vanishes.
+    ``on_made`` and ``on_removed`` are told of groups that come and go.
     ``kernel_pids`` cannot be moved; ``zombies`` (process ids) can, and are listed nowhere.
     """
 
@@ -40,6 +41,8 @@ class CgroupTree:
         self.on_kill: Callable[[SimCgroup, Process], None] = lambda group, process: group.processes.remove(
             process
         )
+        self.on_made: list[Callable[[SimCgroup], None]] = []
+        self.on_removed: list[Callable[[SimCgroup], None]] = []
         self.kernel_pids: set[int] = {KTHREADD}
         self.zombies: set[int] = set()
         self._guests: dict[int, SimCgroup] = {}  # threads that are elsewhere than their process

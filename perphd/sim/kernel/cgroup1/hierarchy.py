@@ -1,0 +1,184 @@
+"""A v1 hierarchy: its tree of groups, where tasks are in it, and the files that every group has.
+
+A group here is its own directory with its own values, made and removed by mkdir and rmdir. The group of the v2 tree
+at the same path (``bound``), where the simulated work happens, is what its values act on and what its counters tell.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
+
+from perphd.sim.counters import Process
+from perphd.sim.kernel import formats
+from perphd.sim.kernel.cgroup2 import CgroupTree, SimCgroup
+from perphd.sim.kernel.cgroup2.rules import FileSpec, ignoring_empty
+from perphd.sim.kernel.vfs import Directory, caller_uid, refuse
+
+
+class Controller(Protocol):
+    """One controller's state in one group."""
+
+    def files(self) -> list[FileSpec]:
+        """Its files."""
+
+    def check_tasks(self) -> None:
+        """Whether tasks may come in; OSError."""
+
+
+Factory = Callable[["V1Group", Controller | None], Controller]
+"""Makes a controller's state of a group; the second argument is the parent's, None in the root."""
+
+
+class V1Group:
+    """One group of one hierarchy. ``managed``: a service manager made it, and filled in what a new group lacks."""
+
+    def __init__(
+        self,
+        hierarchy: V1Hierarchy,
+        parent: V1Group | None,
+        name: str,
+        directory: Directory,
+        managed: bool = False,
+    ) -> None:
+        self.hierarchy, self.parent, self.name, self.directory = hierarchy, parent, name, directory
+        self.managed = managed
+        self.path: str = "/" if parent is None else f"{parent.path.rstrip('/')}/{name}"
+        self.children: dict[str, V1Group] = {}
+        self._switches = {"notify_on_release": False, "cgroup.clone_children": False}
+        self.controllers: dict[str, Controller] = {}
+        for controller, make in hierarchy.factories.items():
+            above = None if parent is None else parent.controllers[controller]
+            self.controllers[controller] = make(self, above)
+        self._put_files()
+        directory.on_mkdir = self.make_child
+        if parent is not None:
+            directory.on_rmdir = self.remove
+
+    @property
+    def bound(self) -> SimCgroup | None:
+        """The group in which the simulated work of this path is done, if there is one."""
+        return self.hierarchy.tree.find(self.path)
+
+    def walk(self) -> Iterator[V1Group]:
+        """This group and all below it, parents first."""
+        yield self
+        for child in self.children.values():
+            yield from child.walk()
+
+    def processes(self) -> list[Process]:
+        """Processes in this group (not below)."""
+        return self.hierarchy.processes_in(self)
+
+    def make_child(self, name: str, managed: bool = False) -> None:
+        """What mkdir does."""
+        if "\n" in name:
+            raise refuse(errno.EINVAL)
+        directory = Directory()
+        directory.uid = caller_uid.get()
+        self.directory.children[name] = directory
+        self.children[name] = V1Group(self.hierarchy, self, name, directory, managed)
+
+    def remove(self) -> None:
+        """What rmdir does; OSError: EBUSY with tasks or children."""
+        if self.children or self.processes():
+            raise refuse(errno.EBUSY)
+        assert self.parent is not None
+        del self.parent.children[self.name]
+        self.parent.directory.remove(self.name)
+
+    def _put_files(self) -> None:
+        specs = [
+            FileSpec("tasks", self._read_tasks, self._move),
+            FileSpec("cgroup.procs", self._read_procs, self._move),
+            *(self._switch(name) for name in self._switches),
+        ]
+        if self.parent is None:
+            specs += [
+                FileSpec("cgroup.sane_behavior", lambda: "0\n"),
+                FileSpec("release_agent", lambda: "\n"),
+            ]
+        for controller in self.controllers.values():
+            specs += controller.files()
+        for spec in specs:
+            write = None if spec.write is None else ignoring_empty(spec.write)
+            self.directory.add(spec.name, spec.read, write)
+
+    def _switch(self, name: str) -> FileSpec:
+        def write(data: bytes) -> None:
+            self._switches[name] = bool(formats.parse_u64(data))
+
+        return FileSpec(name, lambda: f"{int(self._switches[name])}\n", write)
+
+    def _read_tasks(self) -> str:
+        kernel = sorted(self.hierarchy.tree.kernel_pids) if self.parent is None else []
+        tids = [*kernel, *(tid for process in self.processes() for tid in process.tids)]
+        return "".join(f"{tid}\n" for tid in tids)
+
+    def _read_procs(self) -> str:
+        kernel = sorted(self.hierarchy.tree.kernel_pids) if self.parent is None else []
+        return "".join(f"{pid}\n" for pid in [*kernel, *(process.pid for process in self.processes())])
+
+    def _move(self, data: bytes) -> None:
+        self.hierarchy.move(formats.parse_pid(data), self)
+
+
+class V1Hierarchy:
+    """One mounted hierarchy: ``factories`` are the controllers bound to it, ``tree`` is where work is done.
+
+    Groups of the v2 tree appear here as they come and go there; a group made here alone holds no simulated work
+    until one of that path is made.
+    A task is moved as a whole process, in this hierarchy alone; its work goes on being accounted where it was.
+    """
+
+    def __init__(self, directory: Directory, factories: dict[str, Factory], tree: CgroupTree) -> None:
+        self.factories, self.tree = factories, tree
+        self._moved: dict[int, V1Group] = {}
+        self.root = V1Group(self, None, "", directory)
+        for group in tree.root.walk():
+            self._follow(group)
+        tree.on_made.append(self._follow)
+        tree.on_removed.append(self._forget)
+
+    def find(self, path: str) -> V1Group | None:
+        """The group at a path, or None."""
+        here: V1Group | None = self.root
+        for part in path.split("/"):
+            if part and here is not None:
+                here = here.children.get(part)
+        return here
+
+    def processes_in(self, group: V1Group) -> list[Process]:
+        """Processes of one group: those put here, and those whose v2 group has this path and that nobody moved."""
+        own = group.bound.processes if group.bound is not None else []
+        found = [process for process in own if self._moved.get(process.pid, group) is group]
+        if self._moved:
+            known = {process.pid for process in found}
+            everywhere = self.tree.root.all_processes()
+            found += [p for p in everywhere if self._moved.get(p.pid) is group and p.pid not in known]
+        return found
+
+    def move(self, tid: int, to: V1Group) -> None:
+        """Move the process of a thread. OSError: EINVAL, ESRCH, and what the controllers answer."""
+        if tid in self.tree.kernel_pids:
+            raise refuse(errno.EINVAL)
+        process = next((p for p in self.tree.root.all_processes() if tid in p.tids), None)
+        if process is None:
+            raise refuse(errno.ESRCH)
+        for controller in to.controllers.values():
+            controller.check_tasks()
+        self._moved[process.pid] = to
+
+    def _follow(self, group: SimCgroup) -> None:
+        parts: Sequence[str] = [part for part in group.path.split("/") if part]
+        here = self.root
+        for part in parts:
+            if part not in here.children:
+                here.make_child(part, managed=True)
+            here = here.children[part]
+
+    def _forget(self, group: SimCgroup) -> None:
+        mine = self.find(group.path)
+        if mine is not None and not mine.children and not mine.processes():
+            mine.remove()
