@@ -143,50 +143,63 @@ class Resctrl:
             Unsupported, Gone, Invalid: see ``rdt.schemata.check``; and as the kernel says.
             Mismatch: after the write, values are not as wanted: another program wrote, too.
         """
-        path = self._schemata_path(group)
-        with self.changing():
-            before = self.schemata(group)
-            try:
-                check(wanted, self.info, before, path)
-            except ResctrlError as error:
-                error.actual = before
-                raise
-            differing = frozenset(each.cell for each in differences(wanted, before, self.info))
-            if not differing:
-                return Applied(before, before, Schemata())
-            change = wanted.only(differing)
-            text = change.to_write()
-            try:
-                self.access.command(text, group.relative, "schemata")
-            except ResctrlError as error:
-                raise self._explained(error, group, before, change) from error
-            after = self.schemata(group)
-            wrong = differences(wanted, after, self.info)
-            if wrong:
-                raise Mismatch(
-                    path, doing="reading back", value=text, reason="; ".join(map(str, wrong)), actual=after
-                )  # fmt: skip
-            return Applied(before, after, change)
+        return self._apply(group, wanted, self.schemata(group))
 
     def ensure(self, group: GroupRef, wanted: Schemata) -> Applied:
         """Like ``apply``, but domains that are not there now are left out and told in ``absent``.
 
         To be called again and again with the same target: it writes only when something differs, for example
-        when a domain has come back after CPU hotplug with the default values.
+        when a domain has come back after CPU hotplug with the default values; else it reads once.
         """
-        with self.changing():
-            for attempt in range(_ENSURE_TRIES):
-                present, absent = wanted.present_in(self.schemata(group))
-                self._refuse_unknown(group, wanted, absent)
-                try:
-                    applied = self.apply(group, present)
-                except Gone as error:
-                    domain_went = error.actual is not None and bool(present.present_in(error.actual)[1])
-                    if not domain_went or attempt == _ENSURE_TRIES - 1:
-                        raise
-                else:
+        first = seen = self.schemata(group)
+        for attempt in range(_ENSURE_TRIES):
+            present, absent = wanted.present_in(seen)
+            self._refuse_unknown(group, wanted, absent)
+            try:
+                applied = self._apply(group, present, seen)
+            except Gone as error:
+                domain_went = error.actual is not None and bool(present.present_in(error.actual)[1])
+                if not domain_went or attempt == _ENSURE_TRIES - 1:
+                    raise
+                seen = self.schemata(group)
+            else:
+                if attempt == 0:
                     return Applied(applied.before, applied.after, applied.wrote, absent)
+                # An attempt before may have written already: told is what was changed in all.
+                changed = frozenset(each.cell for each in differences(present, first, self.info))
+                return Applied(first, applied.after, present.only(changed), absent)
         raise AssertionError("not reached")
+
+    def _apply(self, group: GroupRef, wanted: Schemata, seen: Schemata) -> Applied:
+        """``apply``, given what the group was just seen to have: only to write, the exclusive lock is taken."""
+        if not self._differing(group, wanted, seen):
+            return Applied(seen, seen, Schemata())
+        with self.changing():
+            before = self.schemata(group)
+            change = wanted.only(self._differing(group, wanted, before))
+            return self._write(group, wanted, change, before) if change else Applied(before, before, change)
+
+    def _differing(self, group: GroupRef, wanted: Schemata, seen: Schemata) -> frozenset[Cell]:
+        try:
+            check(wanted, self.info, seen, self._schemata_path(group))
+        except ResctrlError as error:
+            error.actual = seen
+            raise
+        return frozenset(each.cell for each in differences(wanted, seen, self.info))
+
+    def _write(self, group: GroupRef, wanted: Schemata, change: Schemata, before: Schemata) -> Applied:
+        text = change.to_write()
+        try:
+            self.access.command(text, group.relative, "schemata")
+        except ResctrlError as error:
+            raise self._explained(error, group, before, change) from error
+        after = self.schemata(group)
+        wrong = differences(wanted, after, self.info)
+        if wrong:
+            kind = Mismatch if any(each.actual is not None for each in wrong) else Gone
+            path, reason = self._schemata_path(group), "; ".join(map(str, wrong))
+            raise kind(path, doing="reading back", value=text, reason=reason, actual=after)
+        return Applied(before, after, change)
 
     def mode(self, group: GroupRef = DEFAULT_GROUP) -> str:
         """``shareable``, ``exclusive``, ``pseudo-locksetup`` or ``pseudo-locked``."""

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rdt import DEFAULT_GROUP, Broken, Cell, Gone, GroupRef, Invalid, Mismatch, Schemata, Unsupported
+from rdt import DEFAULT_GROUP, Broken, Busy, Cell, Gone, GroupRef, Invalid, Mismatch, Schemata, Unsupported
 from rdt.cbm import Cbm
 from rdt.schemata import check, differences
-from tests.unit.rdt_world import World
+from tests.unit.rdt_world import ROOT, World
 
 INFO = World().open().info
 FULL = Schemata.of({"MB": {0: 100, 1: 100}, "L3": {0: 0x7FF, 1: 0x7FF}})
@@ -226,6 +226,26 @@ def test_a_domain_that_goes_between_look_and_write_is_left_out():
     applied = resctrl.ensure(DEFAULT_GROUP, target)
     assert applied.absent == (Cell("L3", 1),)
     assert world.text("schemata") == "    MB:0=100\n    L3:0=003\n"
+
+
+def test_a_domain_that_goes_between_write_and_reading_back_is_left_out():
+    world = World()
+    resctrl = world.open()
+    both = world.tree.machine.cpus
+    world.fs.on_write = lambda path, text: world.tree.set_online(type(both)(0b0011))
+    applied = resctrl.ensure(DEFAULT_GROUP, Schemata.of({"L3": {0: 3, 1: 0x30}}))
+    assert applied.absent == (Cell("L3", 1),)
+    assert applied.after == resctrl.schemata() == Schemata.of({"MB": {0: 100}, "L3": {0: 3}})
+    assert (applied.wrote, applied.undo) == (Schemata.of({"L3": {0: 3}}), Schemata.of({"L3": {0: 0x7FF}}))
+
+
+def test_only_to_write_others_are_kept_out():
+    world = World()
+    resctrl = world.open()
+    with world.fs.lock(ROOT, exclusive=False, timeout_s=0.0):  # another program reads
+        assert not resctrl.ensure(DEFAULT_GROUP, Schemata.of({"L3": {0: 0x7FF}})).wrote
+        with pytest.raises(Busy):
+            resctrl.ensure(DEFAULT_GROUP, Schemata.of({"L3": {0: 1}}))
 
 
 def test_mode_is_set_and_read_back():
