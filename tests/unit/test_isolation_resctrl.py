@@ -71,7 +71,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
-    works = [
+    works: list[Workload] = [
         Lra("db", "/lra/db", rate_per_s=100),
         Batch("pi", "/batch/pi", threads=4),
         Batch("sort", "/batch/sort"),
