@@ -65,6 +65,7 @@ def simulate(
     machine: Machine | None = None,
     batch_arrives_s: float = BATCH_ARRIVES_S,
     seed: int = 0,
+    resctrl: bool = False,
 ) -> SimHost:
     """A simulated server on which these workloads run: databases with ten clients, jobs that fill it."""
     machine = machine or Machine(1, _CORES)
@@ -75,7 +76,7 @@ def simulate(
         for spec in specs
     ]
     arrivals = [Arrival(batch_arrives_s, spec.name) for spec in specs if spec.kind is Kind.BATCH]
-    host = SimHost(work, machine=machine, events=arrivals, seed=seed, pmu=True)
+    host = SimHost(work, machine=machine, events=arrivals, seed=seed, pmu=True, resctrl=resctrl)
     for spec in specs:
         host.fs.write(f"{CGROUP_ROOT}{spec.cgroup}/cpuset.cpus", str(host.machine.online).encode())
     return host

@@ -11,20 +11,21 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 from perphd.agent.simulated import BATCH_ARRIVES_S, DEFAULT_WORKLOADS, simulate
 from perphd.domain.errors import PerphError
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.sim.host import SimHost
-from perphd.sim.kernel.cgroup2 import CgroupTree
+from perphd.sim.kernel.cgroup1 import HIERARCHIES, mount_v1
 from perphd.sim.kernel.fuse import MountError, serve
-from perphd.sim.kernel.proc import BASE_MOUNTS, add_host_files, cgroup2_mount, resctrl_mount, set_mounts
+from perphd.sim.kernel.proc import BASE_MOUNTS, add_host_files, cgroup2_mount, set_mounts
 from perphd.sim.kernel.resctrl import MACHINES, MOUNT_POINT, RdtMachine, ResctrlTree
 from perphd.sim.kernel.vfs import Directory, File
 from perphd.sim.machine import CGROUP_ROOT, Machine
+from perphd.sim.rdt import CgroupThreads
 from perphd.sim.sli import SliCursor
 
 log = logging.getLogger("perphd")
@@ -34,8 +35,10 @@ STEP_S: Final = 0.1
 SLI_DIR: Final = "/run/perphd-sim"
 SLI_PERIOD_S: Final = 0.5
 """So often an application states its indicators anew."""
+RDT: Final = "rdt"
+"""The machine whose cache ways and memory bandwidth act on what runs on it."""
 PLAIN: Final = "plain"
-"""The machine without resctrl."""
+"""The same without resctrl."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,21 +46,25 @@ class ServerPlan:
     """What is simulated.
 
     Args:
-        machine: ``plain`` (one socket of eight cores, no resctrl), or a machine of ``machine_names``.
+        machine: ``rdt`` (one socket of eight cores with resctrl), ``plain`` (the same without), or one of the captured
+            machines of ``machine_names``: they have the processors and the resctrl of a real one, whose settings
+            are kept and shown but do not act on what runs.
+        cgroups: 2, or 1 for v1 hierarchies.
         workloads: what runs; by default one database and one batch job.
         batch_arrives_s: batch jobs start so long after the mount.
         seed: of the simulated noise.
     """
 
-    machine: str = PLAIN
+    machine: str = RDT
     workloads: Sequence[WorkloadSpec] = DEFAULT_WORKLOADS
     batch_arrives_s: float = BATCH_ARRIVES_S
     seed: int = 0
+    cgroups: Literal[1, 2] = 2
 
 
 def machine_names() -> tuple[str, ...]:
     """The machines that can be mounted."""
-    return (PLAIN, *MACHINES)
+    return (RDT, PLAIN, *MACHINES)
 
 
 def mount(plan: ServerPlan, directory: str, ready: Callable[[], None] = lambda: None) -> None:
@@ -121,12 +128,13 @@ class _Server:
             machine=None if rdt is None else _shape(rdt),
             batch_arrives_s=plan.batch_arrives_s,
             seed=plan.seed,
+            resctrl=plan.machine == RDT,
         )
         self.root = self._host.fs.root
         self.gate = threading.RLock()
         self.stop = threading.Event()
         self.failure: Exception | None = None
-        _lay_out(self._host, rdt)
+        _lay_out(self._host, rdt, plan.cgroups)
         self._sli = [
             _SliFile(self.root.make(SLI_DIR), spec.name, self._host.sli(spec.name))
             for spec in plan.workloads
@@ -174,19 +182,22 @@ class _SliFile:
         self._file.changed_ns = time.time_ns()
 
 
-def _lay_out(host: SimHost, rdt: RdtMachine | None) -> None:
+def _lay_out(host: SimHost, rdt: RdtMachine | None, cgroups: int) -> None:
     """Put into the host's tree what a whole server has beside what the simulation needs itself."""
     root = host.fs.root
     add_host_files(root, host.cgroups, lambda: host.now_s)
-    mounts = [*BASE_MOUNTS, cgroup2_mount(CGROUP_ROOT)]
-    if rdt is not None and not host.fs.exists(MOUNT_POINT):
-        tree = ResctrlTree(rdt, root.make(MOUNT_POINT), _Tasks(host.cgroups), lambda: host.now_s)
-        tree.mount()
-        mounts.append(resctrl_mount(MOUNT_POINT))
+    resctrl = host.resctrl
+    if rdt is not None:
+        resctrl = ResctrlTree(rdt, root.make(MOUNT_POINT), CgroupThreads(host.cgroups), lambda: host.now_s)
+        resctrl.mount()
         for cpu, cache_id in _cache_ids(rdt).items():
-            cache = root.make(f"/sys/devices/system/cpu/cpu{cpu}/cache/index3")
-            cache.add("id", f"{cache_id}\n")
-    set_mounts(root, mounts)
+            root.make(f"/sys/devices/system/cpu/cpu{cpu}/cache/index3").add("id", f"{cache_id}\n")
+    mounts = [cgroup2_mount(CGROUP_ROOT)] if cgroups == 2 else mount_v1(root, CGROUP_ROOT, host.cgroups)[1]
+    set_mounts(root, [*BASE_MOUNTS, *mounts], "" if resctrl is None else resctrl.mount_line())
+    if cgroups == 1:
+        own = host.fs.read("/proc/self/cgroup").decode().strip().rpartition(":")[2]
+        lines = (f"{number}:{names}:{own}\n" for number, names in enumerate(HIERARCHIES, start=1))
+        root.make("/proc/self").add("cgroup", "".join(lines))
 
 
 def _shape(rdt: RdtMachine) -> Machine:
@@ -204,28 +215,3 @@ def _cache_ids(rdt: RdtMachine) -> Mapping[int, int]:
         for domain in cache.domains
         for cpu in domain.cpus
     }
-
-
-class _Tasks:
-    """The threads of the cgroup tree, as resctrl asks for them."""
-
-    def __init__(self, cgroups: CgroupTree) -> None:
-        self._cgroups = cgroups
-
-    def threads(self) -> Iterator[int]:
-        """Every thread."""
-        yield from sorted(self._cgroups.kernel_pids)
-        for process in self._cgroups.root.all_processes():
-            yield from process.tids
-
-    def exists(self, tid: int) -> bool:
-        """True for every thread of a simulated workload."""
-        return tid in set(self.threads())
-
-    def caller(self) -> int:
-        """Whoever writes lives outside: the kernel's first thread stands for it."""
-        return min(self._cgroups.kernel_pids)
-
-    def may_move(self, uid: int, tid: int) -> bool:
-        """Root may."""
-        return uid == 0 and self.exists(tid)

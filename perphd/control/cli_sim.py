@@ -29,12 +29,17 @@ _config_option = click.option(
 @sim.command()
 @click.argument("directory", type=click.Path(file_okay=False))
 @click.option(
-    "--machine", default="plain", show_default=True, help="Which machine; perphd sim machines names them."
+    "--machine", default="rdt", show_default=True, help="Which machine; perphd sim machines names them."
 )
 @click.option("--batch-after", type=click.FloatRange(0.0), default=30.0, show_default=True, help="Seconds.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the simulated noise.")
+@click.option(
+    "--cgroups", type=click.Choice(["v2", "v1"]), default="v2", show_default=True, help="Which hierarchies."
+)
 @_config_option
-def mount(directory: str, machine: str, batch_after: float, seed: int, config_path: str | None) -> None:
+def mount(
+    directory: str, machine: str, batch_after: float, seed: int, cgroups: str, config_path: str | None
+) -> None:
     """Mount a simulated server on DIRECTORY (empty) until Ctrl-C, SIGTERM or umount.
 
     Below it lie proc, sys/fs/cgroup, sys/fs/resctrl (machines that have it) and sys/devices/system; a daemon whose
@@ -48,7 +53,7 @@ def mount(directory: str, machine: str, batch_after: float, seed: int, config_pa
     if machine not in machine_names():
         raise click.UsageError(f"no machine {machine!r}; there are {', '.join(machine_names())}")
     try:
-        plan = ServerPlan(machine, _workloads(config_path), batch_after, seed)
+        plan = ServerPlan(machine, _workloads(config_path), batch_after, seed, 1 if cgroups == "v1" else 2)
         mount_server(plan, os.path.abspath(directory), lambda: _say(f"mounted on {directory}"))
     except PerphError as exc:
         click.echo(f"perphd: {exc}", err=True)

@@ -41,14 +41,9 @@ def cgroup2_mount(path: str) -> Mount:
     return Mount("cgroup2", path, "cgroup2", options)
 
 
-def resctrl_mount(path: str) -> Mount:
-    """The resctrl file system without mount options."""
-    return Mount("resctrl", path, "resctrl", "rw,relatime")
-
-
-def set_mounts(root: Directory, mounts: Sequence[Mount]) -> None:
-    """State the mount table in /proc/mounts and /proc/self/mounts."""
-    text = "".join(str(mount) for mount in mounts)
+def set_mounts(root: Directory, mounts: Sequence[Mount], more: str = "") -> None:
+    """State the mount table in /proc/mounts and /proc/self/mounts; ``more`` are lines as they stand there."""
+    text = "".join(str(mount) for mount in mounts) + more
     root.make("/proc").add("mounts", text)
     root.make("/proc/self").add("mounts", text)
 
