@@ -50,7 +50,7 @@ class Filler:
     Args:
         resctrl: the mounted resctrl.
         group: where to move threads.
-        others: groups whose threads are left alone.
+        others: tells the groups of this moment whose threads are left alone.
         passes: how often to look and move at most.
         only_from: if given, only threads that are in one of these are moved.
     """
@@ -59,14 +59,14 @@ class Filler:
         self,
         resctrl: Resctrl,
         group: GroupRef,
-        others: Iterable[GroupRef],
+        others: Callable[[], Iterable[GroupRef]],
         passes: int,
         *,
         only_from: Iterable[GroupRef] | None = None,
     ) -> None:
         self._resctrl = resctrl
         self._group = group
-        self._others = tuple(others)
+        self._others = others
         self._passes = max(passes, 1)
         self._only_from = None if only_from is None else tuple(only_from)
         self._taken: Counter[int] = Counter()
@@ -81,12 +81,13 @@ class Filler:
         while True:
             # 0 is how a task of another PID namespace is shown; it cannot be named here.
             wanted = frozenset(tid for tid in source() if tid > 0)
-            with self._resctrl.changing():
+            with self._resctrl.reading():
                 missing, foreign = self._missing(wanted)
-                if not missing or passes == self._passes:
-                    break
-                passes += 1
-                self._move(missing)
+            if not missing or passes == self._passes:
+                break
+            passes += 1
+            with self._resctrl.changing():
+                self._move(self._missing(wanted)[0])
         gone = frozenset(self._gone) - self._moved
         zombies = frozenset(self._zombies)
         moved = frozenset(self._moved) - zombies - missing - foreign
@@ -103,10 +104,10 @@ class Filler:
         missing -= self._zombies
         if self._only_from is not None:
             missing &= self._members(self._only_from)
-        foreign = missing & self._members(self._others) if missing else frozenset()
+        foreign = missing & self._members(self._others()) if missing else frozenset()
         return missing - foreign, foreign
 
-    def _members(self, groups: tuple[GroupRef, ...]) -> frozenset[int]:
+    def _members(self, groups: Iterable[GroupRef]) -> frozenset[int]:
         members: set[int] = set()
         for group in groups:
             try:

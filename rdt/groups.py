@@ -260,7 +260,10 @@ class Groups:
             take_from_others: move threads out of other programs' groups, too; else they are left and told.
         """
         self._refuse_others(group, "moving tasks to")
-        others = () if take_from_others else self.survey().others
+
+        def others() -> tuple[GroupRef, ...]:
+            return () if take_from_others else self.survey().others
+
         return Filler(self.resctrl, group, others, self.limits.fill_passes).fill(tids)
 
     def release(self, tids: TidSource, to: GroupRef = DEFAULT_GROUP) -> Filled:
@@ -269,7 +272,7 @@ class Groups:
         Only threads that are in own groups are moved, so that nobody else's placement is undone.
         """
         own = self.survey().own
-        return Filler(self.resctrl, to, (), self.limits.fill_passes, only_from=own).fill(tids)
+        return Filler(self.resctrl, to, tuple, self.limits.fill_passes, only_from=own).fill(tids)
 
     def _refuse_others(self, group: GroupRef, doing: str) -> None:
         if not self.prefix.owns(group):
