@@ -66,7 +66,8 @@ class Ogbrt:
         self._conformal = Conformal(settings.miss_rate)
         self._noise = Noise(settings.noise_sd)
         self._seen = 0
-        self._changed_at = 0
+        self._warm = len(rows) > 0 or trees.count > 0
+        self._changed_at: float = -math.inf  # until an alarm, what the warm start saw is as good as new
         self._built_at = 0
         self._asked_for: int | None = None
         self._surprises = 0
@@ -226,6 +227,8 @@ class Ogbrt:
         every, after = self.settings.rebuild_every, self.settings.rebuild_after_drift
         if self._challenger is not None or self._asked_for is not None or not every:
             return False
+        if not self._warm:
+            every = min(every, max(self.settings.first_rebuild, self._built_at))
         answers = self._changed_at > self._built_at and self._seen - self._changed_at >= after
         return answers or self._seen - self._built_at >= every
 
@@ -238,6 +241,7 @@ class Ogbrt:
         new = kept.number >= self._changed_at
         weight = np.where(new, 0.5 ** (age / settings.recent_half_life), 0.0)
         weight = np.maximum(weight, settings.old_weight)
+        weight /= max(float(weight.mean()), 1e-9) if len(weight) else 1.0
         self._asked_for = self._seen
         trees = champion.ensemble.forest.trees
         return RebuildJob(
@@ -262,7 +266,10 @@ class Ogbrt:
         self._built_at = self._asked_for if self._asked_for is not None else self._seen
         self._asked_for = None
         if rebuilt is not None:
-            trial = Trial(self.settings.trial_samples, self.settings.trial_margin)
+            samples = self.settings.trial_samples
+            if not self._warm:
+                samples = min(samples, max(self._seen // 4, 10))
+            trial = Trial(samples, self.settings.trial_margin)
             self._challenger = Member(rebuilt, self.settings.update, self._champion.doubt_var), trial
 
     def _try_challenger(

@@ -22,9 +22,12 @@ class OgbrtSettings:
         gate_samples: live samples before it may act.
         noise_sd: one sample's noise (log units) until it is known.
         prior_sd: what is doubted of a warm start that comes without samples (log units).
-        rebuild_every: samples between rebuilds; 0 never.
+        rebuild_every: samples between rebuilds; 0 never. A model without a warm start is rebuilt sooner: first after
+            ``first_rebuild`` samples, then whenever their number has doubled.
+        first_rebuild: see there.
         rebuild_after_drift: samples between an alarm and the rebuild that answers it.
-        trial_samples, trial_margin: length of a trial, and by how much a challenger must win.
+        trial_samples, trial_margin: length of a trial, and by what part of the squared error a challenger must win.
+            Large: measured, a rebuild after a change is as good one step ahead and often worse elsewhere.
         old_weight: weight of a remembered sample from before the last change, relative to a new one.
         recent_half_life: samples after which the weight of a newer one has halved.
         reservoir: samples remembered at most.
@@ -41,10 +44,11 @@ class OgbrtSettings:
     noise_sd: float = 0.04
     prior_sd: float = 0.3
     rebuild_every: int = 600
+    first_rebuild: int = 60
     rebuild_after_drift: int = 120
-    trial_samples: int = 60
-    trial_margin: float = 0.05
-    old_weight: float = 0.15
+    trial_samples: int = 120
+    trial_margin: float = 0.15
+    old_weight: float = 0.3
     recent_half_life: float = 300.0
     reservoir: int = 1024
     seed: int = 0

@@ -56,7 +56,7 @@ class Online:
 class Refit:
     """Trained anew every ``every`` samples on the warm start and all live samples (or the last ``window``)."""
 
-    def __init__(self, warm: WarmStart, every: int = 60, window: int | None = None) -> None:
+    def __init__(self, warm: WarmStart, every: int = 120, window: int | None = None) -> None:
         self._warm, self._every, self._window = warm, every, window
         self._now: Learner = Static(warm.trees)
         self._x: list[Floats] = []
@@ -133,7 +133,7 @@ class RiverForest:
 
 OURS = "OGBRT"
 FROZEN = "OGBRT, structure frozen"
-REFIT = "refit on all data / 60"
+REFIT = "refit on all data / 120"
 
 
 def _literal(normalised: bool) -> Callable[[WarmStart], Learner]:
@@ -149,7 +149,7 @@ CONTESTANTS: dict[str, Callable[[WarmStart], Learner]] = {
     "stage-wise EMA .05": lambda warm: StageWise(warm.trees, FIT.rate, 0.05),
     "stage-wise EMA .2": lambda warm: StageWise(warm.trees, FIT.rate, 0.2),
     REFIT: Refit,
-    "refit on last 512 / 60": lambda warm: Refit(warm, window=512),
+    "refit on last 512 / 120": lambda warm: Refit(warm, window=512),
     "LightGBM refit .9 / 32": LightGbmRefit,
     "river ARF": RiverForest,
     "paper, as printed": _literal(False),
