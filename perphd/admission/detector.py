@@ -81,7 +81,8 @@ class Judgement:
 
     ``score``: the worse of work/target and target/delay; >= 1 is well. ``noise_sd``: scatter of one score, in log
     units, as the undisturbed application showed it. ``confirmed``: what was seen since the last own change is enough
-    to believe in degradation now; a verdict of DEGRADED may be older.
+    to believe in degradation now; a verdict of DEGRADED may be older. ``hierarchy``: LLC or MBW if instructions take
+    clearly longer because of them, whatever else is contended; else NONE.
     """
 
     verdict: Verdict
@@ -89,6 +90,7 @@ class Judgement:
     score: Reading
     noise_sd: float = UNKNOWN_NOISE_SD
     confirmed: bool = False
+    hierarchy: Cause = Cause.NONE
 
 
 def target_of(
@@ -133,7 +135,8 @@ def judge(
         return _unknown(state if gap else rearm(state), now_s, reason, keep_health=gap)
 
     evidence: list[Evidence] = []
-    witnesses, cause = _witnesses(sample, perf, target, model, settings, evidence)
+    counted = _counted(sample, perf, model, evidence)
+    witnesses, cause = _witnesses(sample, perf, target, model, settings, counted, evidence)
     stalled = "memory_some_pct" in witnesses or "io_some_pct" in witnesses
     in_flight = model.reference("in_flight", perf.load)
     in_flight_ratio = perf.in_flight_ratio(in_flight.value if in_flight is not None else None)
@@ -158,7 +161,9 @@ def judge(
     since_s = state.since_s if health is state.health else now_s
     new = replace(new, health=health, since_s=since_s)
     shown = cause if health in (Health.SUSPECT, Health.DEGRADED) else Cause.NONE
-    return Judgement(Verdict(health, shown, since_s, tuple(evidence)), new, score, noise_sd, confirmed)
+    return Judgement(
+        Verdict(health, shown, since_s, tuple(evidence)), new, score, noise_sd, confirmed, counted[0]
+    )
 
 
 def rearm(state: DetectorState) -> DetectorState:
@@ -259,6 +264,7 @@ def _witnesses(
     target: Target,
     model: ResPerfModel,
     settings: PolicySettings,
+    counted: tuple[Cause, float],
     evidence: list[Evidence],
 ) -> tuple[tuple[str, ...], Cause]:
     """Signals that say "something waits", and the resource that is waited for most."""
@@ -282,31 +288,30 @@ def _witnesses(
             weight[cause] = weight.get(cause, 0.0) + excess / 100.0
             text = f"{excess:.0f} points above its usual {usual:.0f} %"
             evidence.append(Evidence(name, seen, usual, "%", text))
-    counted = _counted(sample, perf, model, evidence)
-    if counted is not None:
-        cause, excess = counted
+    hierarchy, excess = counted
+    if hierarchy is not Cause.NONE:
         found.append("cpi")
-        weight[cause] = weight.get(cause, 0.0) + excess
+        weight[hierarchy] = excess
     cause = max(weight, key=lambda c: weight[c]) if weight else Cause.UNKNOWN
     return tuple(found), cause
 
 
 def _counted(
     sample: Sample, perf: Performance, model: ResPerfModel, evidence: list[Evidence]
-) -> tuple[Cause, float] | None:
+) -> tuple[Cause, float]:
     """What the processor's counters say: more cycles per instruction, because more misses or because dearer ones.
 
     More misses per instruction are a cache that was taken away; dearer ones are memory whose bandwidth is used up.
-    Returns the cause and by what share an instruction takes longer; None if it does not, or cannot be told.
+    Returns the cause and by what share an instruction takes longer; NONE if it does not, or cannot be told.
     """
     cpi, mpki = sample.cpi, sample.llc_mpki
     usual = model.reference("cpi", perf.load)
     misses = model.reference("llc_mpki", perf.load)
     if not (available(cpi) and available(mpki)) or usual is None or misses is None:
-        return None
+        return Cause.NONE, 0.0
     slower = cpi / usual.value
     if slower < CPI_RATIO or mpki < LEAST_MPKI:
-        return None
+        return Cause.NONE, 0.0
     more = mpki / misses.value
     cause = Cause.LLC if more >= MPKI_RATIO else Cause.MBW
     what = "more misses" if cause is Cause.LLC else "dearer misses"

@@ -133,7 +133,10 @@ class _Turn:
             return self._record(verdict, _Move(Action.RELEASE, self.nothing, reason))
         perf = performance(view.sample, view.spec.objective.latency_percentile)
         if self.state.pending is not None and self.state.pending.after != self.current:
-            # What was decided is not what is in force (refused, undone, restored): there is nothing to judge.
+            # What was decided is not what is in force (refused, undone, restored): there is nothing to judge, and
+            # deciding the same again at once would only be refused again.
+            if self.state.pending.before == self.current and view.enforced:
+                self._regret(self.state.pending.after)
             self.state = replace(self.state, pending=None)
         self.target = target_of(view.spec.objective, view.model, perf, self.settings)
         judged = judge(self.state.detector, view.sample, perf, self.target, view.model, self.settings)
@@ -271,11 +274,10 @@ class _Turn:
             price_cores=settings.violation_price_cores,
             z=settings.confidence_z,
         )
-        smaller = (
-            self._less_cache(model, stakes)
-            or inferer.cheaper(assessed, current, stakes, avoid)
-            or self._less_memory(current)
-        )
+        steps = [self._less_cache(model, stakes), inferer.cheaper(assessed, current, stakes, avoid)]
+        found = [step for step in steps if step is not None]
+        # The dearest first: what gives batch most.
+        smaller = max(found, key=self._batch_value) if found else self._less_memory(current)
         if smaller is None:
             self._lose_slack()
             text = "just enough: nothing smaller is predicted to keep the target"
@@ -370,19 +372,21 @@ class _Turn:
         return replace(current, allocation=step, batch_cores=current.batch_cores + 1.0)
 
     def _with_cache(self, judged: Judgement, model: ResPerfModel) -> _Move:
-        """A rescue: the next step up the ladder if cache or bandwidth is contended, else CPU; at first both at once.
+        """A rescue: a step up the ladder where cache or bandwidth is contended, CPU where that is, or both at once.
 
-        Later one at a time, so that it can be told which of them helps.
+        Instructions also take longer where cores are shared, so bandwidth is believed only where CPU is not short.
         """
-        cause = judged.verdict.cause
-        steps = ladder.stronger(self.current, cause, self.snapshot.host, self._giving())
+        cpu_is_worst = judged.verdict.cause not in (Cause.LLC, Cause.MBW) and self._cpu_is_contended()
+        if cpu_is_worst and judged.hierarchy is not Cause.LLC:
+            return self._rescue(judged, model)
+        steps = ladder.stronger(self.current, judged.hierarchy, self.snapshot.host, self._giving())
         step = next((s for s in steps if not self._is_regretted(s)), None)
         if step is None:
             return self._rescue(judged, model)
         less = "cache" if step.llc_ways > self.current.llc_ways else "memory bandwidth"
-        what = "cache" if cause is Cause.LLC else "memory bandwidth"
+        what = "cache" if judged.hierarchy is Cause.LLC else "memory bandwidth"
         why = f"its {what} is contended: batch gets less {less}"
-        if self.current.cpu == self.nothing.cpu and self._cpu_is_contended():
+        if cpu_is_worst or (self.current.cpu == self.nothing.cpu and self._cpu_is_contended()):
             move = self._rescue(judged, model)
             if move.chosen != self.current:
                 both = replace(move.chosen, llc_ways=step.llc_ways, mbw_pct=step.mbw_pct)
@@ -400,6 +404,9 @@ class _Turn:
             if inferer.chance(item.prediction, stakes.need, stakes.z) >= inferer.FAIR:
                 return item
         return None
+
+    def _batch_value(self, item: Assessed) -> float:
+        return ladder.batch_value(item.allocation, item.batch_cores, self.snapshot.host)
 
     def _differs_in_cpu_only(self, other: Allocation) -> bool:
         """True if an allocation is the present one in all but the CPUs."""

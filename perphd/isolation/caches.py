@@ -73,6 +73,7 @@ class Caches:
         self._watch, self._standing = watch, standing
         self._found: rdt.Groups | str | None = None
         self._looked_s = 0.0
+        self._held = False
         self._members: dict[str, frozenset[str]] = {}
         self._foreign: dict[str, frozenset[int]] = {}
         self._values: dict[str, Value] = {}
@@ -95,8 +96,14 @@ class Caches:
 
     # -- plan ----------------------------------------------------------------------------------------------------
 
-    def plan(self, targets: Mapping[str, Settings], specs: Sequence[WorkloadSpec], now_s: float) -> CachePlan:
-        """What leads to these targets. Reads nothing where nothing is wanted and nothing was made."""
+    def plan(
+        self, targets: Mapping[str, Settings], specs: Sequence[WorkloadSpec], now_s: float, held: bool = False
+    ) -> CachePlan:
+        """What leads to these targets. Reads nothing where nothing is wanted and nothing was made.
+
+        ``held``: no group is removed yet.
+        """
+        self._held = held
         self._todo.clear()
         asked = [spec for spec in specs if _asks(targets.get(spec.name, UNTOUCHED))]
         for spec in specs:
@@ -158,7 +165,7 @@ class Caches:
                 writes.append(self._releasing(groups, spec))
         for entry in self._made():
             own = groups.key(rdt.GroupRef(entry.path.rsplit("/", 1)[1]))
-            if own is not None and own not in by_key:
+            if own is not None and own not in by_key and not self._held:
                 writes.append(self._removing(groups, own, entry))
         self._values = {spec.name: _value(targets[spec.name]) for spec in asked}
         self._members = {key: frozenset(names) for key, names in by_key.items()}
@@ -205,7 +212,7 @@ class Caches:
         first = members[0].name
         if exists:
             identity = groups.resctrl.identity(group)
-            state = FileState(f"{path}/schemata", text if same else str(found), "")
+            state = FileState(f"{path}/schemata", text if same else found.to_write().strip(), "")
             self._watch.look((first, KNOB), identity, [state])
             if (conflict := self._watch.yielded((first, KNOB))) is not None and not same:
                 skipped += [NotEnforceable(spec.name, KNOB, str(conflict)) for spec in members]

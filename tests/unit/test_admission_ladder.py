@@ -124,11 +124,11 @@ def test_a_step_that_does_not_help_is_undone_and_the_other_dimension_tried() -> 
     world.step(20)
     world.antagonist(True)
     world.step(90)
-    tried = {(d.chosen.llc_ways > 0, d.chosen.mbw_pct < 100) for d in world.history}
-    assert {(True, False), (False, True)} <= tried
+    assert any(d.chosen.llc_ways > 0 for d in world.history)
+    assert any(d.chosen.mbw_pct < 100 for d in world.history)
     assert Action.ROLLBACK in {d.action for d in world.history}
-    held = world.history[-30:]
-    assert sum(d.chosen.llc_ways > 0 or d.chosen.mbw_pct < 100 for d in held) <= 15
+    assert world.protection.mbw_pct == 100
+    assert sum(d.action is not Action.HOLD for d in world.history[-40:]) <= 4
 
 
 @given(

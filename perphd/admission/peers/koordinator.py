@@ -1,0 +1,69 @@
+"""CPU suppression as Koordinator's koordlet does it: batch gets the CPUs that the host can spare, and no others.
+
+Every interval: batch's CPUs = capacity x threshold - what the LRAs use - what the system uses; at least two CPUs, and
+growing by no more than a tenth of the host's CPUs at a time, while shrinking happens at once. Targets are not looked
+at: it is the simplest thing that runs in production, and says what looking at them is worth. Whole cores are given
+out (Koordinator also keeps siblings together where it can); cache and bandwidth are left alone, as by its default.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.admission.context import batches, lras
+from perphd.domain.allocation import Settings
+from perphd.domain.policy import Snapshot, TargetState
+from perphd.domain.reading import available, value_or
+
+THRESHOLD_PCT: Final = 65.0
+LEAST_CPUS: Final = 2
+GROWTH_SHARE: Final = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class KoordinatorMemory:
+    """CPUs that batch has; None before the first decision."""
+
+    cpus: int | None = None
+
+
+class KoordinatorPolicy:
+    """See the module. ``threshold_pct``: of the host's CPUs that everybody together may use."""
+
+    def __init__(self, threshold_pct: float = THRESHOLD_PCT) -> None:
+        self._threshold_pct = threshold_pct
+
+    @property
+    def name(self) -> str:
+        """``koordinator``."""
+        return "koordinator"
+
+    def decide(self, snapshot: Snapshot) -> TargetState:
+        """Batch's CPUs from what everybody else uses now."""
+        memory = snapshot.memory if isinstance(snapshot.memory, KoordinatorMemory) else KoordinatorMemory()
+        topology = snapshot.host.topology
+        capacity = len(topology.usable)
+        if not capacity:
+            return TargetState({}, memory=memory)
+        served = sum(value_or(v.sample.cpu_usage_cores, 0.0) for v in lras(snapshot) if v.sample is not None)
+        busy = snapshot.host.busy_cores
+        batch = sum(
+            value_or(v.sample.cpu_usage_cores, 0.0) for v in batches(snapshot) if v.sample is not None
+        )
+        system = max(0.0, busy - served - batch) if available(busy) else 0.0
+        wanted = math.floor(capacity * self._threshold_pct / 100.0 - served - system)
+        cpus = min(max(wanted, LEAST_CPUS), capacity)
+        if memory.cpus is not None:
+            cpus = min(cpus, memory.cpus + max(1, math.floor(GROWTH_SHARE * capacity)))
+        settings = Settings(cpus=topology.cpus_of(topology.usable_cores[-_cores(snapshot, cpus) :]))
+        return TargetState(
+            {v.spec.name: settings for v in batches(snapshot)}, memory=KoordinatorMemory(cpus)
+        )
+
+
+def _cores(snapshot: Snapshot, cpus: int) -> int:
+    """Whole cores with no more CPUs than that; one at least."""
+    topology = snapshot.host.topology
+    return max(1, cpus * len(topology.usable_cores) // max(1, len(topology.usable)))

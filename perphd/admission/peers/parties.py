@@ -1,0 +1,196 @@
+"""PARTIES (Chen, Delimitrou, Martinez, ASPLOS 2019): one unit of one resource of one application at a time.
+
+Every application starts with an equal part of everything. Twice a second: if the worst slack is below 5 %, that
+application gets a unit; else, if the best slack is above 20 %, that application gives one away. Which resource is
+found by trying: an application walks round its wheel (cores, cache ways, bandwidth) and moves on when a step did
+not do what it should. A step up that does not help is kept; a step down that leads to a violation is taken back at
+once and that application gives nothing for 30 s. Units come from batch first, else from the LRA with most slack.
+
+Left out, for want of a setting or of a need: frequency (bandwidth stands in its place on the wheel, as in CLITE's
+comparison), the storage wheel (services held in memory are never shrunk there either), and migration, which a single
+host cannot do: after 60 s without a configuration that meets all targets it is counted, and the search goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Final
+
+from perphd.admission.context import batches, lras
+from perphd.admission.peers.units import RESOURCES, Units, capacity, equal_parts, settings_of, slack
+from perphd.domain.policy import Snapshot, TargetState
+
+UPSIZE_BELOW: Final = 0.05
+DOWNSIZE_ABOVE: Final = 0.20
+PERIOD_S: Final = 0.5
+BAN_S: Final = 30.0
+MIGRATE_AFTER_S: Final = 60.0
+BATCH: Final = "\N{BULLET} batch"
+"""All batch is one pool that has what is left over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """The step that is on trial: ``up`` or down, one unit of ``resource``, of whom, taken from or given to whom."""
+
+    up: bool
+    app: str
+    other: str
+    resource: str
+    slack_before: float
+
+
+@dataclass(frozen=True, slots=True)
+class PartiesMemory:
+    """``wheel``: place of each application on its wheel; ``banned_until_s``: who may not be shrunk for how long."""
+
+    parts: Mapping[str, Units] = field(default_factory=dict)
+    wheel: Mapping[str, int] = field(default_factory=dict)
+    banned_until_s: Mapping[str, float] = field(default_factory=dict)
+    trial: Trial | None = None
+    met_s: float = 0.0
+    migrations: int = 0
+
+
+class PartiesPolicy:
+    """See the module. ``seed``: where each wheel starts is random in the paper."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    @property
+    def name(self) -> str:
+        """``parties``."""
+        return "parties"
+
+    def decide(self, snapshot: Snapshot) -> TargetState:
+        """One step at most."""
+        apps = tuple(v.spec.name for v in lras(snapshot) if v.sample is not None)
+        pool = tuple(v.spec.name for v in batches(snapshot) if v.sample is not None)
+        if not apps:
+            return TargetState({}, memory=PartiesMemory(met_s=snapshot.at_s))
+        owners = (*apps, BATCH) if pool else apps
+        memory = snapshot.memory if isinstance(snapshot.memory, PartiesMemory) else PartiesMemory()
+        if tuple(memory.parts) != owners:
+            memory = self._start(snapshot, owners)
+        else:
+            memory = self._step(snapshot, memory)
+        named = [(pool if owner == BATCH else (owner,), units) for owner, units in memory.parts.items()]
+        return TargetState(settings_of(snapshot.host, named), memory=memory)
+
+    def _start(self, snapshot: Snapshot, owners: tuple[str, ...]) -> PartiesMemory:
+        parts = dict(zip(owners, equal_parts(capacity(snapshot), len(owners)), strict=True))
+        resources = len(_wheel(capacity(snapshot)))
+        wheel = {owner: Random(f"{self._seed}:{owner}").randrange(resources) for owner in owners}
+        return PartiesMemory(parts, wheel, met_s=snapshot.at_s)
+
+    def _step(self, snapshot: Snapshot, memory: PartiesMemory) -> PartiesMemory:
+        slacks = {v.spec.name: s for v in lras(snapshot) if (s := slack(v)) is not None}
+        if not slacks:
+            return memory
+        now_s = snapshot.at_s
+        wheel = _wheel(capacity(snapshot))
+        memory = _watch_timer(memory, slacks, now_s)
+        if memory.trial is not None:
+            undone = _judge(memory, memory.trial, slacks, now_s, len(wheel))
+            if undone.parts != memory.parts:
+                return undone
+            memory = undone
+        worst = min(slacks, key=lambda app: slacks[app])
+        if slacks[worst] < UPSIZE_BELOW:
+            return _upsize(memory, worst, slacks, wheel)
+        free = {a: s for a, s in slacks.items() if memory.banned_until_s.get(a, 0.0) <= now_s}
+        if free:
+            best = max(free, key=lambda app: free[app])
+            if free[best] > DOWNSIZE_ABOVE:
+                return _downsize(memory, best, slacks, wheel)
+        return memory
+
+
+def _wheel(total: Units) -> tuple[str, ...]:
+    return tuple(r for r in RESOURCES if total.get(r))
+
+
+def _watch_timer(memory: PartiesMemory, slacks: Mapping[str, float], now_s: float) -> PartiesMemory:
+    if min(slacks.values()) >= 0.0:
+        return replace(memory, met_s=now_s)
+    if now_s - memory.met_s >= MIGRATE_AFTER_S:
+        return replace(memory, met_s=now_s, migrations=memory.migrations + 1)
+    return memory
+
+
+def _judge(
+    memory: PartiesMemory, trial: Trial, slacks: Mapping[str, float], now_s: float, places: int
+) -> PartiesMemory:
+    """What became of the step on trial: on to the next resource if it failed, and back if it did harm."""
+    memory = replace(memory, trial=None)
+    found = slacks.get(trial.app)
+    if found is None:
+        return memory
+    turned = {**memory.wheel, trial.app: (memory.wheel.get(trial.app, 0) + 1) % places}
+    if trial.up:
+        return memory if found > trial.slack_before else replace(memory, wheel=turned)
+    if found >= 0.0:
+        return memory
+    parts = _moved(memory.parts, trial.resource, giver=trial.other, taker=trial.app)
+    banned = {**memory.banned_until_s, trial.app: now_s + BAN_S}
+    return replace(memory, parts=parts, wheel=turned, banned_until_s=banned)
+
+
+def _upsize(
+    memory: PartiesMemory, app: str, slacks: Mapping[str, float], wheel: tuple[str, ...]
+) -> PartiesMemory:
+    place = memory.wheel.get(app, 0)
+    for turn in range(len(wheel)):
+        resource = wheel[(place + turn) % len(wheel)]
+        victim = _victim(memory.parts, app, resource, slacks)
+        if victim is not None:
+            parts = _moved(memory.parts, resource, giver=victim, taker=app)
+            return replace(
+                memory,
+                parts=parts,
+                wheel={**memory.wheel, app: (place + turn) % len(wheel)},
+                trial=Trial(True, app, victim, resource, slacks[app]),
+            )
+    return memory
+
+
+def _downsize(
+    memory: PartiesMemory, app: str, slacks: Mapping[str, float], wheel: tuple[str, ...]
+) -> PartiesMemory:
+    if BATCH not in memory.parts:
+        return memory  # nobody would gain
+    place = memory.wheel.get(app, 0)
+    for turn in range(len(wheel)):
+        resource = wheel[(place + turn) % len(wheel)]
+        if memory.parts[app].get(resource) > 1:
+            parts = _moved(memory.parts, resource, giver=app, taker=BATCH)
+            return replace(
+                memory,
+                parts=parts,
+                wheel={**memory.wheel, app: (place + turn) % len(wheel)},
+                trial=Trial(False, app, BATCH, resource, slacks[app]),
+            )
+    return memory
+
+
+def _victim(parts: Mapping[str, Units], app: str, resource: str, slacks: Mapping[str, float]) -> str | None:
+    """Batch while it has more than one unit, else the LRA with most slack that has."""
+    if BATCH in parts and parts[BATCH].get(resource) > 1:
+        return BATCH
+    others = [a for a in parts if a not in (app, BATCH) and a in slacks and parts[a].get(resource) > 1]
+    victim = max(others, key=lambda a: slacks[a], default=None)
+    return victim if victim is not None and slacks[victim] > slacks[app] else None
+
+
+def _moved(parts: Mapping[str, Units], resource: str, giver: str, taker: str) -> dict[str, Units]:
+    return {
+        owner: units.plus(resource, -1)
+        if owner == giver
+        else units.plus(resource, 1)
+        if owner == taker
+        else units
+        for owner, units in parts.items()
+    }
