@@ -312,5 +312,9 @@ def _is_open(node: NodeWorkload) -> bool:
 
 def _patience(node: NodeWorkload) -> float:
     """Requests that may wait."""
-    rate = node.requests.rate_per_s if node.requests else None
+    if node.requests is None:
+        return 0.0
+    if node.requests.queue_limit:
+        return node.requests.queue_limit
+    rate = node.requests.rate_per_s
     return max(_BACKLOG, _BACKLOG_S * (rate or 0.0))

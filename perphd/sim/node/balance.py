@@ -13,10 +13,11 @@ from perphd.sim.node.division import Cpu
 from perphd.sim.node.grant import Array, Grants
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.population import Population
-from perphd.sim.node.state import State
+from perphd.sim.node.state import DRAIN_S, State
 
 # Memory channels: latency grows to about twice the idle one at four fifths of the peak.
 _CHANNEL_DELAY: Final = 0.30
+_QUEUED_CYCLES: Final = 0.6
 _HIT_TRAFFIC: Final = 0.5
 """Of a cache hit's line, counts against a throttled core: the delay sits between it and the shared cache."""
 # Wake-up delay per request: ms when batch weighs as much as a waking thread, and how it grows from there.
@@ -69,6 +70,9 @@ class Balance:
 
     def __init__(self, machine: Machine, people: Population) -> None:
         self._machine, self._people = machine, people
+        # Cycles that a miss takes longer per unit of congestion: what is hidden of its latency stays hidden, until
+        # the channels are so full that nothing hides it.
+        self._queueing = _CHANNEL_DELAY * people.miss_cycles[:, None] + _QUEUED_CYCLES
         self._any_open = bool((people.lra * (1.0 - people.closed)).any())
 
     def look(self, state: State, rows: Grants, cpu: Cpu, load: Array, needs: Array | None = None) -> Flow:
@@ -76,8 +80,8 @@ class Balance:
         people, machine = self._people, self._machine
         # Instructions per second of a busy CPU: base, misses on channels as crowded as they are, throttle.
         mpki = cache.misses_pki(people, state.occupancy)
-        delay = 1.0 + _CHANNEL_DELAY * state.channels[:, None, :]
-        cpi = people.cpi[:, None] + people.miss_cycles[:, None] * mpki / 1000.0 * delay
+        per_miss = people.miss_cycles[:, None] + self._queueing * state.channels[:, None, :]
+        cpi = people.cpi[:, None] + per_miss * mpki / 1000.0
         missed = mpki * people.written[:, None]
         line = cache.LINE / 1000.0
         asked = (missed + _HIT_TRAFFIC * np.maximum(people.refs_pki[:, None] - mpki, 0.0)) * line
@@ -108,7 +112,7 @@ class Balance:
         shared = (service, people.serial_s, waits + wake, cpu.entitled, servers)
         loop = latency.closed_step(state.rate, clients, *shared)
         if self._any_open:
-            arriving = people.rate * load + state.backlog
+            arriving = people.rate * load + state.backlog / DRAIN_S
             held = stall_memory + stall_io + wake
             opened = latency.open_loop(
                 arriving,
@@ -174,7 +178,7 @@ class Balance:
         # Who gives way when a queue gets longer: batch and closed loops; open ones only when they lag behind.
         lag = (people.rate > 0) & (flow.loop.rate < people.rate * 0.999)
         yields = np.where(is_batch | lag, 1.0, 0.5 * people.closed)
-        share = people.miss_cycles[:, None] * flow.mpki / 1000.0 * _CHANNEL_DELAY / flow.cpi
+        share = self._queueing * flow.mpki / 1000.0 / flow.cpi
         peak = machine.memory_bytes_per_s
         state.channels = congestion.balance(
             state.channels,
@@ -197,11 +201,12 @@ class Balance:
             link.sum(1, keepdims=True),
             -(link * yields * flow.own_link_s / cycle).sum(1, keepdims=True),
         )
+        size = float(machine.l3_bytes)
         target = cache.occupancy_target(people, rows.mask, flow.pressure, machine.way_bytes)
-        part: Array | float = damping
+        share = cache.safe_share(people, flow.mpki, target, size)
         if dt_s is not None:
-            part = cache.settled_share(flow.pressure, float(machine.l3_bytes), dt_s)
-        state.occupancy = state.occupancy + part * (target - state.occupancy)
+            share = np.minimum(share, cache.settled_share(flow.pressure, size, dt_s))
+        state.occupancy = state.occupancy + share * (target - state.occupancy)
 
     def _faults(self, state: State) -> Array:
         """Pages per operation that are not in memory."""

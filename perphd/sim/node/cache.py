@@ -43,3 +43,15 @@ def settled_share(pressure: Array, size_bytes: float, dt_s: float) -> Array:
     time_s = np.clip(_TURNOVERS * size_bytes / np.maximum(pressure.sum(1), 1.0), _SETTLE_MIN_S, _SETTLE_MAX_S)
     share: Array = 1.0 - np.exp(-dt_s / time_s)
     return share[:, None, :]
+
+
+def safe_share(people: Population, mpki: Array, target: Array, size_bytes: float) -> Array:
+    """The largest share of the way to the target that does not overshoot, one per cache [B,1,D].
+
+    A target falls as its owner's contents grow (fewer misses, less pressure); the step is Newton's, with the sum of
+    all slopes as bound.
+    """
+    curved = 1.0 - people.mpki_floor[:, None] / np.maximum(mpki, 1e-12)
+    slope = target * (1.0 - target / size_bytes) * curved / people.mpki_scale[:, None]
+    share: Array = 0.9 / (1.0 + np.maximum(slope, 0.0).sum(1))
+    return share[:, None, :]

@@ -11,7 +11,7 @@ from perphd.sim.node.cpu import divide, divide_one
 from perphd.sim.node.grant import Array, CpuLayout, Grants
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.population import Population
-from perphd.sim.node.state import State
+from perphd.sim.node.state import DRAIN_S, State
 
 _WAKER_BONUS: Final = 1.5  # in shares, for those that sleep between bursts
 _LRA_RIVAL: Final = 0.3  # of the wake-up delay, when the neighbour is an LRA: it soon sleeps again
@@ -58,7 +58,7 @@ class Division:
         most = np.minimum(people.threads * np.where(people.lra > 0, 1.0, load), room)
         service = state.service
         is_open = people.lra * (1.0 - people.closed)
-        asked = people.rate * load + state.backlog
+        asked = people.rate * load + state.backlog / DRAIN_S
         lra_cores = np.where(is_open > 0, asked, state.free_rate) * service
         batch_cores = people.threads * load * service / (service + state.stalled)
         wanted = np.minimum(np.where(people.lra > 0, lra_cores, batch_cores), most)

@@ -60,15 +60,17 @@ class Node:
 
         Args:
             alternatives: one grant per workload; or several such rows; or arrays of them (``grant.product``).
-            loads: factor on what is asked of each workload (batch: on its threads); 1 if not given.
+            loads: factor on what is asked of each workload (batch: on its threads), the same for all alternatives or
+                one row for each; 1 if not given.
             chunk: alternatives computed at once.
         """
         table = self._table(alternatives)
         factor = np.ones(self.people.count) if loads is None else np.asarray(loads, dtype=float)
+        factor = np.broadcast_to(factor, (table.count, self.people.count))
         parts = []
         for start in range(0, table.count, chunk):
             rows = table.take(slice(start, start + chunk)) if table.count > chunk else table
-            load = np.broadcast_to(factor, (rows.count, self.people.count))
+            load = factor[start : start + chunk]
             state = self._balanced(rows, load)
             cpu = self._division.divide(state, rows, load)
             flow = self._balance.look(state, rows, cpu, load)

@@ -34,6 +34,7 @@ class Population:
     neighbour_cost: Array
     spread: Array
     bursts: Array
+    queue_limit: Array
     instructions: Array
     cpi: Array
     miss_cycles: Array
@@ -83,6 +84,7 @@ def population(workloads: Sequence[NodeWorkload]) -> Population:
         neighbour_cost=column(lambda w, r: r.neighbour_cost),
         spread=column(lambda w, r: r.spread),
         bursts=column(lambda w, r: r.bursts),
+        queue_limit=column(lambda w, r: r.queue_limit or math.inf),
         instructions=column(lambda w, r: w.code.instructions),
         cpi=column(lambda w, r: w.code.cpi),
         miss_cycles=column(lambda w, r: w.code.miss_cycles),

@@ -15,6 +15,8 @@ ARRAYS = (
     *("rate", "free_rate", "occupancy", "channels", "disk", "link", "mix_cost", "runnable"),
     *("backlog", "resident", "service", "stalled"),
 )
+DRAIN_S = 0.25
+"""Time within which waiting requests are taken up, as far as there is room."""
 _SHARED = frozenset({"channels", "disk", "link"})  # the node's, not a workload's
 
 

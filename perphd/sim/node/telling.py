@@ -36,7 +36,7 @@ def outcomes(
     lra = people.lra > 0
     is_open = lra & (people.closed < 1)
     threads = people.threads * load
-    waiting = np.maximum(threads * flow.service / (flow.service + state.stalled) - flow.usage, 0.0)
+    waiting = np.maximum(threads * flow.service / (flow.service + state.stalled) - flow.usage - 1e-9, 0.0)
     delay = np.where(lra, flow.rate * (loop.cpu_wait_s + flow.wake), waiting)
     cpu_some = np.where(lra, 1.0 - np.exp(-delay), np.minimum(delay, 1.0))
     loop.response_s = loop.response_s - people.think_s
@@ -46,7 +46,8 @@ def outcomes(
     offered = np.where(is_open, people.rate * load, flow.rate)
     if steady:
         late = np.where(is_open, np.maximum(offered / np.maximum(flow.rate, _TINY) - 1.0, 0.0), 0.0)
-        late = np.where(late > 1e-6, late * _OVERLOAD_S, 0.0)
+        waiting_s = people.queue_limit / np.maximum(flow.rate, _TINY)
+        late = np.where(late > 1e-6, np.minimum(late * _OVERLOAD_S, waiting_s), 0.0)
         p50, p95, p99 = p50 + 0.5 * late, p95 + 0.95 * late, p99 + 0.99 * late
     room = np.minimum(rows.layout.cpus, threads)
     held = (rows.limit_cores < room) & (flow.usage > 0.9 * rows.limit_cores)

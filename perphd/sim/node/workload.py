@@ -56,7 +56,8 @@ class Requests:
     ``mix_cost``: CPU time added by neighbours that run on the same CPUs between its own bursts (private caches),
     ``mix_relief`` of it spared when they are equals with long slices; ``neighbour_cost``: added by neighbours on
     other CPUs of the same last-level cache beyond what the cache model says. ``spread``: of the logarithm of
-    undisturbed latencies; ``bursts``: (1 + cv^2) / 2 of arrivals and service.
+    undisturbed latencies; ``bursts``: (1 + cv^2) / 2 of arrivals and service. ``queue_limit``: requests of an open
+    loop that may wait; its clients send no more until some are answered (0: as many as come in two seconds).
     """
 
     clients: int | None = None
@@ -71,6 +72,7 @@ class Requests:
     neighbour_cost: float = 0.0
     spread: float = 0.5
     bursts: float = 3.3
+    queue_limit: float = 0.0
 
     def __post_init__(self) -> None:
         if (self.clients is None) == (self.rate_per_s is None):
