@@ -35,15 +35,6 @@ class Item:
     present: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """The masks, in the order of the items; ``proven`` if no layout remaps less."""
-
-    masks: tuple[int, ...]
-    remapped_ways: int
-    proven: bool
-
-
 def costs(item: Item, allowed: int, width: int) -> list[int]:
     """What each first way would cost; NEVER where the mask would leave ``allowed``."""
     ways = item.ways

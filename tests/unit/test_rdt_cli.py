@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import rdt
 from perphd.sim.kernel.resctrl import MACHINES
 from rdt import RealFs
 from rdt.__main__ import Program, main
@@ -20,6 +22,7 @@ from rdt.fs import Fs
 from tests.unit.rdt_model import Model, sysfs
 from tests.unit.rdt_world import ROOT, World
 
+PACKAGE = Path(rdt.__file__).parent
 SHOWN = Path(__file__).parents[1] / "fixtures" / "rdt_show"
 MIB = 1 << 20
 
@@ -224,3 +227,40 @@ def test_the_module_runs_as_a_program(tmp_path: Path) -> None:
         cwd=Path(__file__).parents[2],
     )
     assert done.stdout == (SHOWN / "captured.txt").read_text()
+
+
+def test_the_tour_in_the_readme_works(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = World("captured")
+    before = world.fs.listdir(ROOT)
+    monkeypatch.setattr("rdt.resctrl.RealFs", lambda: world.fs)
+    monkeypatch.setattr("time.sleep", world.sleep)
+    tour = (PACKAGE / "README.md").read_text()
+    names: dict[str, object] = {}
+    for block in re.findall(r"^```python\n(.*?)^```", tour, re.MULTILINE | re.DOTALL):
+        exec(block, names)
+    told = capsys.readouterr().out.splitlines()
+    assert told[:4] == [
+        "8 control groups, the default one included",
+        "L3 11 ways in domains (0, 1)",
+        "wrote L3:0=f MB:0=50 and to undo it: L3:0=7ff MB:0=100",
+        "1f ()",
+    ]
+    assert told[4].startswith("domain 0 (11 ways): 12 exclusive ways are wanted")
+    assert [line.split()[0] for line in told[5:7]] == ["0", "1"]
+    assert told[7].startswith("50 False not calibrated")
+    assert world.fs.listdir(ROOT) == before
+
+
+def test_the_reference_has_every_public_name() -> None:
+    """Else: python -m tools.rdt_api > rdt/docs/api.md."""
+    page = (PACKAGE / "docs" / "api.md").read_text()
+    heads = set(re.findall(r"^### `?([A-Za-z_]+)", page, re.MULTILINE))
+    public = {
+        name for name in rdt.__all__ if name[0].islower() or not hasattr(getattr(rdt, name), "__origin__")
+    }
+    constants = {"DEFAULT_GROUP", "DEFAULT_ROOT", "Reading", "TidSource"}
+    assert public - constants <= heads
+    for module in PACKAGE.glob("[a-z]*.py"):
+        assert f"## rdt.{module.stem}\n" in page
