@@ -20,6 +20,7 @@ from perphd.domain.policy import Policy
 from perphd.host.actuators import Actuators, actuators
 from perphd.host.capabilities import probe
 from perphd.host.cgroup import Hierarchies, discover
+from perphd.host.event_files import EVENT_FILES, EventFiles
 from perphd.host.fs import KernelFs, RealFs
 from perphd.host.perf_events import EventKind, EventOpener, EventSupport, open_group
 from perphd.host.resctrl import open_groups
@@ -76,11 +77,13 @@ def build_agent(
     real = fs is None and not config.host.root
     elsewhere = fs is None and bool(config.host.root)
     fs = fs if fs is not None else RealFs(config.host.root)
+    if elsewhere and opener is None and fs.exists(EVENT_FILES):
+        opener = EventFiles(fs)
     hierarchies = discover(fs)
     topology = read_topology(fs)
     if capabilities is None:
         if elsewhere:
-            capabilities = probe_elsewhere(fs, hierarchies)
+            capabilities = probe_elsewhere(fs, hierarchies, opener)
         else:
             capabilities = probe(fs, hierarchies) if real else probe_simulated(fs, hierarchies)
     taskstats: TaskStats | None = None
@@ -100,6 +103,7 @@ def build_agent(
         refuse=lambda cgroup: refusal(written, hierarchies, cgroup),
         deadline_s=config.isolation.deadline_s,
         changes_per_s=config.isolation.changes_per_s,
+        adopt_s=config.isolation.adopt_s,
         on_write=None
         if kept is None
         else lambda write, result: kept.add_writes(wall_clock(), (write,), result),
@@ -147,15 +151,19 @@ def probe_simulated(fs: KernelFs, hierarchies: Hierarchies) -> Capabilities:
     )
 
 
-def probe_elsewhere(fs: KernelFs, hierarchies: Hierarchies) -> Capabilities:
+def probe_elsewhere(
+    fs: KernelFs, hierarchies: Hierarchies, opener: EventOpener | None = None
+) -> Capabilities:
     """The report about a host of which only the files are here (``host.root``): its system calls cannot be asked."""
     reason = "only the files of this host are here, below host.root"
 
-    def no_events(directory: str) -> EventSupport:
+    def events(directory: str) -> EventSupport:
+        if opener is not None:
+            return EventSupport(tuple(EventKind), {})
         refusal = Unsupported(directory, "perf_event_open", errno.EOPNOTSUPP, detail=reason)
         return EventSupport((), dict.fromkeys(EventKind, refusal))
 
-    return probe(fs, hierarchies, events=no_events, taskstats=lambda: reason, environment=os.environ)
+    return probe(fs, hierarchies, events=events, taskstats=lambda: reason, environment=os.environ)
 
 
 def _actuators(fs: KernelFs) -> Actuators:

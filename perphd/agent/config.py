@@ -65,6 +65,9 @@ class DaemonConfig:
     on_stop: Literal["restore", "keep"] = setting(
         "restore", "at stop: give every kernel file its original value back, or leave what is in force"
     )
+    on_restart: Literal["restore", "keep"] = setting(
+        "keep", "the same when systemd stops the daemon in order to start it again: a restart, an upgrade"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severity that is logged")
 
 
@@ -109,6 +112,14 @@ class IsolationConfig:
         low=0.01,
         high=100.0,
         unit="/s",
+    )
+    adopt_s: float = setting(
+        0.0,
+        "what was kept over a restart stays so long where the policy has not decided anew; 0: it is given back at the "
+        "first tick, so that what is learned from then on is not taken for what an untouched host does",
+        low=0.0,
+        high=3600.0,
+        unit="s",
     )
     deadline_s: float = setting(
         2.0,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -30,7 +31,7 @@ from perphd.agent.sli import SliBoard
 from perphd.domain.allocation import UNTOUCHED, Allocation, Settings
 from perphd.domain.capability import Capabilities
 from perphd.domain.decision import Decision
-from perphd.domain.errors import ConfigError
+from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import NotEnforceable
 from perphd.domain.policy import HostView, Policy, Snapshot, TargetState, WorkloadView
@@ -470,6 +471,9 @@ class Agent:
         """End: give everything back if asked to, close every descriptor. The agent cannot be used afterwards."""
         async with self._lock:
             report = await self._parts.executor.restore() if restore else None
+            if not restore:
+                with suppress(KernelError):  # then the next start gives everything back
+                    self._parts.executor.keep()
             self._parts.records.end_subscriptions()
             await self._parts.sli.close()
             self._parts.monitor.close()

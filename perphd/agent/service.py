@@ -18,8 +18,10 @@ from perphd.agent.config_host import check_against_host
 from perphd.agent.loop import Agent
 from perphd.agent.notify import Notifier
 from perphd.domain.errors import PerphError
+from perphd.domain.workload import Mode
 from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
+from perphd.host.systemd_jobs import is_restarting
 from perphd.isolation.restore import restore
 
 log = logging.getLogger("perphd")
@@ -74,8 +76,15 @@ class Service:
             try:
                 await server.stop()
             finally:
-                done = await agent.stop(restore=self._config.daemon.on_stop == "restore")
+                done = await agent.stop(restore=not self._keeps())
                 log.info("stopped; %s", done if done is not None else "what is in force is kept")
+
+    def _keeps(self) -> bool:
+        """True if what is in force is to outlive this process."""
+        daemon = self._config.daemon
+        if daemon.on_stop == daemon.on_restart:
+            return daemon.on_stop == "keep"
+        return (daemon.on_restart if is_restarting(RealFs()) else daemon.on_stop) == "keep"
 
     def _simulated(self) -> Agent:
         from perphd.agent.simulated import build_simulated  # a real daemon carries no simulator
@@ -87,8 +96,13 @@ class Service:
         fs = RealFs(self._config.host.root)
         for warning in check_against_host(self._config, fs, discover(fs)):
             log.warning("%s", warning)
-        # What a daemon that was killed left behind is put back before anything is looked at.
-        report = restore(fs, Path(self._config.daemon.state_dir))
+        # What a daemon that was killed left behind is put back before anything is looked at; what one kept on purpose
+        # stays for the workloads that are still to be enforced.
+        daemon = self._config.daemon
+        enforced = {
+            spec.name for spec in self._config.workloads if (spec.mode or daemon.mode) is Mode.ENFORCE
+        }
+        report = restore(fs, Path(daemon.state_dir), but=enforced)
         if report.restored or report.failed:
             log.warning("a daemon before this one ended without giving back: %s", report)
         return build_agent(self._config, clock=time.monotonic)

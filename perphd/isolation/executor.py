@@ -62,6 +62,8 @@ class Executor:
         clock: seconds, for ``duration_s``, the deadline, and the wait after changes that could not be recorded.
         deadline_s: how long the writes of one transaction may take together before the rest is given up and undone.
         changes_per_s: how often one knob may change after a burst; None: as often as it is asked for.
+        adopt_s: what the journal names at first stays in force so long where nothing else is wanted: one before this
+            kept it, and whoever decides has yet to look.
         in_thread: write in a worker thread (a write can block in the kernel); False runs inline (simulated hosts).
     """
 
@@ -76,6 +78,7 @@ class Executor:
         clock: Callable[[], float] = time.monotonic,
         deadline_s: float = 2.0,
         changes_per_s: float | None = None,
+        adopt_s: float = 0.0,
         in_thread: bool = True,
     ) -> None:
         self._fs, self._journal = fs, journal
@@ -84,6 +87,8 @@ class Executor:
         self._clock, self._deadline_s = clock, deadline_s
         self._pace = None if changes_per_s is None else Pace(changes_per_s)
         self._planned_s = 0.0
+        self._adopt_s, self._adopted_s = adopt_s, -1.0
+        self._adopted = {entry.workload for entry in journal.originals.values()} if adopt_s > 0 else set()
         self._worker = Worker(in_thread, 2 * deadline_s)
         self._lock = asyncio.Lock()
         self._read = ReadBack(fs, journal)
@@ -137,6 +142,7 @@ class Executor:
     def forget_conflicts(self, workload: str | None = None) -> None:
         """Forget conflicts and refused values, of one workload or of all: after a mode change or a reload."""
         self._watch.reset(workload)
+        self._adopted -= self._adopted if workload is None else {workload}
 
     @property
     def journal_entries(self) -> int:
@@ -159,7 +165,8 @@ class Executor:
             self._standing.waiting(targets, specs)
             return ChangeSet((), (), "an earlier change is still being written")
         changed = {(dirname(entry.path), entry.knob) for entry in self._journal.originals.values()}
-        self._survey.begin({spec.cgroup for spec in specs}, changed, now_s)
+        held = self._still_adopted(targets, now_s)
+        self._survey.begin({spec.cgroup for spec in specs}, changed, now_s, held)
         wanted: list[Wanted] = []
         skipped: list[NotEnforceable] = []
         for spec in specs:
@@ -168,7 +175,7 @@ class Executor:
                     wanted.append(item)
                 else:
                     skipped.append(item)
-        caches = self._caches.plan(targets, specs, now_s)
+        caches = self._caches.plan(targets, specs, now_s, bool(held))
         self._specs = {spec.name: spec for spec in specs}
         changes = plan(wanted, (*skipped, *caches.skipped))
         if caches.writes:
@@ -185,6 +192,18 @@ class Executor:
             writes = ()
         self._standing.planned(targets, writes, changes.skipped, (*self._survey.limited, *caches.limited))
         return changes
+
+    def _still_adopted(self, targets: Mapping[str, Settings], now_s: float) -> frozenset[str]:
+        """Workloads that keep what they had before this process, since nobody has decided about them yet."""
+        self._adopted_s = now_s if self._adopted_s < 0 else self._adopted_s
+        if now_s - self._adopted_s >= self._adopt_s:
+            self._adopted.clear()
+        self._adopted = {name for name in self._adopted if targets.get(name, UNTOUCHED).is_untouched()}
+        return frozenset(self._adopted)
+
+    def keep(self) -> None:
+        """Before the end: what is in force stays so on purpose. Raises KernelError if that cannot be written down."""
+        self._journal.keep()
 
     def _paced(self, changes: ChangeSet, targets: Mapping[str, Settings]) -> ChangeSet:
         """Without the knobs that have changed too often. One that is to be given back never waits.

@@ -2,8 +2,8 @@
 
 One JSON object a line, each with a checksum: a header (version, boot), ``original`` (synced to disk before the file
 is written), ``intent`` (a value about to be written; survives a killed process, needs not survive a power cut, since
-cgroup values do not either) and ``closed`` (given back). Values of another boot are worthless: their journal is set
-aside.
+cgroup values do not either), ``closed`` (given back) and ``kept`` (ended in good order, with all this in force).
+Values of another boot are worthless: their journal is set aside.
 """
 
 from __future__ import annotations
@@ -91,6 +91,7 @@ class Journal:
         self._sequence = 0
         self._fd = -1
         self._size = 0
+        self._kept = False
         self.unreadable: KernelError | None = None
         """Why the journal that is there could not be read; then nothing can be recorded, lest it be overwritten."""
         self._lock_fd = _lock(self.state_dir)
@@ -174,6 +175,22 @@ class Journal:
         except OSError as exc:
             raise kernel_error(exc, self.path, "truncate") from exc
 
+    def keep(self) -> None:
+        """What is in force stays so, on purpose: whoever opens the journal next may go on from there.
+
+        Raises:
+            KernelError: it could not be written down.
+        """
+        if self._originals:
+            self._append([_line({"kind": "kept"})], sync=False)
+
+    def take_kept(self) -> bool:
+        """True, once, if the one before ended with ``keep``; a process that dies after this leaves no such mark."""
+        kept, self._kept = self._kept, False
+        if kept:
+            self._rewrite()
+        return kept
+
     def close(self) -> None:
         """Give the file and the lock back; closing twice is fine."""
         for fd in (self._fd, self._lock_fd):
@@ -225,6 +242,7 @@ class Journal:
         for _, record in records:
             if record is not None:
                 self._replay(record)
+                self._kept = record["kind"] == "kept"
         if bad or header is None:
             self._report_damage(data, bad, header is None)
         elif torn:

@@ -10,7 +10,7 @@ inside (ENOSPC). It gets all CPUs that its parent gives, which is equal in effec
 from __future__ import annotations
 
 import errno
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,7 +75,12 @@ class RestoreReport:
 
 
 def restore(
-    fs: KernelFs, state_dir: str | Path, force: bool = False, *, boot_id: str | None = None
+    fs: KernelFs,
+    state_dir: str | Path,
+    force: bool = False,
+    *,
+    boot_id: str | None = None,
+    but: Container[str] = (),
 ) -> RestoreReport:
     """Give back everything in this state directory's journal, and close what was given back in it. Idempotent.
 
@@ -84,6 +89,7 @@ def restore(
         state_dir: the directory of the journal.
         force: also overwrite values that somebody else has set since.
         boot_id: identity of this boot; read from the kernel if None.
+        but: names of workloads that keep what they have, if the perphd before ended with that purpose.
 
     Raises:
         JournalInUse: a live perphd holds the journal (its pid is named).
@@ -97,7 +103,9 @@ def restore(
     with Journal(state_dir, boot_id=boot_id) as journal:
         if journal.unreadable is not None:
             raise journal.unreadable
-        return restore_journal(fs, journal, list(journal.originals.values()), force)
+        kept = but if journal.take_kept() else ()
+        originals = [entry for entry in journal.originals.values() if entry.workload not in kept]
+        return restore_journal(fs, journal, originals, force)
 
 
 def restore_journal(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import replace
 from posixpath import basename, dirname
@@ -58,12 +58,23 @@ class Survey:
         self._changed: set[tuple[str, str]] = set()
         self._ceilings = Ceilings()
         self._now_s = 0.0
+        self._held: Container[str] = ()
         self.planned: dict[Key, tuple[Knob, Value]] = {}
         self.limited: list[NotEnforceable] = []
         self.reclaims: list[Write] = []
 
-    def begin(self, claimed: Iterable[str], changed: Iterable[tuple[str, str]], now_s: float) -> None:
-        """A new plan: ``claimed`` are the cgroups of all workloads, ``changed`` (directory, knob) of all originals."""
+    def begin(
+        self,
+        claimed: Iterable[str],
+        changed: Iterable[tuple[str, str]],
+        now_s: float,
+        held: Container[str] = (),
+    ) -> None:
+        """A new plan: ``claimed`` are the cgroups of all workloads, ``changed`` (directory, knob) of all originals.
+
+        Of the workloads in ``held`` nothing is given back.
+        """
+        self._held = held
         self._claimed, self._changed, self._now_s = set(claimed), set(changed), now_s
         self.planned.clear()
         self.limited, self.reclaims = [], []
@@ -122,7 +133,7 @@ class Survey:
         if conflict is not None:
             return str(conflict)
         foreign = any(self._watch.is_foreign(file) for file in files)
-        if target is KEEP and foreign:
+        if target is KEEP and (foreign or spec.name in self._held):
             return ""
         if setting in PROTECTIONS and target is not KEEP:
             self._note_bound(key, knob, int(target))  # type: ignore[arg-type]
