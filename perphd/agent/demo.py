@@ -1,8 +1,9 @@
 """``perphd demo``: the whole loop on a simulated host, told line by line. No root, nothing of this machine is touched.
 
-The same scenario three times in virtual time: a database alone, the database beside a batch job that nobody
-controls, and beside the job with perphd. Exit code 0 only if perphd brought the database back to its target
-while the job ran, and left every kernel file as it had found it.
+The same scenario three times in virtual time: a database alone, the database beside two batch jobs that nobody
+controls, one after the other, and beside them with perphd. The first wants every core; the second streams through
+memory, and takes cache and bandwidth as well. Exit code 0 only if perphd brought the database back to its target
+beside each of them, and left every kernel file as it had found it.
 """
 
 from __future__ import annotations
@@ -28,18 +29,37 @@ from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import ChangeSet
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
 from perphd.sim.host import Arrival, Departure, SimHost
+from perphd.sim.kernel.resctrl import MOUNT_POINT
 from perphd.sim.machine import CGROUP_ROOT, Machine
-from perphd.sim.workload import Batch, Lra
+from perphd.sim.workload import Placed, placed
 
-MIN_SECONDS: Final = 60
-"""Shorter and there is no time to learn, to be disturbed and to recover."""
-_LRA: Final = Lra("mysql", "/demo/mysql", clients=10, service_ms=2.0, serial_ms=0.05, wait_ms=1.5)
-_BATCH: Final = Batch("pi", "/demo/pi", threads=8)
-_ARRIVES, _LEAVES = 0.25, 0.70  # of the whole time
+MIN_SECONDS: Final = 120
+"""Shorter and there is no time to learn, to be disturbed twice and to recover."""
+_CORES: Final = 16
+_LRA: Final = placed("mysql-oltp", "/demo/mysql", "mysql")
+_PI: Final = placed("batch-pi", "/demo/pi", "pi")
+_STREAM: Final = placed("batch-stream", "/demo/stream", "stream")
+_ALL: Final = (_LRA, _PI, _STREAM)
 _STATUS_S: Final = 10
 _KNOBS: Final = (
     *("cpu.weight", "cpu.idle", "cpu.max", "cpuset.cpus", "cpuset.mems"),
     *("memory.min", "memory.low", "memory.high", "memory.max"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Act:
+    """One batch job's stay; ``arrives`` and ``leaves`` in shares of the whole time."""
+
+    job: Placed
+    arrives: float
+    leaves: float
+    text: str
+
+
+_ACTS: Final = (
+    _Act(_PI, 0.16, 0.46, "computes on as many threads as there are cores, without end"),
+    _Act(_STREAM, 0.65, 0.93, "streams through memory on as many threads: cache and bandwidth go as well"),
 )
 
 
@@ -50,25 +70,23 @@ class _Scene:
     seconds: int
     seed: int
 
-    @property
-    def arrives_s(self) -> int:
-        return round(self.seconds * _ARRIVES)
-
-    @property
-    def leaves_s(self) -> int:
-        return round(self.seconds * _LEAVES)
+    def at_s(self, share: float) -> int:
+        """The second at this share of the scenario."""
+        return round(self.seconds * share)
 
     def host(self, with_batch: bool = True) -> SimHost:
-        """A server of 8 cores; whoever set it up gave both groups all of them."""
-        events = (Arrival(self.arrives_s, _BATCH.name), Departure(self.leaves_s, _BATCH.name))
+        """A server of 16 cores with resctrl; whoever set it up gave all groups all cores."""
+        works = _ALL if with_batch else (_LRA,)
+        events: list[Arrival | Departure] = []
+        for act in _ACTS if with_batch else ():
+            events += [
+                Arrival(self.at_s(act.arrives), act.job.name),
+                Departure(self.at_s(act.leaves), act.job.name),
+            ]
         host = SimHost(
-            (_LRA, _BATCH) if with_batch else (_LRA,),
-            machine=Machine(1, 8),
-            events=events if with_batch else (),
-            seed=self.seed,
-            pmu=True,
+            works, machine=Machine(1, _CORES), events=events, seed=self.seed, pmu=True, resctrl=True
         )
-        for work in (_LRA, _BATCH) if with_batch else (_LRA,):
+        for work in works:
             host.fs.write(f"{CGROUP_ROOT}{work.cgroup}/cpuset.cpus", f"{host.machine.online}".encode())
         return host
 
@@ -87,11 +105,13 @@ class _Watcher:
     def __init__(self, host: SimHost) -> None:
         self.host = host
         self.seen: list[Second] = []
-        self._sli, self._done = host.sli(_LRA.name), 0.0
+        self._sli = host.sli(_LRA.name)
+        self._jobs = [act.job.name for act in _ACTS if host.has(act.job.name)]
+        self._done = 0.0
 
     def look(self) -> Second:
         window = self._sli.read()
-        done = self.host.work_done(_BATCH.name) if self.host.has(_BATCH.name) else 0.0
+        done = sum(self.host.work_done(name) for name in self._jobs)
         second = Second(
             at_s=round(self.host.now_s),
             work_per_s=window.work_rate_per_s if window else 0.0,
@@ -139,9 +159,8 @@ class _Story:
         elif isinstance(detail, ChangeSet):
             for write in detail.writes:
                 name = write.path.rpartition("/")[2]
-                self.line(
-                    event.at_s, "written", f"{write.workload} {name}: {write.before} -> {write.value}", "cyan"
-                )
+                before, value = (" ".join(text.split()) for text in (write.before, write.value))
+                self.line(event.at_s, "written", f"{write.workload} {name}: {before} -> {value}", "cyan")
         elif isinstance(detail, Outcome):
             style = "green" if detail.kept else "yellow"
             self.line(event.at_s, "judged", f"{event.workload}: {detail.text}", style)
@@ -163,7 +182,7 @@ class _Story:
 
 
 def run_demo(
-    seconds: int = 150, seed: int = 1, speed: float | None = 15.0, console: Console | None = None
+    seconds: int = 180, seed: int = 1, speed: float | None = 15.0, console: Console | None = None
 ) -> int:
     """Tell the story; returns the process's exit code.
 
@@ -185,9 +204,9 @@ def run_demo(
 
 async def _play(scene: _Scene, speed: float | None, console: Console) -> int:
     console.print(
-        f"A simulated server of 8 cores runs a database, {_LRA.name}. After {scene.arrives_s} s a batch job, "
-        f"{_BATCH.name}, arrives and wants every core; perphd knows nothing of it in advance. "
-        f"Times are virtual.\n",
+        f"A simulated server of {_CORES} cores runs a database, {_LRA.name}. Two batch jobs come and go, one after the "
+        f"other: {_PI.name} wants every core, {_STREAM.name} takes cache and memory bandwidth as well. perphd knows "
+        f"nothing of them in advance. Times are virtual.\n",
         soft_wrap=True,
     )
     story = _Story(console)
@@ -214,18 +233,23 @@ async def _play(scene: _Scene, speed: float | None, console: Console) -> int:
             await telling
     now = _knobs(host)
     story.line(scene.seconds, "stopped", "perphd has ended and given back whatever it still held")
-    compared = Comparison(
-        alone=scene.uncontrolled(with_batch=False),
-        native=scene.uncontrolled(with_batch=True),
-        perphd=watcher.seen,
-        from_s=scene.arrives_s,
-        to_s=scene.leaves_s,
-        tolerance_pct=config.workloads[0].objective.tolerance_pct,
-    )
+    alone, native = scene.uncontrolled(with_batch=False), scene.uncontrolled(with_batch=True)
+    tolerance_pct = config.workloads[0].objective.tolerance_pct
+    problems: list[str] = []
+    recovered: list[str] = []
+    for act in _ACTS:
+        from_s, to_s = scene.at_s(act.arrives), scene.at_s(act.leaves)
+        compared = Comparison(alone, native, watcher.seen, from_s, to_s, tolerance_pct, act.job.name)
+        console.print()
+        console.print(compared.table())
+        problems += compared.problems()
+        if (recovery_s := compared.recovery_s(watcher.seen)) is not None:
+            recovered.append(f"{recovery_s:.0f} s after {act.job.name} came")
     console.print()
-    console.print(compared.table())
-    problems = compared.problems()
-    problems += [f"{path} was written, which is no knob" for path in sorted(written - original.keys())]
+    if groups := _groups(host):
+        problems.append(f"{', '.join(groups)} is left in resctrl")
+    strange = sorted(path for path in written - original.keys() if not path.startswith(MOUNT_POINT))
+    problems += [f"{path} was written, which is no knob" for path in strange]
     problems += [
         f"{path} reads {now[path]!r}, not {was!r}" for path, was in original.items() if now[path] != was
     ]
@@ -233,9 +257,9 @@ async def _play(scene: _Scene, speed: float | None, console: Console) -> int:
         console.print(f"FAILED: {problem}", style="bold red", soft_wrap=True)
     if not problems:
         console.print(
-            f"{_LRA.name} was back at its target ({compared.target_per_s:.0f}/s: alone less "
-            f"{compared.tolerance_pct:.0f} %) {compared.recovery_s(watcher.seen):.0f} s after the job came; in the end "
-            f"all {len(written)} kernel files that were written read as before, byte for byte.",
+            f"{_LRA.name} was back at its target (alone less {tolerance_pct:.0f} %) {' and '.join(recovered)}; in the "
+            f"end all {len(written & original.keys())} kernel files that were written read as before, byte for byte, "
+            f"and no resctrl group is left.",
             style="bold green",
             soft_wrap=True,
         )
@@ -249,15 +273,13 @@ async def _live(
     for now_s in range(1, scene.seconds + 1):
         watcher.host.advance(now_s)
         second = watcher.look()
-        if now_s == scene.arrives_s + 1:
-            text = f"batch job {_BATCH.name}: {_BATCH.threads} threads that compute without end"
-            story.line(scene.arrives_s, "arrives", text, "red")
-        elif now_s == scene.leaves_s + 1:
-            story.line(scene.leaves_s, "leaves", f"batch job {_BATCH.name}", "red")
+        for act in _ACTS:
+            if now_s == scene.at_s(act.arrives) + 1:
+                story.line(now_s - 1, "arrives", f"batch job {act.job.name}: {act.text}", "red")
+            elif now_s == scene.at_s(act.leaves) + 1:
+                story.line(now_s - 1, "leaves", f"batch job {act.job.name}", "red")
         if now_s % _STATUS_S == 0:
             text = f"{_LRA.name} answers {second.work_per_s:.0f}/s, p95 {second.p95_ms:.1f} ms"
-            if watcher.host.running(_BATCH.name):
-                text += f"; {_BATCH.name} gets the work of {second.batch_work:.1f} cores done"
             story.line(now_s, "", text)
         await agent.tick(float(now_s))
         await asyncio.sleep(pause_s(now_s))
@@ -283,7 +305,7 @@ def _config(state_dir: str) -> Config:
         store=StoreConfig(enabled=False),
         workloads=(
             WorkloadSpec(_LRA.name, Kind.LRA, _LRA.cgroup, sli=sli),
-            WorkloadSpec(_BATCH.name, Kind.BATCH, _BATCH.cgroup),
+            *(WorkloadSpec(act.job.name, Kind.BATCH, act.job.cgroup) for act in _ACTS),
         ),
     )
 
@@ -291,7 +313,7 @@ def _config(state_dir: str) -> Config:
 def _knobs(host: SimHost) -> dict[str, bytes]:
     """Every file that could have been written, as it reads now."""
     found: dict[str, bytes] = {}
-    for work in (_LRA, _BATCH):
+    for work in _ALL:
         for knob in _KNOBS:
             path = f"{CGROUP_ROOT}{work.cgroup}/{knob}"
             try:
@@ -299,3 +321,9 @@ def _knobs(host: SimHost) -> dict[str, bytes]:
             except KernelError as exc:
                 found[path] = str(exc).encode()
     return found
+
+
+def _groups(host: SimHost) -> list[str]:
+    """The resctrl groups that exist, without the kernel's own directories."""
+    own = {"info", "mon_data", "mon_groups"}
+    return [name for name in host.fs.subdirectories(MOUNT_POINT) if name not in own]

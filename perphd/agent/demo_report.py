@@ -19,7 +19,7 @@ SETTLED_S: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """One virtual second as an onlooker sees it. ``batch_work``: in seconds of an undisturbed CPU."""
+    """One virtual second as an onlooker sees it. ``batch_work``: operations, of a kind that only ratios compare."""
 
     at_s: int
     work_per_s: float
@@ -35,6 +35,7 @@ class Comparison:
     """The same scenario ``alone``, ``native`` (nobody in control) and with ``perphd``.
 
     ``from_s``, ``to_s``: when batch ran. ``tolerance_pct``: the accepted loss of work rate against running alone.
+    ``batch``: the job's name.
     """
 
     alone: Recording
@@ -43,6 +44,7 @@ class Comparison:
     from_s: int
     to_s: int
     tolerance_pct: float
+    batch: str = "batch"
 
     def during(self, recording: Recording) -> list[Second]:
         """The seconds in which batch ran."""
@@ -73,19 +75,21 @@ class Comparison:
         found: list[str] = []
         wanted = RECOVERED * self.target_per_s
         if _work(self.during(self.native)) >= wanted:
-            found.append("batch did not disturb the application, so there was nothing to show")
+            found.append(f"{self.batch} did not disturb the application, so there was nothing to show")
         settled = self.during(self.perphd)[-SETTLED_S:]
         if self.recovery_s(self.perphd) is None or _work(settled) < wanted:
-            found.append(f"the application was not brought back to its target of {self.target_per_s:.0f}/s")
+            target = f"its target of {self.target_per_s:.0f}/s"
+            found.append(f"beside {self.batch} the application was not brought back to {target}")
         return found
 
     def table(self) -> Table:
         """The closing summary."""
-        table = Table(title=f"While batch ran ({self.from_s} s to {self.to_s} s)")
+        table = Table(title=f"While {self.batch} ran ({self.from_s} s to {self.to_s} s)")
         table.add_column("phase")
-        for name in ("work/s", "of alone", "p95 ms", "batch work, CPU-s", "recovery"):
+        for name in ("work/s", "of alone", "p95 ms", "batch work", "recovery"):
             table.add_column(name, justify="right")
         perphd = self.during(self.perphd)
+        natively = _batch(self.during(self.native))
         rows = (
             ("alone", self.during(self.alone), "-"),
             ("native (no control)", self.during(self.native), self._recovery_text(self.native)),
@@ -94,13 +98,13 @@ class Comparison:
         )
         for name, seconds, recovery in rows:
             work = _work(seconds)
-            batch = sum(second.batch_work for second in seconds)
+            batch = _batch(seconds)
             table.add_row(
                 name,
                 f"{work:.0f}",
                 f"{work / self.alone_per_s:.0%}",
                 f"{fmean(second.p95_ms for second in seconds):.1f}",
-                f"{batch:.0f}" if batch else "-",
+                f"{batch / natively:.0%}" if batch and natively else "-",
                 recovery,
             )
         return table
@@ -112,3 +116,7 @@ class Comparison:
 
 def _work(seconds: Recording) -> float:
     return fmean(second.work_per_s for second in seconds)
+
+
+def _batch(seconds: Recording) -> float:
+    return fmean(second.batch_work for second in seconds)

@@ -13,7 +13,7 @@ from perphd.agent.demo_report import Comparison, Second
 from perphd.domain.errors import ConfigError
 
 
-def play(seconds: int = 90, seed: int = 1) -> tuple[int, str]:
+def play(seconds: int = 120, seed: int = 1) -> tuple[int, str]:
     out = io.StringIO()
     code = run_demo(seconds, seed, speed=None, console=Console(file=out, width=120))
     return code, out.getvalue()
@@ -29,10 +29,10 @@ def test_the_loop_recovers_and_gives_back(seed: int) -> None:
 
 
 def test_the_same_seed_tells_the_same_story() -> None:
-    assert play(60) == play(60)
+    assert play(120) == play(120)
 
 
-@pytest.mark.parametrize(("seconds", "speed"), [(MIN_SECONDS - 1, None), (120, 0.0), (120, -1.0)])
+@pytest.mark.parametrize(("seconds", "speed"), [(MIN_SECONDS - 1, None), (180, 0.0), (180, -1.0)])
 def test_what_makes_no_scenario_is_refused(seconds: int, speed: float | None) -> None:
     with pytest.raises(ConfigError, match="demo: s"):
         run_demo(seconds, speed=speed)
