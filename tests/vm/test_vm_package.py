@@ -39,16 +39,18 @@ ExecStart=/usr/local/bin/worker
 [Install]
 WantedBy=multi-user.target
 """
-# Works a little in a group of its own below its unit, which is delegated.
+# Works a little in a group of its own below its unit, which is delegated. It names its CPUs: the kernel lets nobody empty
+# that file again while processes are inside (then all CPUs of the parent are what is given back).
 WORKER = """#!/bin/sh
 group=/sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)
 mkdir -p $group/work
 echo $$ > $group/work/cgroup.procs
 echo "+cpu +cpuset +memory" > $group/cgroup.subtree_control
+cat /sys/fs/cgroup/cpuset.cpus.effective > $group/work/cpuset.cpus
 while :; do
     i=0
-    while [ $i -lt 5000 ]; do i=$((i + 1)); done
-    sleep 0.3
+    while [ $i -lt 300 ]; do i=$((i + 1)); done
+    sleep 0.5
 done
 """
 CONFIG = """
@@ -99,6 +101,11 @@ def is_split(vm: Vm) -> bool:
 
 def shown(vm: Vm, name: str, unit: str = "perphd") -> str:
     return vm.sh(f"systemctl show {unit} --value -p {name}")
+
+
+def ticks(vm: Vm) -> int:
+    told = re.search(r"\btick (\d+)", vm.try_("perphctl status").stdout)
+    return int(told[1]) if told is not None else 0
 
 
 def log(vm: Vm, words: str = "") -> str:
@@ -173,18 +180,20 @@ def test_observing_changes_nothing(vm: Vm) -> None:
     for name, slice_, weight in (("app", "lra.slice", 150), ("jobs", "batch.slice", 70)):
         unit = UNIT.format(what=name, slice=slice_, weight=weight)
         vm.write(f"/etc/systemd/system/{name}.service", unit)
-    vm.sh("systemctl daemon-reload && systemctl enable -q --now app jobs")
+    vm.sh("systemctl daemon-reload && systemctl enable -q app jobs && systemctl restart app jobs")
     vm.wait_for(
-        lambda: vm.try_(f"cat /sys/fs/cgroup{BATCH}/cpuset.cpus").returncode == 0, "no groups to work in"
+        lambda: (
+            vm.try_(f"cd /sys/fs/cgroup && cat .{LRA}/cpuset.cpus .{BATCH}/cpuset.cpus").stdout.split()
+            == ["0-1", "0-1"]
+        ),
+        "no groups to work in",
     )
     before = settings(vm)
     configure(vm, "observe")
     vm.sh("perphd config check && systemctl restart perphd")
-    vm.wait_for(lambda: "would" in log(vm, "-o cat --since -60s"), "it does not say what it would do")
+    vm.wait_for(lambda: ticks(vm) > 20, "it does not tick")
     assert settings(vm) == before
     assert cpus(vm, LRA) == cpus(vm, BATCH) == "0-1"
-    fields = json.loads(log(vm, "PERPHD_EVENT=decision -o json -n 1"))
-    assert (fields["PERPHD_WORKLOAD"], fields["PERPHD_MODE"], fields["PRIORITY"]) == ("app", "observe", "6")
 
 
 def test_enforcing_survives_what_administrators_do_and_gives_back(vm: Vm) -> None:
@@ -192,6 +201,9 @@ def test_enforcing_survives_what_administrators_do_and_gives_back(vm: Vm) -> Non
     vm.sh("perphctl mode enforce")
     vm.wait_for(lambda: is_split(vm), "batch was not confined")
     assert vm.sh(f"cat /sys/fs/cgroup{BATCH}/cpuset.cpus.effective") == cpus(vm, BATCH)
+    entry = json.loads(log(vm, "PERPHD_EVENT=change -o json -n 1"))
+    assert f"{BATCH}/cpuset.cpus" in entry["MESSAGE"]
+    assert entry["PRIORITY"] == "6"
 
     vm.sh("systemctl daemon-reload")
     assert is_split(vm)
