@@ -21,6 +21,8 @@ OUTLIER_SDS = 4.0
 SURPRISES = 3
 """... unless so many in a row are off on one side: then the application has changed."""
 _JUMP_S = 3600.0
+_MOST_TARGET = 100.0
+"""Logarithms beyond it are no performance."""
 _MEMORY = 30.0
 
 
@@ -55,6 +57,8 @@ class Ogbrt:
         self._reservoir = Reservoir(low, high, settings.reservoir)
         self._explored = Explored(low, high)
         self._typical: Floats = 0.5 * (np.asarray(low, dtype=np.float64) + np.asarray(high, dtype=np.float64))
+        span = np.abs(np.asarray(high, dtype=np.float64) - np.asarray(low, dtype=np.float64))
+        self._least, self._most = np.asarray(low) - span, np.asarray(high) + span
         columns = len(trees.features)
         rows = np.zeros((0, columns)) if x is None else np.asarray(x, dtype=np.float64)
         targets = np.zeros(0) if y is None else np.asarray(y, dtype=np.float64)
@@ -85,6 +89,7 @@ class Ogbrt:
         unknown = ~np.isfinite(rows)
         if unknown.any():
             rows = np.where(unknown, self._typical, rows)
+        rows = self._within(rows)
         champion = self._champion
         leaves = champion.leaves(rows)
         mean, spread = champion.ask(leaves)
@@ -153,6 +158,8 @@ class Ogbrt:
         """
         if not math.isfinite(y):
             return self._skip("target is not a number")
+        if abs(y) > _MOST_TARGET:
+            return self._skip("target is out of range")
         row = np.array(x, dtype=np.float64)
         if row.shape != self._typical.shape:
             return self._skip(f"{row.size} features instead of {self._typical.size}")
@@ -162,6 +169,7 @@ class Ogbrt:
                 return self._skip("no feature is known")
             self.missing.update(name for name, there in zip(self.features, known, strict=True) if not there)
             row = np.where(known, row, self._typical)
+        row = self._within(row)
         self._typical += np.where(known, (row - self._typical) / _MEMORY, 0.0)
         self._pause(at_s)
         return self._learn(row, float(y))
@@ -202,6 +210,10 @@ class Ogbrt:
         side = 1 if error > 0 else -1
         self._surprises = self._surprises + side if self._surprises * side >= 0 else side
         return limit if abs(self._surprises) < SURPRISES else math.inf
+
+    def _within(self, x: Floats) -> Floats:
+        """Features may leave their ranges, by as much as the ranges are wide."""
+        return np.asarray(np.clip(x, self._least, self._most), dtype=np.float64)
 
     def _pause(self, at_s: float | None) -> None:
         """The longer nothing was seen, the less the gain is known; a clock that jumps tells nothing."""

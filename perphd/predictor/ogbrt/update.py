@@ -68,7 +68,7 @@ class Ensemble:
     def __init__(self, forest: Forest, values: Floats, base: Floats, settings: UpdateSettings) -> None:
         count, width = forest.shape
         self.forest, self.settings = forest, settings
-        self.values: Floats = np.array(values, dtype=np.float64).reshape(-1, count * width)
+        self.values: Floats = np.array(values, dtype=np.float64).reshape(len(base), count * width)
         self.base: Floats = np.array(base, dtype=np.float64)
         self.gain: Floats = np.zeros(len(self.base))
         self.gain_var = settings.gain_walk_var
