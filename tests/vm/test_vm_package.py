@@ -39,8 +39,8 @@ ExecStart=/usr/local/bin/worker
 [Install]
 WantedBy=multi-user.target
 """
-# Works a little in a group of its own below its unit, which is delegated. It names its CPUs: the kernel lets nobody empty
-# that file again while processes are inside (then all CPUs of the parent are what is given back).
+# Works a little in a group of its own below its unit, which is delegated. It names its CPUs: nobody can empty that
+# file again while processes are inside (then all CPUs of the parent are what is given back).
 WORKER = """#!/bin/sh
 group=/sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)
 mkdir -p $group/work
