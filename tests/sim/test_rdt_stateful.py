@@ -50,8 +50,19 @@ from rdt.cpulist import parse_cpus
 from rdt.schemata import differences, is_cache
 
 ROOT = "/sys/fs/resctrl"
-MACHINE_NAMES = ("captured", "captured-6.12", "sparse-ids", "cdp", "mba-mbps", "amd", "snc", "no-monitoring",
-                 "four-closids", "mb-only")  # fmt: skip
+MACHINE_NAMES = (
+    "captured",
+    "captured-6.12",
+    "sparse-ids",
+    "cdp",
+    "mba-mbps",
+    "amd",
+    "snc",
+    "no-monitoring",
+    "four-closids",
+    "mb-only",
+    "monitoring-only",
+)
 KEYS = ("a", "b/c")
 STRANGERS = ("other", "perphd", "perphd.not%Escaped")  # the last two merely begin as ours do
 ERRNOS = (
@@ -143,11 +154,12 @@ class LifeOfGroups(RuleBasedStateMachine):
         self.stranger_does(lambda: self.raw.mkdir(f"{ROOT}/other"))
         self.stranger_does(lambda: self.raw_write("other/tasks", "20\n"))
         self.stranger_does(lambda: self.raw_write("other/cpus_list", f"{max(self.machine.cpus)}\n"))
-        own = self.groups.make("a").group
-        with suppress(Full):
-            self.groups.make("b/c")
+        for key in KEYS:
+            with suppress(Full, Unsupported):
+                self.groups.make(key)
         if self.info.monitoring:
-            self.groups.make_monitor(own, "m")
+            within = self.groups.control("a") if self.info.can_control else DEFAULT_GROUP
+            self.groups.make_monitor(within, "m")
 
     # --- hands and eyes beside rdt -------------------------------------------------------------------------
 
@@ -238,7 +250,7 @@ class LifeOfGroups(RuleBasedStateMachine):
             if outcome.undisturbed:
                 assert outcome.result.created is not before
         elif outcome.undisturbed:
-            assert isinstance(outcome.error, Full | Busy)
+            assert isinstance(outcome.error, Full | Busy if self.info.can_control else Unsupported)
             assert path not in self.raw_groups()
 
     @rule(key=st.sampled_from((*KEYS, "")), name=st.sampled_from(("m", "n")))
@@ -539,7 +551,7 @@ class LifeOfGroups(RuleBasedStateMachine):
             f"{name}:{ids[0]}={'1' if is_cache(name) else '20'}\n"
             for name in resources
             if (ids := self.info.domains(name))
-        ]
+        ] or ["L3:0=1\n"]
 
     def acts(self) -> st.SearchStrategy[Callable[[], None]]:
         """What the stranger and the machine do: to the stranger's things, and to ours."""
@@ -592,7 +604,8 @@ class LifeOfGroups(RuleBasedStateMachine):
         assert self.raw_schemata("") == self.original
         strangers = {GroupRef(path) for path in self.strangers_groups()}
         placed = {tid for group in strangers for tid in self.raw_tasks(group)}
-        assert self.raw_tasks(DEFAULT_GROUP) == set(self.threads.threads()) - placed
+        if self.info.can_control:  # else the default group lists nobody
+            assert self.raw_tasks(DEFAULT_GROUP) == set(self.threads.threads()) - placed
         taken = {
             cpu for group in strangers for cpu in parse_cpus(self.raw_text(f"{group.relative}/cpus_list"))
         }
