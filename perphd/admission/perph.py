@@ -378,11 +378,10 @@ class _Turn:
         """
         cpu_is_worst = judged.verdict.cause not in (Cause.LLC, Cause.MBW) and self._cpu_is_contended()
         if cpu_is_worst and judged.hierarchy is not Cause.LLC:
-            return self._rescue(judged, model)
-        steps = ladder.stronger(self.current, judged.hierarchy, self.snapshot.host, self._giving())
-        step = next((s for s in steps if not self._is_regretted(s)), None)
+            return self._rescue_blindly(judged, model)
+        step = self._next_step(judged.hierarchy)
         if step is None:
-            return self._rescue(judged, model)
+            return self._rescue_blindly(judged, model)
         less = "cache" if step.llc_ways > self.current.llc_ways else "memory bandwidth"
         what = "cache" if judged.hierarchy is Cause.LLC else "memory bandwidth"
         why = f"its {what} is contended: batch gets less {less}"
@@ -393,6 +392,23 @@ class _Turn:
                 return replace(move, chosen=both, reason=f"{why}; CPU as well: {move.reason}")
         self.state = replace(self.state, slack_since_s=None)
         return _Move(Action.GROW, step, why)
+
+    def _next_step(self, cause: Cause) -> Allocation | None:
+        steps = ladder.stronger(self.current, cause, self.snapshot.host, self._giving())
+        return next((s for s in steps if not self._is_regretted(s)), None)
+
+    def _rescue_blindly(self, judged: Judgement, model: ResPerfModel) -> _Move:
+        """CPU, as far as it goes; after that cache and bandwidth are tried where no counter can speak for them."""
+        move = self._rescue(judged, model)
+        sample = self.view.sample
+        if move.action is not Action.HOLD or sample is None or available(sample.cpi):
+            return move
+        if self.state.scores and mean(self.state.scores) >= 1.0:
+            return move
+        step = self._next_step(Cause.LLC)
+        if step is None:
+            return move
+        return _Move(Action.EXPLORE, step, f"{move.reason}; what is left to try is its cache and bandwidth")
 
     def _less_cache(self, model: ResPerfModel, stakes: inferer.Stakes) -> Assessed | None:
         """One unit of cache or bandwidth back to batch, where the model gives that a fair chance."""

@@ -168,3 +168,19 @@ def test_the_strictest_protection_binds_batch_on_every_domain() -> None:
     ladder.divide(host(), BATCH, protections, result)
     assert result["pi"].llc_masks == ((0, 0x7E0), (7, 0x7E0))
     assert result["pi"].mba_pct == ((0, 80), (7, 80))
+
+
+class Uncounted(CacheWorld):
+    """A host without a PMU: nothing but the application says that its cache is gone."""
+
+    def counted(self, sample: Sample) -> Sample:
+        return sample
+
+
+def test_without_counters_cache_is_tried_when_cpu_does_not_help() -> None:
+    world = Uncounted(objective=Objective(tolerance_pct=10.0, delay_tolerance_pct=15.0), lra_demand=1.0)
+    world.step(20)
+    world.antagonist(True)
+    world.step(60)
+    assert world.protection.llc_ways >= world.enough_ways - 1
+    assert world.true_work() >= 0.87 * world.work_alone
