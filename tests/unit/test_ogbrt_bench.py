@@ -78,7 +78,7 @@ class Perfect:
 def test_a_perfect_learner_has_only_the_noise_as_error() -> None:
     rng = np.random.default_rng(0)
     live = streams.stream(*DRIFTS["none"], streams.sticky(rng, 300), 250, rng, noise=0.03)
-    found = online.run(Perfect(), live, 250, 0)
+    found = online.run(Perfect(), live, online.questions(live, 0), 250, 0)
     assert found.whole == pytest.approx(0.03, rel=0.3)
     assert found.grid == 0
     assert found.near[0] == 0

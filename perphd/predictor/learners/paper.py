@@ -9,8 +9,9 @@ For a batch of n samples, stage k and node d of its tree, with y standardised by
 
 and of the candidates for phi the one with the least theta is taken, where theta_m is initialised once for the whole
 ensemble (line 1). What the paper leaves open is filled in as follows: the candidates are the node's present threshold
-and the batch's values of its feature; f_{k-1} is the sum of the stages before k, as after the previous batch; the sums
-of (6) run over the new samples, as the old ones no longer exist; only children that are leaves carry a lambda.
+and up to eight of the batch's values of its feature; f_{k-1} is the sum of the stages before k, as after the
+previous batch; the sums of (6) run over the new samples, as the old ones no longer exist; only children that are
+leaves carry a lambda.
 
 Read literally it has no division by the sum of weights, so that a leaf goes to n times its samples; left and right
 are swapped against equation 4; every stage fits y, so that M stages sum to M y; and w is a weight for classes -1
@@ -27,6 +28,7 @@ from numpy.typing import NDArray
 from perphd.predictor.ogbrt.forest import Forest
 from perphd.predictor.ogbrt.trees import Floats, Trees
 
+_CANDIDATES = 8
 _BOUND = 1e6
 """Leaf values beyond it are cut, so that numbers stay numbers while the equations diverge."""
 
@@ -90,7 +92,7 @@ class PaperLiteral:
                 children = (int(trees.left[at]), int(trees.right[at]))
                 leaves = [leaf_start + ~child if child < 0 else None for child in children]
                 best = None
-                for phi in (threshold[at], *np.unique(asked[here])):
+                for phi in (threshold[at], *_candidates(asked[here])):
                     left = here & (asked < phi)
                     found = self._leaves(y, weight, here & ~left, left, leaves, value)  # (10), (11): swapped
                     theta = float((weight * (y - np.where(left, found[0], found[1])) ** 2)[here].sum())
@@ -125,3 +127,10 @@ class PaperLiteral:
             old = float(value[leaf]) if leaf is not None else 0.0
             found.append(min(max((1 - self._alpha) * old + self._alpha * total, -_BOUND), _BOUND))
         return found[0], found[1]
+
+
+def _candidates(asked: Floats) -> Floats:
+    values = np.unique(asked)
+    if len(values) <= _CANDIDATES:
+        return values
+    return np.asarray(values[np.linspace(0, len(values) - 1, _CANDIDATES).astype(int)], dtype=np.float64)

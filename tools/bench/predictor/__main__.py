@@ -43,7 +43,8 @@ def main() -> int:
     seeds = range(2 if options.quick else options.seeds)
     length, drift_at = (900, 450) if options.quick else (2400, 1200)
     try:
-        cases = _cases(options.data, options.quick)
+        wanted = tuple(options.cases.split(";"))
+        cases = [case for case in _cases(options.data, options.quick) if case.name.startswith(wanted)]
     except FileNotFoundError as exc:
         print(f"bench: {exc}", file=sys.stderr)
         return 2
@@ -74,6 +75,9 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--only", type=lambda text: text.split(","), default=list(PARTS), help=",".join(PARTS)
+    )
+    parser.add_argument(
+        "--cases", default="", help="only streams whose name begins with one of these, divided by semicolons"
     )
     options = parser.parse_args()
     if unknown := set(options.only) - set(PARTS):
@@ -116,8 +120,9 @@ def _study(case: Case, seeds: Sequence[int], length: int, drift_at: int) -> Stud
         start = WarmStart.of(x, case.before.log_performance(x) + NOISE * rng.standard_normal(len(x)), seed)
         rows = exploring(rng, length) if case.explores else sticky(rng, length, case.probing)
         live = stream(case.before, case.after, rows, drift_at, rng, NOISE)
+        asked = online.questions(live, seed)
         for name in case.learners:
-            results[name].append(online.run(CONTESTANTS[name](start), live, drift_at, seed))
+            results[name].append(online.run(CONTESTANTS[name](start), live, asked, drift_at, seed))
         print(f"{case.name}: seed {seed} done", file=sys.stderr, flush=True)
     return Study(case.name, results)
 

@@ -42,12 +42,31 @@ class Along:
     near_lower: float
 
 
-def run(learner: Learner, stream: Stream, drift_at: int, seed: int) -> Along:
-    """Ask, measure, learn, sample by sample."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Questions:
+    """What is asked along a stream besides the next sample, with the truth: near points by sample, and the grid."""
+
+    near: dict[int, tuple[Floats, Floats]]
+    grid: Floats
+    grid_truth: Floats
+
+
+def questions(stream: Stream, seed: int) -> Questions:
+    """The same questions for every learner."""
     rng = np.random.default_rng(seed)
+    near = {}
+    for i in range(_ASK_EVERY - 1, len(stream.y), _ASK_EVERY):
+        x = stream.near(i, rng, _ASK)
+        near[i] = x, stream.truth[i].log_performance(x)
+    points = everywhere(rng, 1000)
+    return Questions(near, points, stream.truth[-1].log_performance(points))
+
+
+def run(learner: Learner, stream: Stream, asked: Questions, drift_at: int, seed: int) -> Along:
+    """Ask, measure, learn, sample by sample."""
     count = len(stream.y)
     error, inside = np.zeros(count), np.full(count, np.nan)
-    asked_at, near, above = [], [], []
+    near, above = [], []
     for i in range(count):
         row = stream.x[i : i + 1]
         if isinstance(learner, Online):
@@ -57,17 +76,14 @@ def run(learner: Learner, stream: Stream, drift_at: int, seed: int) -> Along:
         else:
             error[i] = stream.y[i] - learner.predict(row)[0]
         learner.learn(stream.x[i], float(stream.y[i]))
-        if i % _ASK_EVERY == _ASK_EVERY - 1:
-            x = stream.near(i, rng, _ASK)
-            truth = stream.truth[i].log_performance(x)
+        if i in asked.near:
+            x, truth = asked.near[i]
             found = learner.predict(x)
-            asked_at.append(i)
             near.append(_rms(found - truth))
             if isinstance(learner, Online):
                 answer = learner.ask(x)
                 above.append(float(np.mean(truth >= answer.mean - 1.645 * answer.sd)))
-    points = everywhere(rng, 1000)
-    at, nears = np.array(asked_at) - drift_at, np.array(near)
+    at, nears = np.array(list(asked.near)) - drift_at, np.array(near)
     d = drift_at
 
     def between(low: float, high: float) -> float:
@@ -86,8 +102,8 @@ def run(learner: Learner, stream: Stream, drift_at: int, seed: int) -> Along:
         ),
         _rms(error[WARM_UP:]),
         (between(WARM_UP - d, 0), between(50, 200), between(150, 250), between(400, count)),
-        _rms(learner.predict(points) - stream.truth[-1].log_performance(points)),
-        violations(learner, rng),
+        _rms(learner.predict(asked.grid) - asked.grid_truth),
+        violations(learner, np.random.default_rng(seed)),
         (covered(0, count), covered(0, d), covered(d, d + 200), covered(d + 200, count)),
         float(np.mean(above)) if above else float("nan"),
     )
