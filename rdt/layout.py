@@ -87,7 +87,9 @@ class Layout:
         one control group; their masks are those of the first named.
         """
         pooled = {group: pool for pool in pools for group in pool}
-        members = {pooled.get(group, (group,)): FrozenDict(domains) for group, domains in masks.items()}
+        members: dict[tuple[str, ...], FrozenDict[int, Cbm]] = {}
+        for group, domains in masks.items():
+            members.setdefault(pooled.get(group, (group,)), FrozenDict(domains))
         return cls(tuple(MaskClass(groups, Use.SHARED, domains) for groups, domains in members.items()))
 
     def masks_of(self, group: str) -> FrozenDict[int, Cbm]:

@@ -6,7 +6,7 @@ What must not be got wrong (Documentation/arch/x86/resctrl.rst, and the kernel's
   a second so that no turn is missed. What wraps here is 64 bits wide, if ever. A value that went back otherwise is a
   counter that began anew: no rate can be told for that interval.
 * A control group's values are the sums over itself and its monitor groups that exist now. When a monitor group is
-  removed its bytes leave the sum, which may then go back, or only grow too little. So the names in ``mon_groups`` are
+  removed its bytes leave the sum, which may then go back, or only grow too little. So ``mon_groups`` is
   looked at after the counters: an interval in which one vanished has no rate.
 * A group that is removed and made again has new counters: its open files answer ENODEV, and its inode is another.
 * ``mbm_total_bytes`` holds ``mbm_local_bytes``: they are never added.
@@ -21,6 +21,7 @@ import errno
 import re
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rdt.access import Access
@@ -65,7 +66,8 @@ class _Watched:
 
     group: GroupRef
     identity: tuple[int, int] | None = None
-    monitors: frozenset[str] = frozenset()
+    monitors: frozenset[tuple[str, tuple[int, int]]] = frozenset()
+    """Names and identities of its monitor groups: one made again under the same name is another."""
     domains: dict[int, dict[str, _Event]] = field(default_factory=dict)
     complete: bool = False
     read_s: float | None = None
@@ -203,10 +205,7 @@ class Monitor:
         return found
 
     def _monitors_lost(self, watched: _Watched) -> Unavailable | None:
-        try:
-            now = frozenset(self._access.listdir(watched.group.relative, "mon_groups"))
-        except ResctrlError:
-            return None  # the next reading will see that the group is gone
+        now = self._monitors(watched.group)
         lost = watched.monitors - now
         watched.monitors = now
         return _LOST if lost else None
@@ -227,7 +226,7 @@ class Monitor:
         try:
             identity = self._access.identity(group.relative)
             names = self._names(group, "mon_data")
-            monitors = [] if group.monitor else self._names(group, "mon_groups")
+            monitors = frozenset() if group.monitor else self._monitors(group)
         except ResctrlError:
             watched.close()
             watched.identity = None
@@ -237,7 +236,7 @@ class Monitor:
         anew = watched.identity is not None and watched.identity != identity
         if watched.identity != identity:
             watched.close()
-            watched.identity, watched.monitors = identity, frozenset(monitors)
+            watched.identity, watched.monitors = identity, monitors
         present = {int(match[1]): name for name in names if (match := _DOMAIN.match(name))}
         for domain in sorted({*self._known, *present}):
             events = watched.domains.setdefault(domain, {name: _Event() for name in EVENTS})
@@ -247,11 +246,18 @@ class Monitor:
         watched.complete = all(_is_open(events) for events in watched.domains.values())
         return _ANEW if anew else None
 
+    def _monitors(self, group: GroupRef) -> frozenset[tuple[str, tuple[int, int]]]:
+        found = set()
+        for name in self._names(group, "mon_groups"):
+            with suppress(ResctrlError):  # it vanished just now
+                found.add((name, self._access.identity(group.relative, "mon_groups", name)))
+        return frozenset(found)
+
     def _names(self, group: GroupRef, directory: str) -> list[str]:
         """What is in a directory that only a machine with monitoring has."""
         try:
             return self._access.listdir(group.relative, directory)
-        except Gone:
+        except ResctrlError:
             return []
 
     def _open_domain(self, watched: _Watched, events: dict[str, _Event], directory: str) -> None:

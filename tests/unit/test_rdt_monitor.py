@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from perphd.domain.cpuset import CpuSet
 from perphd.sim.kernel.faces import RawFs
@@ -371,3 +374,59 @@ def test_every_machine_can_be_read(name: str) -> None:
         counted = machine.tree.monitor is not None
         assert isinstance(reading.occupancy_bytes, Unavailable) != counted
         assert why(reading.total_bytes_per_s) in (None, Why.UNSUPPORTED)
+
+
+OPERATIONS = ("run a", "run m", "run a far", "make m", "remove m", "make a", "remove a", "hide", "show", "far off",
+              "far on", "read")  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.sampled_from(OPERATIONS), max_size=40), st.sampled_from(["captured", "snc", "amd"]))
+def test_a_rate_that_is_told_is_what_was_moved(operations: list[str], name: str) -> None:
+    """Whatever happens in between: bytes of what exists at the end of an interval, over its length, or no number."""
+    machine = Machine(name)
+    far = machine.tree.machine.monitoring.domains[-1]  # type: ignore[union-attr]
+    far_unit = (far.nodes or (far.id,))[0]
+    everything = CpuSet(machine.tree.online)
+    without_far = CpuSet(everything.mask & ~far.cpus.mask)
+    moved = {(A, 0): 0, (M, 0): 0, (A, far.id): 0}
+
+    def act(operation: str) -> None:
+        match operation:
+            case "run a" | "run m" | "run a far":
+                group = M if operation == "run m" else A
+                domain = far.id if operation == "run a far" else 0
+                if domain == 0 or machine.tree.online == everything.mask:
+                    machine.run(group, far_unit if domain else 0, moved=64 * MIB)
+                    moved[group, domain] += 64 * MIB
+            case "make m":
+                machine.mkdir(M)
+            case "make a":
+                machine.mkdir(A)
+            case "remove m":
+                machine.rmdir(M)
+                moved[M, 0] = 0
+            case "remove a":
+                machine.rmdir(A)
+                moved.update(dict.fromkeys(moved, 0))
+            case "hide" | "show":
+                machine.condition(0, "mbm_total_bytes", "Unavailable" if operation == "hide" else None)
+            case _:
+                machine.tree.set_online(without_far if operation == "far off" else everything)
+
+    with machine.watch(A) as monitor:
+        for operation in operations:
+            if operation != "read":
+                with suppress(OSError, KeyError):
+                    act(operation)
+                continue
+            reading = second(machine, monitor)
+            for domain, each in reading.domains.items():
+                told = each.total_bytes_per_s
+                if isinstance(told, Unavailable) or (
+                    machine.tree.online != everything.mask and domain == far.id
+                ):
+                    continue
+                mine = sum(amount for (_, where), amount in moved.items() if where == domain)
+                assert told * number(reading.interval_s) == pytest.approx(mine, abs=2 * MIB)
+            moved.update(dict.fromkeys(moved, 0))
