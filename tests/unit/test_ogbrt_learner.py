@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -136,7 +137,7 @@ def test_doubt_grows_with_distance_and_after_a_change() -> None:
     for _ in range(30):
         model.observe(here[0], float(surface(here)[0]))
     near, far = model.predict(here), model.predict(there)
-    assert near.support[0] == pytest.approx(1.0, abs=1e-6)
+    assert near.support[0] == pytest.approx(30.0, abs=1e-3)
     assert far.support[0] == 0.0
     assert far.sd[0] > 1.5 * near.sd[0]
     for _ in range(20):
@@ -241,6 +242,18 @@ def test_a_challenger_that_knows_nothing_does_not_win() -> None:
     model.offer(replace(job, y=np.zeros(len(job.y))).run())
     live(model, 40, seed=3)
     assert model.rebuilds == 0
+
+
+def test_a_rebuild_can_run_in_another_process() -> None:
+    model = warm(rebuild_every=30)
+    live(model, 40)
+    job = model.rebuild_job()
+    there = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(job)).run()))
+    here = job.run()
+    assert np.array_equal(there.values, here.values)
+    assert np.array_equal(there.forest.table, here.forest.table)
+    model.offer(there)
+    live(model, 20)
 
 
 def test_a_failed_rebuild_changes_nothing_and_is_asked_for_again() -> None:

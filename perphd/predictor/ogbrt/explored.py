@@ -32,6 +32,7 @@ class Explored:
         self._capacity = capacity
         self._places: dict[tuple[int, ...], int] = {}
         self._at: Floats = np.zeros((capacity, len(self._low)))
+        self._visits: Floats = np.zeros(capacity)
 
     def clear(self) -> None:
         """Forget all places."""
@@ -46,15 +47,24 @@ class Explored:
             row = len(self._places)
             if row == self._capacity:
                 row = self._places.pop(next(iter(self._places)))
-            self._at[row] = scaled
+            self._at[row], self._visits[row] = scaled, 0.0
         self._places[place] = row
+        self._visits[row] += 1.0
 
     def distance(self, x: Floats) -> Floats:
         """For rows (n, F): 0 at a place that was visited, 1 far from all of them; shape (n,)."""
-        if not self._places:
-            return np.ones(len(x))
+        return self.near(x)[0]
+
+    def near(self, x: Floats) -> tuple[Floats, Floats]:
+        """For rows (n, F): the distance (see there), and the visits of the place that speaks most for a row, less the
+        farther it is away; each (n,).
+        """
+        count = len(self._places)
+        if not count:
+            return np.ones(len(x)), np.zeros(len(x))
         # |a - b|^2 = |a|^2 + |b|^2 - 2ab, as one product of matrices.
-        a, b = (x - self._low) * self._scale, self._at[: len(self._places)]
+        a, b = (x - self._low) * self._scale, self._at[:count]
         square = (a * a).sum(axis=1)[:, None] + (b * b).sum(axis=1)[None, :] - 2.0 * (a @ b.T)
-        nearest = np.sqrt(np.maximum(square.min(axis=1), 0.0))
-        return np.asarray(np.minimum(nearest / _FAR, 1.0), dtype=np.float64)
+        far = np.minimum(np.sqrt(np.maximum(square, 0.0)) / _FAR, 1.0)
+        support = ((1.0 - far) * self._visits[:count]).max(axis=1)
+        return np.asarray(far.min(axis=1), dtype=np.float64), np.asarray(support, dtype=np.float64)

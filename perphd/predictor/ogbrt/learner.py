@@ -93,12 +93,12 @@ class Ogbrt:
         champion = self._champion
         leaves = champion.leaves(rows)
         mean, spread = champion.ask(leaves)
-        far = self._explored.distance(rows)
+        far, support = self._explored.near(rows)
         scale = self._conformal.scale
         doubt = spread + far * champion.doubt_var
         half = scale * np.sqrt(doubt + self._noise.sd**2)
         sd = np.sqrt(doubt) * (scale / 1.645)
-        return Prediction(mean, sd, mean - half, mean + half, 1.0 - far)
+        return Prediction(mean, sd, mean - half, mean + half, support)
 
     @property
     def mape(self) -> float:

@@ -62,7 +62,7 @@ class Prediction:
         mean: expected log-performance.
         sd: standard deviation of that expectation: what is not known about the application. Calibrated.
         lower, upper: band that a single sample misses at the wanted rate.
-        support: 1 where samples were seen since the last change, 0 far from all of them.
+        support: samples since the last change that speak for the row, less the farther away they were.
     """
 
     mean: Floats
