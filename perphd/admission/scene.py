@@ -1,0 +1,136 @@
+"""The scene of one decision: what one LRA's turn may look at and ask, and nothing that it changes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from perphd.admission import inferer, ladder
+from perphd.admission.context import STARVED_PCT, batches, model_context, total_cores
+from perphd.admission.detector import Target
+from perphd.admission.inferer import Assessed, Knobs
+from perphd.admission.settings import PolicySettings
+from perphd.domain.allocation import IDLE, Allocation, CpuGrant
+from perphd.domain.decision import Candidate
+from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
+from perphd.domain.reading import available, value_or
+
+SHOWN_CANDIDATES = 8
+BUSY_SHARE = 0.9
+"""Share of the host's cores in use from which CPU counts as contended."""
+
+
+class Scene:
+    """One LRA in one snapshot. ``nothing``: the allocation that protects nothing; ``current``: what is in force."""
+
+    def __init__(self, settings: PolicySettings, snapshot: Snapshot, view: WorkloadView) -> None:
+        self.settings, self.snapshot, self.view = settings, snapshot, view
+        self.now_s = snapshot.at_s
+        self.nothing = inferer.untouched(total_cores(snapshot))
+        self.current = view.protection if view.protection is not None else self.nothing
+
+    @property
+    def stakes(self) -> inferer.Stakes:
+        """What a step back to batch can win and lose here."""
+        settings = self.settings
+        return inferer.Stakes(
+            need=1.0 + settings.shrink_margin_pct / 100.0,
+            win_s=settings.gain_horizon_s,
+            loss_s=settings.settle_s + (settings.evaluate_ticks + 1) * self.snapshot.period_s,
+            price_cores=settings.violation_price_cores,
+            z=settings.confidence_z,
+        )
+
+    def knobs(self) -> Knobs:
+        """What can be turned: of the batch workloads that are enforced, or of all while everything is only observed.
+
+        Batch of which nothing can be set (a systemd unit, a group that is not there yet) is no reason to leave the
+        rest of batch alone.
+        """
+        batch = tuple(v for v in self.giving() if v.enforceable & {"cpus", "cpu_weight"})
+        return Knobs(
+            batch_cpus=bool(batch) and all("cpus" in v.enforceable for v in batch),
+            batch_weight=bool(batch) and all("cpu_weight" in v.enforceable for v in batch),
+            lra_cpus="cpus" in self.view.enforceable,
+        )
+
+    def giving(self) -> tuple[WorkloadView, ...]:
+        """The batch workloads that are enforced, or all while everything is only observed."""
+        everybody = batches(self.snapshot)
+        return tuple(v for v in everybody if v.enforced) or everybody
+
+    def floor_cores(self) -> int:
+        """Cores that batch keeps whatever happens."""
+        wanted = max((math.ceil(v.spec.min_cores) for v in batches(self.snapshot)), default=1)
+        return min(max(1, wanted), self.nothing.cpu.total_cores)
+
+    def probe_allocation(self) -> Allocation:
+        """The strongest demotion that can be had without keeping the LRA off any core."""
+        knobs, total = self.knobs(), self.nothing.cpu.total_cores
+        cores = self.floor_cores() if knobs.batch_cpus else total
+        return replace(self.nothing, cpu=CpuGrant(total, cores, IDLE if knobs.batch_weight else 100))
+
+    def differs_in_cpu_only(self, other: Allocation) -> bool:
+        """True if an allocation is the present one in all but the CPUs."""
+        return replace(other, cpu=self.current.cpu) == self.current
+
+    def is_clean(self) -> bool:
+        """True if the sample's whole interval lies after the last change plus the settle time."""
+        sample = self.view.sample
+        if sample is None or self.view.protection is None:
+            return True
+        begin_s = sample.at_s - sample.interval_s
+        slack_s = 0.2 * self.snapshot.period_s  # ticks jitter; a fifth of a period spoils nothing
+        return begin_s + slack_s >= self.view.protected_since_s + self.settings.settle_s
+
+    def cpu_is_contended(self) -> bool:
+        """True if the host has hardly an idle core left, or batch itself has to wait for one.
+
+        Then CPU is worth a try whatever else stalls: I/O completes late, too, when its threads do not run.
+        """
+        busy = self.snapshot.host.busy_cores
+        if available(busy) and busy >= BUSY_SHARE * len(self.snapshot.host.topology.usable):
+            return True
+        return self.batch_is_starved()
+
+    def batch_is_starved(self) -> bool:
+        """True if some batch workload waits for CPU: then a split may give it more than free competition does."""
+        waits = (v.sample.cpu_some_pct for v in batches(self.snapshot) if v.sample is not None)
+        return any(value_or(w, 0.0) >= STARVED_PCT for w in waits)
+
+    def memory_pressed(self) -> bool:
+        """True if it stalls for memory."""
+        sample = self.view.sample
+        return sample is not None and (
+            value_or(sample.memory_some_pct, 0.0) >= self.settings.memory_pressure_pct
+        )
+
+    def assess(self, model: ResPerfModel, target: Target) -> tuple[Assessed, ...]:
+        """Every CPU grant that can be enforced here, with what the model says of it."""
+        allocations = inferer.lattice(self.current, self.floor_cores(), self.knobs())
+        context = model_context(self.snapshot, self.view, model)
+        return inferer.assess(allocations, model, context, target, self.settings.confidence_z)
+
+    def batch_value(self, item: Assessed) -> float:
+        """What batch is taken to get done, in cores of undisturbed work."""
+        return ladder.batch_value(item.allocation, item.batch_cores, self.snapshot.host)
+
+    def candidates(
+        self, assessed: tuple[Assessed, ...], chosen: Assessed, current: Assessed
+    ) -> tuple[Candidate, ...]:
+        """The records of what was considered, for the explanation."""
+        most = max(a.batch_cores for a in assessed)
+        ranked = sorted(assessed, key=lambda a: (a.prediction.lower >= 1.0, a.prediction.lower), reverse=True)
+        shown = dict.fromkeys([chosen, current, *ranked])
+        records = []
+        for item in list(shown)[:SHOWN_CANDIDATES]:
+            if item == chosen:
+                verdict = "chosen"
+            elif item == current:
+                verdict = "in force"
+            elif item.prediction.lower >= 1.0:
+                verdict = "enough, but dearer"
+            else:
+                verdict = "not certain to be enough"
+            records.append(inferer.as_candidate(item, most, verdict))
+        return tuple(records)

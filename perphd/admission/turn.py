@@ -1,0 +1,432 @@
+"""One LRA's turn in one tick: judge what came, decide what follows.
+
+Fast to relieve, slow to take back: growth follows a verdict at once, shrinking waits until the bound has stayed
+above target. What is carried from tick to tick is ``LraState``, a value.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from perphd.admission import culprit, inferer, ladder, outcomes
+from perphd.admission.context import batch_is_quiet, batches, model_context
+from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
+from perphd.admission.inferer import Assessed
+from perphd.admission.outcomes import HELPED_RATIO, Came, Pending, Regret, alive, mean
+from perphd.admission.scene import Scene
+from perphd.admission.settings import PolicySettings
+from perphd.domain.allocation import IDLE, Allocation, CpuInstrument
+from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, Outcome, Verdict
+from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
+from perphd.domain.reading import Unavailable, available, value_or
+from perphd.domain.signals import Performance, performance
+
+
+@dataclass(frozen=True, slots=True)
+class LraState:
+    """What is remembered about one LRA. ``scores``: clean scores since the last change, newest last.
+
+    ``moments``: shortfall and batch's samples of the last ticks, to find out who is to blame.
+    """
+
+    first_seen_s: float
+    detector: DetectorState = DetectorState()
+    pending: Pending | None = None
+    scores: tuple[float, ...] = ()
+    slack_since_s: float | None = None
+    quiet_since_s: float | None = None
+    unknown_since_s: float | None = None
+    regrets: tuple[Regret, ...] = ()
+    moments: tuple[culprit.Moment, ...] = ()
+
+    @classmethod
+    def new(cls, now_s: float) -> LraState:
+        """The state of an LRA that is seen for the first time."""
+        return cls(first_seen_s=now_s, detector=DetectorState(since_s=now_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What was decided for one LRA, before it becomes a record."""
+
+    action: Action
+    chosen: Allocation
+    reason: str
+    candidates: tuple[Candidate, ...] = ()
+
+
+class Turn:
+    """One LRA's turn in one tick. Holds the working values of a single decision; never outlives it."""
+
+    def __init__(
+        self, settings: PolicySettings, snapshot: Snapshot, view: WorkloadView, state: LraState
+    ) -> None:
+        self.scene, self.state = Scene(settings, snapshot, view), state
+        self.settings, self.snapshot, self.view = settings, snapshot, view
+        self.nothing, self.current, self.now_s = self.scene.nothing, self.scene.current, self.scene.now_s
+        self.outcome: Outcome | None = None
+        self.target = Target(Unavailable("not sampled"), Unavailable("not sampled"))
+
+    def run(self) -> Decision:
+        """Judge, then decide; updates ``state`` and ``outcome``."""
+        view = self.view
+        if view.sample is None or view.model is None:
+            reason = f"waiting for cgroup {view.spec.cgroup}: it does not exist"
+            verdict = Verdict(Health.UNKNOWN, Cause.NONE, self.now_s, ())
+            return self._record(verdict, Move(Action.RELEASE, self.nothing, reason))
+        perf = performance(view.sample, view.spec.objective.latency_percentile)
+        if self.state.pending is not None and self.state.pending.after != self.current:
+            # What was decided is not what is in force (refused, undone, restored): there is nothing to judge, and
+            # deciding the same again at once would only be refused again.
+            if self.state.pending.before == self.current and view.enforced:
+                self._regret(self.state.pending.after)
+            self.state = replace(self.state, pending=None)
+        self.target = target_of(view.spec.objective, view.model, perf, self.settings)
+        judged = judge(self.state.detector, view.sample, perf, self.target, view.model, self.settings)
+        clean = self.scene.is_clean()
+        if clean and available(judged.score):
+            scores = (*self.state.scores, min(judged.score, 10.0))[-30:]
+            self.state = replace(self.state, detector=judged.state, scores=scores)
+        elif not clean:
+            # An own change is still taking effect: look, but do not hold it against the LRA.
+            self.state = replace(self.state, detector=rearm(judged.state))
+        else:
+            self.state = replace(self.state, detector=judged.state)
+        if available(judged.score):
+            present = tuple(v.sample for v in batches(self.snapshot) if v.sample is not None)
+            moment = culprit.Moment(-math.log(min(max(judged.score, 1e-3), 10.0)), present)
+            self.state = replace(self.state, moments=(*self.state.moments, moment)[-culprit.WINDOW :])
+        move = self._move(judged, perf, view.model, clean)
+        if move.chosen != self.current and view.enforced:
+            self._remember_change(move)
+        verdict = judged.verdict
+        if verdict.health in (Health.SUSPECT, Health.DEGRADED):
+            verdict = replace(verdict, culprit=culprit.find(self.state.moments, verdict.cause))
+        if verdict.health is Health.HEALTHY and self.state.slack_since_s is not None:
+            verdict = replace(verdict, health=Health.OVERPROVISIONED, since_s=self.state.slack_since_s)
+        return self._record(verdict, move)
+
+    # -- what to do ---------------------------------------------------------------------------------
+
+    def _move(self, judged: Judgement, perf: Performance, model: ResPerfModel, clean: bool) -> Move:
+        if self._batch_is_quiet():
+            return self._when_quiet()
+        if not available(judged.score):
+            return self._when_unknown(judged, perf)
+        self.state = replace(self.state, unknown_since_s=None)
+        if not clean:
+            return self._hold("the last change is settling")
+        blind = self.target.work_band is None and self.target.delay_band is None
+        if blind and judged.verdict.health is Health.DEGRADED and self.current == self.nothing:
+            return self._probe("below its objective, and what it does undisturbed is not known yet")
+        if self.state.pending is not None:
+            after = self._judge_pending(self.state.pending, judged.noise_sd)
+            if after is not None:
+                return after
+        memory_move = self._memory_move(judged)
+        if memory_move is not None:
+            return memory_move
+        if judged.verdict.health is Health.DEGRADED:
+            if judged.score >= 1.0:
+                return self._hold("back on target; watching")
+            short = outcomes.still_short(self.state.scores, judged.noise_sd, self.settings)
+            if not judged.confirmed and not short:
+                return self._hold("below target, but no further than its samples scatter: watching")
+            return self._with_cache(judged, model)
+        return self._give_back(judged, model)
+
+    def _rescue(self, judged: Judgement, model: ResPerfModel) -> Move:
+        self.state = replace(self.state, slack_since_s=None)
+        if judged.verdict.cause not in (Cause.CPU, Cause.UNKNOWN) and not self.scene.cpu_is_contended():
+            what = judged.verdict.cause
+            return self._hold(
+                f"{what} is contended: CPU would not help, and batch's use of it is not limited here"
+            )
+        assessed = self.scene.assess(model, self.target)
+        current = next(a for a in assessed if a.allocation == self.current)
+        z = self.settings.confidence_z
+        measured = mean(self.state.scores[-5:]) if self.state.scores else current.prediction.score
+        poor = [a.cpu for a in alive(self.state.regrets, self.now_s) if self.scene.differs_in_cpu_only(a)]
+        eligible = tuple(
+            a
+            for a in assessed
+            if a.allocation == self.current
+            or not any(inferer.no_stronger_here(a.allocation.cpu, p) for p in poor)
+        )
+        if self.scene.knobs().batch_weight:
+            # Relief at once: the weakest batch of every place; what of it is not needed is given back afterwards.
+            eligible = tuple(
+                a
+                for a in eligible
+                if a.allocation == self.current
+                or a.allocation.cpu.exclusive
+                or a.allocation.cpu.batch_weight is IDLE
+            )
+        if self.current != self.nothing and measured >= 1.0 - self.settings.min_effect_pct / 100.0:
+            # Close to the target, a guess may lose more than it wins: only what is sure, or a step tighter.
+            counts = inferer.core_counts(assessed)
+            here = self.current.cpu
+            eligible = tuple(
+                a
+                for a in eligible
+                if inferer.chance(a.prediction, 1.0, z) >= inferer.SURE
+                or (
+                    inferer.protects_no_more(here, a.allocation.cpu)
+                    and inferer.is_step(here, a.allocation.cpu, counts)
+                )
+            )
+            if not eligible:
+                return self._hold(
+                    "best effort: slightly below target, and nothing is left that is sure to do better"
+                )
+        chosen, why = inferer.choose(eligible, self.current, z)
+        if self.current != self.nothing and self.state.scores and mean(self.state.scores) >= 1.0:
+            stay = inferer.chance(current.prediction, 1.0, z)
+            if stay >= inferer.chance(chosen.prediction, 1.0, z):
+                # What was learned here outweighs a bad spell; if it lasts, it is learned as well.
+                return self._hold(f"best effort: what is in force has the best chance ({stay:.0%}) of all")
+        candidates = self.scene.candidates(assessed, chosen, current)
+        if chosen.allocation == self.current:
+            return Move(Action.HOLD, self.current, "best effort: " + why, candidates)
+        exploring = "exploring" in why
+        hopeless = chosen.prediction.score < measured * HELPED_RATIO and chosen.prediction.lower < 1.0
+        if hopeless and not exploring:
+            reason = "best effort: nothing is predicted to do clearly better than what is in force"
+            return Move(Action.HOLD, self.current, reason, candidates)
+        action = Action.EXPLORE if exploring else Action.GROW
+        if self.current != self.nothing:
+            self._regret(self.current)  # it did not do: not again soon
+        if chosen.batch_cores > current.batch_cores + inferer.NEGLIGIBLE_CORES and action is Action.GROW:
+            action = Action.ROLLBACK if self._was_before(chosen.allocation) else Action.GROW
+        return Move(action, chosen.allocation, why, candidates)
+
+    def _give_back(self, judged: Judgement, model: ResPerfModel) -> Move:
+        if judged.verdict.health is not Health.HEALTHY:
+            # One sample below target is no news where samples scatter: what was gathered about slack stays.
+            return self._hold("watching")
+        if self.current == self.nothing and not self.scene.batch_is_starved():
+            return self._hold("on target")
+        assessed = self.scene.assess(model, self.target)
+        current = next(a for a in assessed if a.allocation == self.current)
+        avoid = [a for a in alive(self.state.regrets, self.now_s) if self.scene.differs_in_cpu_only(a)]
+        stakes = self.scene.stakes
+        steps = [self._less_cache(model, stakes), inferer.cheaper(assessed, current, stakes, avoid)]
+        found = [step for step in steps if step is not None]
+        # The dearest first: what gives batch most.
+        smaller = max(found, key=self.scene.batch_value) if found else self._less_memory(current)
+        if smaller is None:
+            self._lose_slack()
+            text = "just enough: nothing smaller is predicted to keep the target"
+            return self._hold(text if self.current != self.nothing else "on target")
+        since_s = self.state.slack_since_s if self.state.slack_since_s is not None else self.now_s
+        self.state = replace(self.state, slack_since_s=since_s)
+        sure = inferer.chance(smaller.prediction, stakes.need, stakes.z) >= inferer.SURE
+        wait_s = self.settings.shrink_sure_after_s if sure else self.settings.shrink_after_s
+        if self.now_s - since_s < wait_s:
+            return self._hold("more than enough; waiting before a step is given back")
+        reason = "more than enough for long enough: a step that leaves batch more"
+        reason += " and is as good as certain to keep the target" if sure else ""
+        candidates = self.scene.candidates(assessed, smaller, current)
+        return Move(Action.SHRINK, smaller.allocation, reason, candidates)
+
+    def _when_quiet(self) -> Move:
+        since_s = self.state.quiet_since_s if self.state.quiet_since_s is not None else self.now_s
+        if self.current == self.nothing:
+            return self._hold("no batch work is running")
+        if self.now_s - since_s < self.settings.release_after_s:
+            return self._hold("batch is idle or gone; waiting before everything is given back")
+        return Move(Action.RELEASE, self.nothing, "batch is idle or gone: everything is given back")
+
+    def _when_unknown(self, judged: Judgement, perf: Performance) -> Move:
+        reason = judged.score.reason if isinstance(judged.score, Unavailable) else ""
+        since_s = self.state.unknown_since_s if self.state.unknown_since_s is not None else self.now_s
+        self.state = replace(self.state, unknown_since_s=since_s)
+        waited_s = self.now_s - since_s
+        if self.current != self.nothing:
+            if waited_s < self.settings.unknown_release_s:
+                return self._hold(reason)
+            self._regret(self.scene.probe_allocation())
+            text = f"nothing could be judged for {waited_s:.0f} s: everything is given back; {reason}"
+            return Move(Action.RELEASE, self.nothing, text)
+        blind = not self.target.known and available(perf.work)
+        if not (blind and self.settings.probe_reference) or self._is_regretted(self.scene.probe_allocation()):
+            return self._hold(reason)
+        if waited_s < self.settings.probe_after_s:
+            return self._hold(
+                f"{reason}; a probe follows if it stays so for {self.settings.probe_after_s:g} s"
+            )
+        return self._probe("batch was there first")
+
+    def _probe(self, why: str) -> Move:
+        probe = self.scene.probe_allocation()
+        if probe == self.nothing:
+            return self._hold(f"{why}; no probe: neither the CPUs nor the weight of batch can be set here")
+        if self._is_regretted(probe):
+            return self._hold(f"{why}; a probe has taught nothing and is not repeated yet")
+        text = f"{why}: protecting strongly to learn what undisturbed performance is"
+        return Move(Action.EXPLORE, probe, text)
+
+    def _is_regretted(self, allocation: Allocation) -> bool:
+        return allocation in alive(self.state.regrets, self.now_s)
+
+    def _memory_move(self, judged: Judgement) -> Move | None:
+        sample = self.view.sample
+        if sample is None or not self.scene.memory_pressed() or judged.verdict.health is not Health.DEGRADED:
+            return None
+        if "memory_low_bytes" not in self.view.enforceable:
+            return None
+        working_set = sample.memory_working_set_bytes
+        if not available(working_set):
+            return None
+        margin = 1.0 + self.settings.memory_margin_pct / 100.0
+        wanted = max(int(working_set * margin), int(self.current.memory_bytes * margin))
+        # What it does not use needs no protection; stalls beyond that come from elsewhere (its own limit, say).
+        used = value_or(sample.memory_current_bytes, working_set)
+        wanted = min(wanted, int(max(used, working_set) * margin))
+        if wanted <= self.current.memory_bytes:
+            return None
+        reason = f"memory stalls {value_or(sample.memory_some_pct, 0.0):.0f} %: its working set is protected"
+        return Move(Action.GROW, replace(self.current, memory_bytes=wanted), reason)
+
+    def _less_memory(self, current: Assessed) -> Assessed | None:
+        """Memory is given back whole, when nothing stalls for it any more."""
+        step = replace(self.current, memory_bytes=0)
+        if step == self.current or self.scene.memory_pressed() or self._is_regretted(step):
+            return None
+        return replace(current, allocation=step, batch_cores=current.batch_cores + 1.0)
+
+    def _with_cache(self, judged: Judgement, model: ResPerfModel) -> Move:
+        """A rescue: a step up the ladder where cache or bandwidth is contended, CPU where that is, or both at once.
+
+        Instructions also take longer where cores are shared, so bandwidth is believed only where CPU is not short.
+        """
+        cpu_is_worst = judged.verdict.cause not in (Cause.LLC, Cause.MBW) and self.scene.cpu_is_contended()
+        if cpu_is_worst and judged.hierarchy is not Cause.LLC:
+            return self._rescue_blindly(judged, model)
+        step = self._next_step(judged.hierarchy)
+        if step is None:
+            return self._rescue_blindly(judged, model)
+        less = "cache" if step.llc_ways > self.current.llc_ways else "memory bandwidth"
+        what = "cache" if judged.hierarchy is Cause.LLC else "memory bandwidth"
+        why = f"its {what} is contended: batch gets less {less}"
+        if cpu_is_worst or (self.current.cpu == self.nothing.cpu and self.scene.cpu_is_contended()):
+            move = self._rescue(judged, model)
+            if move.chosen != self.current:
+                both = replace(move.chosen, llc_ways=step.llc_ways, mbw_pct=step.mbw_pct)
+                return replace(move, chosen=both, reason=f"{why}; CPU as well: {move.reason}")
+        self.state = replace(self.state, slack_since_s=None)
+        return Move(Action.GROW, step, why)
+
+    def _next_step(self, cause: Cause) -> Allocation | None:
+        steps = ladder.stronger(self.current, cause, self.snapshot.host, self.scene.giving())
+        return next((s for s in steps if not self._is_regretted(s)), None)
+
+    def _rescue_blindly(self, judged: Judgement, model: ResPerfModel) -> Move:
+        """CPU, as far as it goes; after that cache and bandwidth are tried where no counter can speak for them."""
+        move = self._rescue(judged, model)
+        sample = self.view.sample
+        if move.action is not Action.HOLD or sample is None or available(sample.cpi):
+            return move
+        if self.state.scores and mean(self.state.scores) >= 1.0:
+            return move
+        step = self._next_step(Cause.LLC)
+        if step is None:
+            return move
+        return Move(Action.EXPLORE, step, f"{move.reason}; what is left to try is its cache and bandwidth")
+
+    def _less_cache(self, model: ResPerfModel, stakes: inferer.Stakes) -> Assessed | None:
+        """One unit of cache or bandwidth back to batch, where the model gives that a fair chance."""
+        steps = [s for s in ladder.weaker(self.current, self.snapshot.host) if not self._is_regretted(s)]
+        if not steps or (self.current.llc_ways == 0 and self.current.mbw_pct == 100):
+            return None
+        context = model_context(self.snapshot, self.view, model)
+        for item in inferer.assess(steps, model, context, self.target, stakes.z):
+            if inferer.chance(item.prediction, stakes.need, stakes.z) >= inferer.FAIR:
+                return item
+        return None
+
+    # -- what came of it ----------------------------------------------------------------------------
+
+    def _judge_pending(self, pending: Pending, noise_sd: float) -> Move | None:
+        """The move that follows from what came of the last change; None if it stands."""
+        if not self.state.scores:
+            return self._hold("the last change is being judged")
+        came = outcomes.judge(pending, self.state.scores, noise_sd, self.nothing, self.settings)
+        if came is Came.OPEN:
+            return self._hold("the last change is being judged")
+        before, after = pending.score_before, mean(self.state.scores)
+        # Cache and bandwidth that did not help are batch's again at once: the next dimension is tried instead.
+        idle_step = came is Came.NO_HELP and pending.before.cpu == pending.after.cpu
+        idle_step = idle_step and pending.before.memory_bytes == pending.after.memory_bytes
+        undo = came in (Came.TOO_LITTLE, Came.WORSE) or idle_step
+        text = f"score {value_or(before, math.nan):.2f} -> {after:.2f}: {came}"
+        self.outcome = Outcome(
+            self.now_s, self.view.spec.name, pending.at_s, before, after, kept=not undo, text=text
+        )
+        self.state = replace(self.state, pending=None)
+        if not undo:
+            return None
+        wait_s = self._regret(pending.after)
+        kept = tuple(r for r in self.state.regrets if r.allocation != pending.before)
+        self.state = replace(self.state, slack_since_s=None, regrets=kept)
+        reason = f"{text}: taken back, nothing like it is tried for {wait_s:.0f} s"
+        return Move(Action.ROLLBACK, pending.before, reason)
+
+    def _regret(self, allocation: Allocation) -> float:
+        regrets, wait_s = outcomes.regret(self.state.regrets, allocation, self.now_s, self.settings.regret_s)
+        self.state = replace(self.state, regrets=regrets)
+        return wait_s
+
+    def _remember_change(self, move: Move) -> None:
+        score = mean(self.state.scores[-3:]) if self.state.scores else Unavailable("no clean score before")
+        pending = None
+        if move.action in (Action.GROW, Action.EXPLORE, Action.SHRINK):
+            pending = Pending(self.now_s, self.current, move.chosen, move.action, score)
+        self.state = replace(
+            self.state,
+            pending=pending,
+            scores=(),
+            slack_since_s=None,
+            detector=rearm(self.state.detector),
+        )
+
+    def _lose_slack(self) -> None:
+        """A tick in which nothing could be given back takes away what a tick with slack has gained."""
+        since_s = self.state.slack_since_s
+        if since_s is not None:
+            later_s = since_s + 2.0 * self.snapshot.period_s
+            self.state = replace(self.state, slack_since_s=later_s if later_s < self.now_s else None)
+
+    # -- helpers ------------------------------------------------------------------------------------
+
+    def _batch_is_quiet(self) -> bool:
+        quiet = batch_is_quiet(self.snapshot, self.settings.batch_idle_cores, self.current != self.nothing)
+        since_s = self.state.quiet_since_s
+        self.state = replace(
+            self.state, quiet_since_s=(since_s if since_s is not None else self.now_s) if quiet else None
+        )
+        return quiet
+
+    def _was_before(self, allocation: Allocation) -> bool:
+        return allocation.cpu.instrument is not CpuInstrument.NONE and any(
+            r.allocation == allocation for r in self.state.regrets
+        )
+
+    def _hold(self, reason: str) -> Move:
+        return Move(Action.HOLD, self.current, reason)
+
+    def _record(self, verdict: Verdict, move: Move) -> Decision:
+        return Decision(
+            at_s=self.now_s,
+            workload=self.view.spec.name,
+            verdict=verdict,
+            action=move.action,
+            target_work=self.target.work,
+            target_delay=self.target.delay,
+            current=self.current,
+            chosen=move.chosen,
+            candidates=move.candidates,
+            reason=move.reason,
+            policy="",
+        )
