@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     import rdt
 
 _READ_BYTES = 1 << 16
+_WHOLE_BYTES = 2048
+"""A kernel file of many records comes in pieces of up to a page, each ending where the next record would not fit. A
+first piece shorter than this is all there is: it had room for any record of the files that are kept open."""
 
 
 class KernelFile(Protocol):
@@ -62,7 +65,7 @@ class _RealFile:
     def read(self) -> bytes:
         try:
             data = os.pread(self._fd, _READ_BYTES, 0)
-            if len(data) < _READ_BYTES:
+            if len(data) < _WHOLE_BYTES:
                 return data
             parts, offset = [data], len(data)
             while chunk := os.pread(self._fd, _READ_BYTES, offset):

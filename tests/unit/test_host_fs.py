@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,3 +22,12 @@ def test_subdirectories_are_directories_only(tmp_path: Path) -> None:
         fs.subdirectories("/none")
     with pytest.raises(KernelError, match="list"):
         fs.subdirectories("/cg/cgroup.procs")
+
+
+def test_what_comes_in_pieces_is_read_to_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernel files end a piece where the next record would pass the page, wherever that is."""
+    (tmp_path / "cgroup.threads").write_bytes(b"".join(b"%d\n" % tid for tid in range(100_000, 102_000)))
+    whole = (tmp_path / "cgroup.threads").read_bytes()
+    pread = os.pread
+    monkeypatch.setattr(os, "pread", lambda fd, count, offset: pread(fd, min(count, 4091), offset))
+    assert RealFs(tmp_path).read("/cgroup.threads") == whole
