@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -16,7 +16,7 @@ from perphd.monitor.sli import SliReading
 from perphd.sim.host import Arrival, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.sli import SliCursor
-from perphd.sim.workload import Batch, Lra
+from perphd.sim.workload import Batch, Lra, Workload, placed
 
 BATCH_ARRIVES_S: Final = 30.0
 """Simulated batch jobs start so long after the daemon, so that it sees the applications undisturbed first."""
@@ -66,11 +66,18 @@ def simulate(
     batch_arrives_s: float = BATCH_ARRIVES_S,
     seed: int = 0,
     resctrl: bool = False,
+    kinds: Mapping[str, str] | None = None,
 ) -> SimHost:
-    """A simulated server on which these workloads run: databases with ten clients, jobs that fill it."""
+    """A simulated server on which these workloads run: databases with ten clients, jobs that fill it.
+
+    ``kinds``: workload -> the archetype that it is instead. Raises ConfigError for one that does not exist.
+    """
     machine = machine or Machine(1, _CORES)
-    work = [
-        Lra(spec.name, spec.cgroup, clients=10, service_ms=2.0, serial_ms=0.05, wait_ms=1.5)
+    kinds = kinds or {}
+    work: list[Workload] = [
+        placed(kinds[spec.name], spec.cgroup, spec.name)
+        if spec.name in kinds
+        else Lra(spec.name, spec.cgroup, clients=10, service_ms=2.0, serial_ms=0.05, wait_ms=1.5)
         if spec.kind is Kind.LRA
         else Batch(spec.name, spec.cgroup, threads=machine.cpus)
         for spec in specs

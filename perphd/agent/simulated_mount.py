@@ -12,12 +12,15 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from perphd.agent.simulated import BATCH_ARRIVES_S, DEFAULT_WORKLOADS, simulate
 from perphd.domain.errors import PerphError
+from perphd.domain.reading import available
 from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.host.event_files import EVENT_FILES, counts_text
+from perphd.host.perf_events import EventKind
 from perphd.sim.host import SimHost
 from perphd.sim.kernel.cgroup1 import HIERARCHIES, mount_v1
 from perphd.sim.kernel.fuse import MountError, serve
@@ -50,6 +53,7 @@ class ServerPlan:
             machines of ``machine_names``: they have the processors and the resctrl of a real one, whose settings
             are kept and shown but do not act on what runs.
         cgroups: 2, or 1 for v1 hierarchies.
+        kinds: workload -> the archetype that it is (those of profiles/), where it is not an ordinary one.
         workloads: what runs; by default one database and one batch job.
         batch_arrives_s: batch jobs start so long after the mount.
         seed: of the simulated noise.
@@ -60,6 +64,7 @@ class ServerPlan:
     batch_arrives_s: float = BATCH_ARRIVES_S
     seed: int = 0
     cgroups: Literal[1, 2] = 2
+    kinds: Mapping[str, str] = field(default_factory=dict)
 
 
 def machine_names() -> tuple[str, ...]:
@@ -129,12 +134,15 @@ class _Server:
             batch_arrives_s=plan.batch_arrives_s,
             seed=plan.seed,
             resctrl=plan.machine == RDT,
+            kinds=plan.kinds,
         )
         self.root = self._host.fs.root
         self.gate = threading.RLock()
         self.stop = threading.Event()
         self.failure: Exception | None = None
         _lay_out(self._host, rdt, plan.cgroups)
+        for spec in plan.workloads:
+            _state_events(self._host, f"{CGROUP_ROOT}{spec.cgroup}")
         self._sli = [
             _SliFile(self.root.make(SLI_DIR), spec.name, self._host.sli(spec.name))
             for spec in plan.workloads
@@ -180,6 +188,18 @@ class _SliFile:
         }
         self._text = "".join(f"{name} = {value:.6g}\n" for name, value in values.items() if value is not None)
         self._file.changed_ns = time.time_ns()
+
+
+def _state_events(host: SimHost, cgroup_dir: str) -> None:
+    """Put a workload's event counters where ``EventFiles`` looks: perf_event_open cannot be asked in a mount."""
+    counters = host.perf_opener(cgroup_dir, host.machine.online, tuple(EventKind))
+    folder, _, name = (EVENT_FILES + cgroup_dir).rpartition("/")
+
+    def read() -> str:
+        counts = counters.read()
+        return counts_text({event: count for event, count in counts.items() if available(count)})
+
+    host.fs.root.make(folder).add(name, read)
 
 
 def _lay_out(host: SimHost, rdt: RdtMachine | None, cgroups: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import Literal
 
 import click
 
@@ -36,9 +37,18 @@ _config_option = click.option(
 @click.option(
     "--cgroups", type=click.Choice(["v2", "v1"]), default="v2", show_default=True, help="Which hierarchies."
 )
+@click.option(
+    "--as", "kinds", multiple=True, metavar="NAME=ARCHETYPE", help="What a workload is, of profiles/."
+)
 @_config_option
 def mount(
-    directory: str, machine: str, batch_after: float, seed: int, cgroups: str, config_path: str | None
+    directory: str,
+    machine: str,
+    batch_after: float,
+    seed: int,
+    cgroups: str,
+    kinds: tuple[str, ...],
+    config_path: str | None,
 ) -> None:
     """Mount a simulated server on DIRECTORY (empty) until Ctrl-C, SIGTERM or umount.
 
@@ -53,7 +63,9 @@ def mount(
     if machine not in machine_names():
         raise click.UsageError(f"no machine {machine!r}; there are {', '.join(machine_names())}")
     try:
-        plan = ServerPlan(machine, _workloads(config_path), batch_after, seed, 1 if cgroups == "v1" else 2)
+        workloads = _workloads(config_path)
+        version: Literal[1, 2] = 1 if cgroups == "v1" else 2
+        plan = ServerPlan(machine, workloads, batch_after, seed, version, _kinds(kinds, workloads))
         mount_server(plan, os.path.abspath(directory), lambda: _say(f"mounted on {directory}"))
     except PerphError as exc:
         click.echo(f"perphd: {exc}", err=True)
@@ -92,6 +104,14 @@ def _workloads(config_path: str | None) -> tuple[WorkloadSpec, ...]:
 
     found = load(config_path, runtime=False).workloads if config_path is not None else ()
     return found or DEFAULT_WORKLOADS
+
+
+def _kinds(given: tuple[str, ...], workloads: tuple[WorkloadSpec, ...]) -> dict[str, str]:
+    kinds = dict(text.split("=", 1) for text in given if "=" in text)
+    names = [spec.name for spec in workloads]
+    if len(kinds) != len(given) or not set(kinds) <= set(names):
+        raise click.UsageError(f"--as wants NAME=ARCHETYPE with one of the workloads {', '.join(names)}")
+    return kinds
 
 
 def _say(text: str) -> None:

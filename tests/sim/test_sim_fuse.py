@@ -39,11 +39,11 @@ def _missing() -> str:
 pytestmark = pytest.mark.skipif(bool(_missing()), reason=_missing() or "FUSE is there")
 
 
-def eventually(what: str, holds: Callable[[], bool]) -> None:
-    """Wait until it holds; fail with ``what`` when patience ends."""
+def eventually(what: str, holds: Callable[[], bool], log: Path | None = None) -> None:
+    """Wait until it holds; fail with ``what`` and the log when patience ends."""
     until_s = time.monotonic() + PATIENCE_S
     while not holds():
-        assert time.monotonic() < until_s, what
+        assert time.monotonic() < until_s, what if log is None else f"{what}:\n{log.read_text()}"
         time.sleep(0.05)
 
 
@@ -240,14 +240,19 @@ cgroup = "/simulated/pi"
 
 
 def test_a_daemon_in_its_own_process_rescues_the_lra_and_gives_everything_back(tmp_path: Path) -> None:
+    """A database beside a job that thrashes the cache is given CPUs and cache ways, by files alone."""
     state, config, log = tmp_path / "state", tmp_path / "perphd.toml", tmp_path / "daemon.log"
     state.mkdir()
-    with mounted(tmp_path, "--batch-after", "4") as at:
+    kinds = ("--as", "mysql=mysql-oltp", "--as", "pi=batch-thrash")
+    with mounted(tmp_path, "--batch-after", "5", *kinds) as at:
         config.write_text(CONFIG.format(state=state, server=at))
+        cgroups, resctrl = at / "sys/fs/cgroup/simulated", at / "sys/fs/resctrl"
 
-        def knobs() -> dict[str, str]:
-            top = at / "sys/fs/cgroup/simulated"
-            return {f"{group}/{knob}": (top / group / knob).read_text() for group in GROUPS for knob in KNOBS}
+        def found() -> dict[str, str]:
+            files = {
+                f"{group}/{knob}": (cgroups / group / knob).read_text() for group in GROUPS for knob in KNOBS
+            }
+            return files | dict.fromkeys(os.listdir(resctrl), "")
 
         def p95_ms() -> float:
             with suppress(ValueError, KeyError):  # not yet
@@ -255,20 +260,40 @@ def test_a_daemon_in_its_own_process_rescues_the_lra_and_gives_everything_back(t
                 return float(dict(line.split(" = ") for line in lines)["latency_p95_ms"])
             return 0.0
 
-        before = knobs()
+        def stays_fast() -> bool:
+            """True once four indicators in a row, which is two seconds, were good."""
+            if (now_ms := p95_ms()) not in said[-1:]:
+                said.append(now_ms)
+            return len(said) >= 4 and all(0 < ms < 1.4 * calm_ms for ms in said[-4:])
+
+        said: list[float] = []
+        before = found()
         eventually("the application answers", lambda: p95_ms() > 0)
+        calm_ms = p95_ms()
         with running("run", "--config", str(config), output=log) as daemon:
             eventually(
-                "batch disturbs and is held back", lambda: knobs() != before or daemon.poll() is not None
+                "batch disturbs and is held back", lambda: found() != before or daemon.poll() is not None, log
             )
             assert daemon.poll() is None, log.read_text()
-            eventually("the application is fast again", lambda: 0 < p95_ms() < 9.0)
-            assert knobs() != before, "it is fast although batch runs, and because of what was written"
-            assert (
-                "1\n"
-                not in (at / "sys/fs/cgroup/simulated/pi/cgroup.events").read_text().split("populated ")[0]
+            eventually(
+                "resctrl is used, and the application is fast again while batch runs",
+                lambda: (
+                    "/sys/fs/resctrl/perphd.pi/schemata" in log.read_text() and 0 < p95_ms() < 1.4 * calm_ms
+                ),
+                log,
             )
+            assert "populated 1" in (cgroups / "pi/cgroup.events").read_text()
+            assert found() != before, "it is fast because of what is in force"
             daemon.send_signal(signal.SIGTERM)
             assert daemon.wait(30) == 0, log.read_text()
-        assert knobs() == before, log.read_text()
-        assert "written: /sys/fs/cgroup/simulated/pi/" in log.read_text()
+        assert found() == before, log.read_text()
+
+
+def test_v1_hierarchies_on_request(tmp_path: Path) -> None:
+    with mounted(tmp_path, "--machine", "plain", "--cgroups", "v1") as at:
+        cpu = at / "sys/fs/cgroup/cpu,cpuacct/simulated/mysql"
+        (cpu / "cpu.shares").write_text("1\n")
+        assert (cpu / "cpu.shares").read_text() == "2\n"
+        assert refusal(lambda: (cpu.parent / "cpu.cfs_quota_us").write_text("999\n")) == errno.EINVAL
+        assert "cgroup /sys/fs/cgroup/cpuset cgroup rw" in (at / "proc/self/mounts").read_text()
+        assert not (at / "sys/fs/resctrl").exists()
