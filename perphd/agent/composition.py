@@ -9,6 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perphd.admission.baselines import CpuSharesPolicy, NonePolicy, StaticPolicy
+from perphd.admission.peers.heracles import HeraclesPolicy
+from perphd.admission.peers.koordinator import KoordinatorPolicy
+from perphd.admission.peers.parties import PartiesPolicy
+from perphd.admission.peers.perph_literal import PerphLiteralPolicy
 from perphd.admission.perph import PerphPolicy
 from perphd.agent.config import Config
 from perphd.agent.loop import Agent, Parts
@@ -22,6 +26,7 @@ from perphd.host.capabilities import probe
 from perphd.host.cgroup import Hierarchies, discover
 from perphd.host.event_files import EVENT_FILES, EventFiles
 from perphd.host.fs import KernelFs, RealFs
+from perphd.host.kubelet import Kubelet
 from perphd.host.perf_events import EventKind, EventOpener, EventSupport, open_group
 from perphd.host.resctrl import open_groups
 from perphd.host.schedstat import RunDelayReader
@@ -44,6 +49,11 @@ POLICIES: dict[str, Callable[[Config], Policy]] = {
     "none": lambda _: NonePolicy(),
     "cpu-sbs": lambda _: CpuSharesPolicy(),
     "static": lambda _: StaticPolicy(),
+    "koordinator": lambda _: KoordinatorPolicy(),
+    "heracles": lambda _: HeraclesPolicy(),
+    "heracles-literal": lambda _: HeraclesPolicy(literal=True),
+    "parties": lambda _: PartiesPolicy(),
+    "perph-literal": lambda config: PerphLiteralPolicy(config.policy),
 }
 
 
@@ -101,6 +111,7 @@ def build_agent(
         hierarchies,
         journal,
         refuse=lambda cgroup: refusal(written, hierarchies, cgroup),
+        kubelet=Kubelet(fs),
         deadline_s=config.isolation.deadline_s,
         changes_per_s=config.isolation.changes_per_s,
         adopt_s=config.isolation.adopt_s,

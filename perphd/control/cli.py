@@ -312,9 +312,19 @@ def groups(out: Out, limit: int, everything: bool) -> None:
 
     fs = RealFs()
     found = [item for item in list_cgroups(fs, discover(fs), limit) if everything or item.populated]
-    data = [{"path": item.path, "populated": item.populated, "processes": item.processes} for item in found]
-    rows = [(item.path, str(item.processes)) for item in found]
-    out.show({"cgroups": data}, lambda: [table("", ("CGROUP", "PROCESSES"), rows, right=(1,))])
+    data = [
+        {
+            "path": item.path,
+            "populated": item.populated,
+            "processes": item.processes,
+            "container": item.label,
+        }
+        for item in found
+    ]
+    rows = [(item.path, str(item.processes), item.label) for item in found]
+    out.show(
+        {"cgroups": data}, lambda: [table("", ("CGROUP", "PROCESSES", "POD OR CONTAINER"), rows, right=(1,))]
+    )
 
 
 def _for_restore(config_path: str) -> tuple[str, str]:

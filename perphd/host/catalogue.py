@@ -19,6 +19,7 @@ from cgroupspy.trees import Tree
 
 from perphd.domain.errors import KernelError
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy
+from perphd.host.containers import ContainerNames
 from perphd.host.fs import KernelFs, RealFs, read_text
 
 MAX_SUGGESTIONS: Final = 3
@@ -29,12 +30,14 @@ _SIMILAR: Final = 0.6
 class CgroupEntry:
     """One control group over all hierarchies.
 
-    ``populated``: a process lives in it or below it; ``processes``: those in the group itself.
+    ``populated``: a process lives in it or below it; ``processes``: those in the group itself; ``label``: the name of
+    the pod or container that it is, empty for others.
     """
 
     path: str
     populated: bool
     processes: int
+    label: str = ""
 
 
 def list_cgroups(fs: KernelFs, hierarchies: Hierarchies, limit: int) -> tuple[CgroupEntry, ...]:
@@ -48,24 +51,30 @@ def list_cgroups(fs: KernelFs, hierarchies: Hierarchies, limit: int) -> tuple[Cg
             members.setdefault(path, set()).update(_pids(fs, hierarchy, path))
     busy = {ancestor for path, pids in members.items() if pids for ancestor in _upwards(path)}
     kept = sorted(members, key=lambda path: (path.count("/"), path))[:limit]
-    return tuple(CgroupEntry(path, path in busy, len(members[path])) for path in sorted(kept))
+    names = ContainerNames(fs)
+    return tuple(
+        CgroupEntry(path, path in busy, len(members[path]), names.label(path)) for path in sorted(kept)
+    )
 
 
 def suggest(path: str, entries: Iterable[CgroupEntry]) -> tuple[str, ...]:
     """Existing groups that were probably meant by ``path``, best first; at most three.
 
-    Groups of the same last name elsewhere come first, then those that are spelled alike.
+    Groups of the same last name elsewhere come first, then pods and containers of that name, then those that are
+    spelled alike.
     """
+    entries = tuple(entries)
     known = [entry.path for entry in entries]
     name = path.rstrip("/").rsplit("/", 1)[-1]
     by_name = {candidate: candidate.rsplit("/", 1)[-1] for candidate in known}
     same = [candidate for candidate in known if name and by_name[candidate] == name]
+    labelled = [entry.path for entry in entries if name and name in entry.label.split("/")]
     names = set(difflib.get_close_matches(name, set(by_name.values()), MAX_SUGGESTIONS, _SIMILAR))
     alike = [
         *difflib.get_close_matches(path, known, MAX_SUGGESTIONS, _SIMILAR),
         *(candidate for candidate in known if by_name[candidate] in names),
     ]
-    return tuple(dict.fromkeys([*same, *alike]))[:MAX_SUGGESTIONS]
+    return tuple(dict.fromkeys([*same, *labelled, *alike]))[:MAX_SUGGESTIONS]
 
 
 def _paths(fs: KernelFs, hierarchy: Hierarchy) -> Sequence[str]:

@@ -21,6 +21,7 @@ from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import CONTROLLERS, LIST_SETTINGS, RESCTRL_SETTINGS
 from perphd.host.fs import KernelFs
+from perphd.host.kubelet import Kubelet
 from perphd.host.systemd_fs import Lasting
 from perphd.isolation.caches import Caches, is_group
 from perphd.isolation.journal import Journal, Original
@@ -57,6 +58,7 @@ class Executor:
 
     Args:
         refuse: says why a cgroup must not be written directly; asked for every workload that is to be changed.
+        kubelet: whose exclusive CPUs are given to nobody else; None: there is none on this host.
         on_write: told of every kernel write and its outcome (``written``, ``undone``, ``restored``, ``failed: ...``),
             after the transaction, in the event loop's thread.
         clock: seconds, for ``duration_s``, the deadline, and the wait after changes that could not be recorded.
@@ -74,6 +76,7 @@ class Executor:
         journal: Journal,
         *,
         refuse: Refuse | None = None,
+        kubelet: Kubelet | None = None,
         on_write: Callable[[Write, str], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
         deadline_s: float = 2.0,
@@ -97,7 +100,9 @@ class Executor:
         self._reclaimer = Reclaimer(fs, in_thread)
         self._caches = Caches(fs, self._cgroups, journal, self._watch, self._standing)
         self._specs: dict[str, WorkloadSpec] = {}
-        self._survey = Survey(fs, self._cgroups, hierarchies, self._read, self._watch, self._standing, refuse)
+        self._survey = Survey(
+            fs, self._cgroups, hierarchies, self._read, self._watch, self._standing, refuse, kubelet
+        )
 
     # -- questions -----------------------------------------------------------------------------------------------
 

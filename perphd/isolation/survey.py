@@ -23,6 +23,7 @@ from perphd.host.cgroup.knobs import (
     decode_limit,
 )
 from perphd.host.fs import KernelFs, read_text
+from perphd.host.kubelet import Kubelet
 from perphd.isolation.ceilings import CEILINGS, Ceilings, read_use
 from perphd.isolation.planner import FileState, KnobState, Wanted, attainable
 from perphd.isolation.readback import ReadBack
@@ -51,9 +52,11 @@ class Survey:
         watch: Watch,
         standing: Standing,
         refuse: Refuse | None,
+        kubelet: Kubelet | None = None,
     ) -> None:
         self._fs, self._cgroups, self._hierarchies = fs, cgroups, hierarchies
         self._read, self._watch, self._standing, self._refuse = read, watch, standing, refuse
+        self._kubelet = kubelet
         self._claimed: set[str] = set()
         self._changed: set[tuple[str, str]] = set()
         self._ceilings = Ceilings()
@@ -143,6 +146,14 @@ class Survey:
             target = self._memory_target(key, knob, files[0], target)
             if refused := self._watch.refused(key, target):
                 return refused
+        if setting in LIST_SETTINGS and isinstance(target, CpuSet) and self._kubelet is not None:
+            if refused := self._kubelet.refusal(spec.cgroup, self._now_s):
+                return refused
+            if setting == "cpus":
+                left = self._without_kubelets(key, target)
+                if isinstance(left, str):
+                    return left
+                target = left
         self.planned[key] = (knob, target)
         if setting not in LIST_SETTINGS:
             return Wanted(KnobState(spec.name, knob, files), target)
@@ -178,6 +189,18 @@ class Survey:
             path = f"{knob.directory}/{RECLAIM}"
             self.reclaims.append(Write(*key, path, str(aim.reclaim_bytes), "", Stage.SHRINK))
         return aim.value
+
+    def _without_kubelets(self, key: Key, wanted: CpuSet) -> CpuSet | str:
+        """What of these CPUs kubelet has not given to single containers; or why nothing is left."""
+        assert self._kubelet is not None
+        theirs = self._kubelet.cpu_manager(self._now_s).exclusive & wanted
+        if not theirs:
+            return wanted
+        reason = f"kubelet has given the CPUs {theirs} to single containers"
+        if not wanted - theirs:
+            return reason
+        self._limit(key, f"without {theirs}: {reason}")
+        return wanted - theirs
 
     def _note_bound(self, key: Key, knob: Knob, wanted: int) -> None:
         """A protection reaches no further than those of the groups above: theirs are not perphd's to set."""

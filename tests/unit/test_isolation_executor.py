@@ -16,6 +16,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Busy, Denied, Full, Invalid
 from perphd.domain.plan import Stage, Write
 from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.host.kubelet import CpuManager, Kubelet
 from perphd.isolation import Applied, Executor, Journal
 from tests.unit.isolation_kernel import FakeKernel
 
@@ -591,3 +592,32 @@ async def test_any_write_may_fail_in_any_way(bench: Bench, number: int, fault: i
 def test_keep_and_stage_are_what_the_records_say() -> None:
     assert UNTOUCHED.cpus is KEEP
     assert [stage.name for stage in sorted(Stage)] == ["DEMOTE", "SHRINK", "GROW", "PROMOTE"]
+
+
+class _Kubelet(Kubelet):
+    """As if kubelet had given CPU 3 to a container."""
+
+    def __init__(self) -> None:
+        pass
+
+    def cpu_manager(self, now_s: float) -> CpuManager:
+        return CpuManager(True, CpuSet.of([3]))
+
+
+async def test_kubelets_cpusets_are_left_alone_and_its_cpus_given_to_nobody(bench: Bench) -> None:
+    pod = WorkloadSpec("pod", Kind.BATCH, "/kubepods/pod1")
+    for group in ("/kubepods", "/kubepods/pod1"):
+        bench.kernel.mkdir(group)
+    executor = Executor(
+        bench.kernel, bench.kernel.hierarchies, bench.journal, in_thread=False, kubelet=_Kubelet()
+    )
+    specs = (LRA, BATCH, pod)
+    wanted = Settings(cpus=CpuSet.of([2, 3]), cpu_weight=10)
+    changes = executor.plan({"pi": wanted, "pod": wanted, "db": Settings(cpus=CpuSet.of([3]))}, specs)
+    assert {(write.workload, write.value) for write in changes.writes if write.knob == "cpus"} >= {
+        ("pi", "2")
+    }
+    assert {write.workload for write in changes.writes if write.knob == "cpu_weight"} == {"pi", "pod"}
+    assert "static CPU manager" in executor.not_enforceable("pod")[0].reason
+    assert "CPUs 3 to single containers" in executor.not_enforceable("db")[0].reason
+    assert "without 3" in executor.limited("pi")[0].reason

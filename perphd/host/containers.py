@@ -1,0 +1,142 @@
+"""Kubernetes pods and containers by their cgroup paths, with the names that people gave them.
+
+What a path says is the runtime, the id and the pod; names come from files that the runtimes and kubelet leave on every
+node. Nothing is asked of a daemon. What is not found stays an id.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any, Final
+
+from perphd.domain.errors import KernelError
+from perphd.host.fs import KernelFs
+
+POD_LOGS: Final = "/var/log/pods"
+"""kubelet keeps NAMESPACE_POD_UID here, whatever the runtime."""
+_ID: Final = "[0-9a-f]{64}"
+_SCOPE: Final = re.compile(rf"(docker|cri-containerd|crio|libpod|nerdctl)-({_ID})\.scope", re.ASCII)
+_PLAIN: Final = re.compile(rf"(?:crio-)?({_ID})", re.ASCII)
+_POD: Final = re.compile(
+    r"(?:.*-)?pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(?:\.slice)?",
+    re.ASCII,
+)
+_PARENTS: Final = {"docker": "docker", "libpod_parent": "libpod", "default": "containerd"}
+_MAX_BYTES: Final = 4 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerPath:
+    """What a cgroup path says. Empty: it does not. ``pod_uid`` with dashes, as Kubernetes shows it."""
+
+    runtime: str = ""
+    container_id: str = ""
+    pod_uid: str = ""
+    qos: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.container_id or self.pod_uid)
+
+
+def in_kubernetes(cgroup: str) -> bool:
+    """True for kubelet's own tree and everything in it, with either of its cgroup drivers."""
+    return any(part in ("kubepods", "kubepods.slice", "kubelet-kubepods.slice") for part in cgroup.split("/"))
+
+
+def parse_path(cgroup: str) -> ContainerPath:
+    """What this path says about containers; groups within a container are the container's."""
+    parts = cgroup.strip("/").split("/")
+    runtime = container_id = pod_uid = ""
+    for before, part in zip(["", *parts], parts, strict=False):
+        if not pod_uid and in_kubernetes(cgroup) and (found := _POD.fullmatch(part)):
+            pod_uid = _dashed(found[1])
+        elif scope := _SCOPE.fullmatch(part):
+            runtime, container_id = scope[1].removeprefix("cri-"), scope[2]
+        elif (plain := _PLAIN.fullmatch(part)) and (pod_uid or before in _PARENTS):
+            runtime, container_id = _PARENTS.get(before, runtime), plain[1]
+        if container_id:
+            break
+    qos = ""
+    if in_kubernetes(cgroup):
+        qos = next(
+            (name for name in ("besteffort", "burstable") if name in cgroup), "guaranteed" if pod_uid else ""
+        )
+    return ContainerPath(runtime, container_id, pod_uid, qos)
+
+
+class ContainerNames:
+    """Looks names up, each file once: for one listing, not for a daemon's life."""
+
+    def __init__(self, fs: KernelFs) -> None:
+        self._fs = fs
+        self._pods: dict[str, str] | None = None
+        self._containers: dict[str, str] = {}
+
+    def label(self, cgroup: str) -> str:
+        """``namespace/pod/container``, ``namespace/pod``, a container's name, a short id; empty for other groups."""
+        path = parse_path(cgroup)
+        if not path:
+            return ""
+        name = self._container(path) if path.container_id else ""
+        if path.pod_uid:
+            pod = self._pod_names().get(path.pod_uid, f"pod {path.pod_uid}")
+            return f"{pod}/{name}" if name else pod
+        return name
+
+    def _pod_names(self) -> dict[str, str]:
+        if self._pods is None:
+            self._pods = {}
+            try:
+                folders = self._fs.listdir(POD_LOGS)
+            except KernelError:
+                folders = []
+            for folder in folders:
+                namespace, _, rest = folder.partition("_")
+                pod, _, uid = rest.rpartition("_")
+                if pod:
+                    self._pods[_dashed(uid)] = f"{namespace}/{pod}"
+        return self._pods
+
+    def _container(self, path: ContainerPath) -> str:
+        found = self._containers.get(path.container_id)
+        if found is None:
+            found = self._look_up(path.container_id) or path.container_id[:12]
+            self._containers[path.container_id] = found
+        return found
+
+    def _look_up(self, container_id: str) -> str:
+        docker = self._json(f"/var/lib/docker/containers/{container_id}/config.v2.json")
+        labels = _table(_table(docker.get("Config")).get("Labels"))
+        name = labels.get("io.kubernetes.container.name") or docker.get("Name")
+        if name:
+            return str(name).lstrip("/")
+        for namespace in ("k8s.io", "moby", "default"):
+            task = f"/run/containerd/io.containerd.runtime.v2.task/{namespace}/{container_id}/config.json"
+            if name := self._annotated(task, "io.kubernetes.cri.container-name", "nerdctl/name"):
+                return name
+        crio = f"/run/containers/storage/overlay-containers/{container_id}/userdata/config.json"
+        return self._annotated(crio, "io.kubernetes.container.name", "io.podman.annotations.name")
+
+    def _annotated(self, path: str, *keys: str) -> str:
+        notes = _table(self._json(path).get("annotations"))
+        return next((str(notes[key]) for key in keys if notes.get(key)), "")
+
+    def _json(self, path: str) -> dict[str, Any]:
+        try:
+            data = self._fs.read(path)
+            return _table(json.loads(data)) if len(data) <= _MAX_BYTES else {}
+        except (KernelError, ValueError, RecursionError):
+            return {}
+
+
+def _table(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dashed(uid: str) -> str:
+    text = uid.replace("_", "-")
+    if "-" in text or len(text) != 32:
+        return text
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
