@@ -21,10 +21,9 @@ WAY_COST = 1 << 12
 """One remapped way. A changed mask costs 1: it only decides between layouts that remap equally much."""
 NEVER = 1 << 48
 
-_State: TypeAlias = tuple[int, int]
-"""The position reached, and the items still to place as a bit set."""
-_Entry: TypeAlias = tuple[int, int, int, int, int, int, int, _State]
-"""Two numbers that say how urgent it is; a ticket; bound, cost so far, bound of the rest alone, ways of the rest."""
+_Entry: TypeAlias = tuple[int, int, int, int, int, int, int, int]
+"""Two numbers that say how urgent it is; a ticket; bound, cost so far, bound of the rest alone, ways of the rest;
+and the state: the position reached, above a bit for each item still to place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,16 +126,16 @@ def _search(
     """The cheapest layout below ``known``, if there is one. Where ``effort`` ends first, the search goes straight
     down from what it has to some layout, and says that it is not proven.
     """
-    width = len(tail) - 1
+    width, count = len(tail) - 1, len(ways)
     rises = [
         [(1 << index, low[p + 1] - low[p]) for index, low in enumerate(lower) if low[p + 1] != low[p]]
         for p in range(width)
     ]
-    begin = (0, (1 << len(ways)) - 1)
-    seen: dict[_State, int] = {begin: 0}
-    came: dict[_State, tuple[_State, int]] = {}
+    everything = (1 << count) - 1
+    seen: dict[int, int] = {everything: 0}
+    came: dict[int, tuple[int, int]] = {}
     alone = sum(low[0] for low in lower)
-    heap: list[_Entry] = [(0, 0, 0, alone + tail[sum(ways)], 0, alone, sum(ways), begin)]
+    heap: list[_Entry] = [(0, 0, 0, alone + tail[sum(ways)], 0, alone, sum(ways), everything)]
     ticket = looked = 0
     straight = False
     while heap:
@@ -147,9 +146,9 @@ def _search(
             return None, True
         if spent > seen[state]:
             continue
-        position, items = state
+        position, items = state >> count, state & everything
         if not items:
-            return _starts(came, state, len(ways)), not straight
+            return _starts(came, state, count), not straight
         looked += 1
         if looked > effort and not straight:
             straight = True
@@ -157,16 +156,23 @@ def _search(
             heapq.heapify(heap)
         elif looked > 2 * effort and known < NEVER:
             return None, False
-        for index, after in _steps(
-            tables, lower, ways, position, items, position + size < width, known - bound
-        ):
-            if index < 0:
-                items_after, spent_after, rest_after, size_after = items, spent, rest, size
+        slack = position + size < width
+        limit = known - bound
+        left = items
+        while left or slack:
+            if slack:  # a way left free
+                slack = False
+                index, after, items_after = -1, position + 1, items
+                spent_after, rest_after, size_after = spent, rest, size
             else:
-                items_after = items & ~(1 << index)
-                spent_after = spent + tables[index][position]
-                rest_after = rest - lower[index][position]
-                size_after = size - ways[index]
+                lowest = left & -left
+                left ^= lowest
+                index = lowest.bit_length() - 1
+                cost, least = tables[index][position], lower[index][position]
+                if cost - least >= limit:
+                    continue
+                after, items_after = position + ways[index], items ^ lowest
+                spent_after, rest_after, size_after = spent + cost, rest - least, size - ways[index]
             for p in range(position, after):
                 for bit, rise in rises[p]:
                     if items_after & bit:
@@ -174,44 +180,21 @@ def _search(
             bound_after = spent_after + rest_after + tail[after + size_after]
             if bound_after >= known:
                 continue
-            state_after = (after, items_after)
+            state_after = after << count | items_after
             if spent_after < seen.get(state_after, NEVER):
                 seen[state_after] = spent_after
                 came[state_after] = (state, index)
                 ticket += 1
-                urgency = (size_after, bound_after) if straight else (bound_after, size_after)
-                heapq.heappush(
-                    heap, (*urgency, ticket, bound_after, spent_after, rest_after, size_after, state_after)
-                )
+                first, second = (size_after, bound_after) if straight else (bound_after, size_after)
+                entry = (first, second, ticket, bound_after, spent_after, rest_after, size_after, state_after)
+                heapq.heappush(heap, entry)
     return None, not straight
 
 
-def _steps(
-    tables: Sequence[list[int]],
-    lower: Sequence[list[int]],
-    ways: Sequence[int],
-    position: int,
-    items: int,
-    slack: bool,
-    limit: int,
-) -> list[tuple[int, int]]:
-    """What may come at a position: an item that costs less than ``limit`` more here than where it is best, or -1 for
-    a way left free; and the position after it.
-    """
-    steps = [(-1, position + 1)] if slack else []
-    while items:
-        lowest = items & -items
-        items ^= lowest
-        index = lowest.bit_length() - 1
-        if tables[index][position] - lower[index][position] < limit:
-            steps.append((index, position + ways[index]))
-    return steps
-
-
-def _starts(came: dict[_State, tuple[_State, int]], state: _State, count: int) -> list[int]:
+def _starts(came: dict[int, tuple[int, int]], state: int, count: int) -> list[int]:
     starts = [0] * count
     while state in came:
         state, index = came[state]
         if index >= 0:
-            starts[index] = state[0]
+            starts[index] = state >> count
     return starts
