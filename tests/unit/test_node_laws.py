@@ -46,7 +46,9 @@ lras = st.builds(
         hot_share=st.floats(0.05, 1),
         hot_hits=st.floats(0, 1),
     ),
-    io=st.builds(IoUse, disk_ops=st.floats(0, 1), disk_read_bytes=st.floats(0, 1e5), net_bytes=st.floats(0, 1e5)),
+    io=st.builds(
+        IoUse, disk_ops=st.floats(0, 1), disk_read_bytes=st.floats(0, 1e5), net_bytes=st.floats(0, 1e5)
+    ),
 )
 jobs = st.builds(
     NodeWorkload,
@@ -111,7 +113,9 @@ def test_more_of_anything_never_hurts_who_gets_it(
     work: NodeWorkload, cores: int, ways: int, level: int, memory_bytes: float
 ) -> None:
     """Alone on its part of the machine. Thread oversubscription and crosstalk, which may, are zero here."""
-    less = Grant(MACHINE.first_cores(cores), memory_bytes=memory_bytes, masks=((1 << ways) - 1,), mba_pct=(level,))
+    less = Grant(
+        MACHINE.first_cores(cores), memory_bytes=memory_bytes, masks=((1 << ways) - 1,), mba_pct=(level,)
+    )
     more = [
         replace(less, cpus=MACHINE.first_cores(cores + 1)),
         replace(less, memory_bytes=memory_bytes * 1.3),
@@ -123,7 +127,9 @@ def test_more_of_anything_never_hurts_who_gets_it(
     base = found.of(0, 0)
     for index, what in enumerate(("a core", "memory", "a way", "bandwidth"), start=1):
         now = found.of(0, index)
-        told = f"{what}: {base.work_per_s} -> {now.work_per_s} per s, {base.p95_ms} -> {now.p95_ms} ms, {work}"
+        told = (
+            f"{what}: {base.work_per_s} -> {now.work_per_s} per s, {base.p95_ms} -> {now.p95_ms} ms, {work}"
+        )
         assert better_or_equal(now, base), told
 
 
@@ -164,18 +170,25 @@ def test_the_same_question_gives_the_same_answer() -> None:
 
 def test_a_sweep_answers_as_single_questions_do() -> None:
     works = [
-        NodeWorkload("db", Code(2e6, miss_cycles=25, mpki_swing=10, refs_pki=20), 32, Requests(rate_per_s=2000)),
+        NodeWorkload(
+            "db", Code(2e6, miss_cycles=25, mpki_swing=10, refs_pki=20), 32, Requests(rate_per_s=2000)
+        ),
         NodeWorkload("lru", Code(1e8, miss_cycles=20, mpki_floor=8, mpki_swing=30, refs_pki=50), 8),
     ]
     node, machine = Node(SILVER_4114, works), SILVER_4114
     cpus = [[machine.first_cores(n), machine.first_cores(10 - n, n)] for n in (2, 5, 8)]
     masks = [[(1 << n) - 1, machine.full_mask & ~((1 << n) - 1)] for n in (3, 8)]
-    table, index = product(machine, [Grant(), Grant()], cpus=cpus, masks=masks, mba_pct=[[100, 10], [100, 100]])
+    table, index = product(
+        machine, [Grant(), Grant()], cpus=cpus, masks=masks, mba_pct=[[100, 10], [100, 100]]
+    )
     assert table.count == len(index) == 12
     found = node.solve(table)
     for row, (c, m, b) in enumerate(index.tolist()):
         single = node.solve(
-            [Grant(cpus=cpus[c][w], masks=(masks[m][w],), mba_pct=((100, (10, 100)[b])[w],)) for w in range(2)]
+            [
+                Grant(cpus=cpus[c][w], masks=(masks[m][w],), mba_pct=((100, (10, 100)[b])[w],))
+                for w in range(2)
+            ]
         )
         assert found.work_per_s[row] == pytest.approx(single.work_per_s[0], rel=5e-3)
         assert found.p95_ms[row, 0] == pytest.approx(single.p95_ms[0, 0], rel=2e-2)
@@ -206,7 +219,9 @@ def test_stepping_arrives_where_solving_says() -> None:
 def test_the_cache_warms_up_after_a_change_of_mask() -> None:
     machine = SILVER_4114
     works = [
-        NodeWorkload("db", Code(3e6, miss_cycles=25, mpki_floor=0.2, mpki_swing=10), 16, Requests(rate_per_s=900)),
+        NodeWorkload(
+            "db", Code(3e6, miss_cycles=25, mpki_floor=0.2, mpki_swing=10), 16, Requests(rate_per_s=900)
+        ),
         NodeWorkload("lru", Code(1e8, miss_cycles=20, mpki_floor=8, mpki_swing=30), 8),
     ]
     node, state = Node(machine, works), None
@@ -230,11 +245,14 @@ def test_an_overloaded_open_loop_builds_a_backlog_and_drains_it() -> None:
     node = Node(Machine(1, 4), [work])
     table, state = grants(Machine(1, 4), [[Grant()]]), node.start()
     usual = node.step(state, table, 0.25, np.ones(1)).p95_ms[0, 0]
+    peak = after = None
     for _ in range(20):
         peak = node.step(state, table, 0.25, np.array([8.0]), max_backlog=5000.0)
+    assert peak is not None
     assert peak.p95_ms[0, 0] > 20 * usual
     assert state.backlog[0, 0] == 5000.0
     for _ in range(20):
         after = node.step(state, table, 0.25, np.ones(1), max_backlog=5000.0)
+    assert after is not None
     assert after.p95_ms[0, 0] == pytest.approx(usual, rel=0.05)
     assert state.backlog[0, 0] == 0.0

@@ -10,6 +10,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -150,7 +151,9 @@ def with_parameters(work: NodeWorkload, values: dict[str, float]) -> NodeWorkloa
     assert work.requests is not None
     requests = {k: v for k, v in values.items() if k in ("wait_ms", "spread", "bursts", "queue_limit")}
     code = {k: v for k, v in values.items() if k not in requests}
-    return replace(work, code=replace(work.code, **code), requests=replace(work.requests, **requests))
+    return replace(
+        work, code=replace(work.code, **code), requests=replace(work.requests, **cast(Any, requests))
+    )
 
 
 def curve_errors(p95_ms: Floats, curve: Curve) -> Floats:
@@ -166,7 +169,9 @@ def fit(app: str, curve: Curve, region: npt.NDArray[np.bool_] | None, seed: int 
     plan = PLANS[app]
     use = curve.loads <= plan.most_load + 1e-9
     curve = Curve(app, curve.loads[use], curve.p95_ms[use])
-    target = max(float(curve.p95_ms[np.argmin(np.abs(curve.loads - 1.0))]), _UNREADABLE_MS if app == "specjbb" else 0)
+    target = max(
+        float(curve.p95_ms[np.argmin(np.abs(curve.loads - 1.0))]), _UNREADABLE_MS if app == "specjbb" else 0
+    )
     names = list(plan.bounds)
     best: Fit | None = None
     best_total = np.inf

@@ -45,17 +45,17 @@ class Archetype:
         return replace(self.workload, name=name)
 
 
-def names(folder: Path | None = None) -> tuple[str, ...]:
+def names(where: Path | None = None) -> tuple[str, ...]:
     """Names of all archetypes in a folder (by default where they ship), sorted."""
-    return tuple(sorted(path.stem for path in (folder or _folder()).glob("*.toml")))
+    return tuple(sorted(path.stem for path in (where or folder()).glob("*.toml")))
 
 
 @cache
-def archetype(name: str, folder: Path | None = None) -> Archetype:
+def archetype(name: str, where: Path | None = None) -> Archetype:
     """The archetype of this name. Raises ConfigError if there is none, or its file is wrong."""
-    path = (folder or _folder()) / f"{name}.toml"
+    path = (where or folder()) / f"{name}.toml"
     if not path.is_file():
-        known = ", ".join(names(folder))
+        known = ", ".join(names(where))
         raise ConfigError(str(path.parent), "", f"no archetype {name!r}", f"one of {known}")
     return read(path)
 
@@ -75,10 +75,11 @@ def read(path: Path) -> Archetype:
     return found
 
 
-def _folder() -> Path:
-    for folder in FOLDERS:
-        if folder.is_dir():
-            return folder
+def folder() -> Path:
+    """Where the archetypes ship. Raises ConfigError if they are nowhere."""
+    for place in FOLDERS:
+        if place.is_dir():
+            return place
     raise ConfigError(str(FOLDERS[0]), "", "no folder with archetypes", f"also looked in {FOLDERS[1]}")
 
 
