@@ -55,11 +55,9 @@ def mount(
     Below it lie proc, sys/fs/cgroup, sys/fs/resctrl (machines that have it) and sys/devices/system; a daemon whose
     configuration says [host] root = DIRECTORY controls it.
     """
-    try:
-        from perphd.agent.simulated_mount import ServerPlan, machine_names
-        from perphd.agent.simulated_mount import mount as mount_server
-    except ImportError as exc:
-        raise click.ClickException(f"{exc}: install perphd[fuse] and the Debian package fuse3") from exc
+    from perphd.agent.simulated_mount import ServerPlan, machine_names
+    from perphd.agent.simulated_mount import mount as mount_server
+
     if machine not in machine_names():
         raise click.UsageError(f"no machine {machine!r}; there are {', '.join(machine_names())}")
     try:

@@ -18,8 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
-import mfusepy
-
 from perphd.sim.kernel.faces import walk, walk_to_parent
 from perphd.sim.kernel.vfs import Directory, File, Node, OpenFile, caller_uid, refuse
 
@@ -40,13 +38,22 @@ class _Handle:
 
 
 class _Tree:
-    """File operations as libfuse asks them. ``gate`` keeps them apart from whoever lets time pass."""
+    """File operations as libfuse asks them.
+
+    ``gate`` keeps them apart from whoever lets time pass; ``caller`` tells uid, gid and pid of who asks.
+    """
 
     use_ns = True
     flag_nopath = flag_nullpath_ok = True  # files of removed groups are still read, and answer ENODEV
 
-    def __init__(self, root: Directory, gate: threading.RLock, mounted: Callable[[], None]) -> None:
-        self._root, self._gate, self._mounted = root, gate, mounted
+    def __init__(
+        self,
+        root: Directory,
+        gate: threading.RLock,
+        mounted: Callable[[], None],
+        caller: Callable[[], tuple[int, int, int]],
+    ) -> None:
+        self._root, self._gate, self._mounted, self._caller = root, gate, mounted, caller
         self._handles: dict[int, _Handle] = {}
         self._directories: dict[int, Directory] = {}
         self._next = 1
@@ -58,7 +65,7 @@ class _Tree:
     @contextmanager
     def _call(self) -> Iterator[int]:
         """One system call: alone in the tree, in the name of the user who made it."""
-        uid = mfusepy.fuse_get_context()[0]
+        uid = self._caller()[0]
         with self._gate:
             token = caller_uid.set(uid)
             try:
@@ -213,6 +220,10 @@ def serve(
     Raises:
         MountError: it could not be mounted; says what to do.
     """
+    try:
+        import mfusepy  # loads libfuse, which not every machine has
+    except (ImportError, OSError) as exc:
+        raise MountError(f"{exc}: install perphd[fuse], and libfuse3 (Debian package fuse3)") from exc
     there = False
 
     def initialised() -> None:
@@ -222,7 +233,7 @@ def serve(
 
     try:
         mfusepy.FUSE(
-            _Tree(root, gate, initialised),
+            _Tree(root, gate, initialised, mfusepy.fuse_get_context),
             mountpoint,
             foreground=True,
             nothreads=True,
