@@ -14,10 +14,11 @@ from perphd.domain.cpuset import CpuSet
 from perphd.sim.counters import CpuCounters, IoCounters, MemoryCounters, PerfCounters, Process
 from perphd.sim.kernel import formats
 from perphd.sim.kernel.cgroup2 import cpu, io, memory, threads
+from perphd.sim.kernel.cgroup2.core_files import CoreFiles
 from perphd.sim.kernel.cgroup2.cpuset import MEMBER, Cpuset
 from perphd.sim.kernel.cgroup2.pids import Pids
 from perphd.sim.kernel.cgroup2.rules import CONTROLLERS, THREADED, FileSpec, ignoring_empty
-from perphd.sim.kernel.vfs import Directory, File, Writer, caller_uid, refuse
+from perphd.sim.kernel.vfs import Directory, caller_uid, refuse
 from perphd.sim.pressure import PressureState
 
 if TYPE_CHECKING:
@@ -47,13 +48,13 @@ class SimCgroup:
         self.memory: MemoryCounters = memory.PeakCounters()
         self.perf = PerfCounters()
         self.pressure = {resource: PressureState() for resource in _RESOURCES}
-        self._pressure_shown = True
         self.cpuset: Cpuset | None = None
         for controller in CONTROLLERS:
             self._reset(controller)
         if parent is None:
             self.cpuset = self._new_cpuset()
-        self._core_files()
+        for spec in CoreFiles(self).files():
+            self.put(spec)
         for controller in self.controllers():
             self.attach(controller)
         directory.on_mkdir = self._mkdir
@@ -209,7 +210,7 @@ class SimCgroup:
         if controller == "cpuset":
             self.cpuset = self._new_cpuset()
         for spec in self._specs(controller):
-            self._put(spec)
+            self.put(spec)
 
     def detach(self, controller: str) -> None:
         """The parent takes this controller back: files and values are gone."""
@@ -249,81 +250,10 @@ class SimCgroup:
             return self.memory_control.files()
         return self.io_control.files() if controller == "io" else self.pids_control.files()
 
-    def _put(self, spec: FileSpec) -> File:
+    def put(self, spec: FileSpec) -> None:
+        """Show a file in the group's directory."""
         write = None if spec.write is None else ignoring_empty(spec.write)
-        return self.directory.add(spec.name, spec.read, write, per_open=spec.per_open)
-
-    # -- files of every group -----------------------------------------------------------------------
-
-    def _core_files(self) -> None:
-        put = self._put
-        put(FileSpec("cgroup.controllers", lambda: " ".join(self.controllers()) + "\n"))
-        put(FileSpec("cgroup.subtree_control", self._read_subtree, self.write_subtree))
-        put(FileSpec("cgroup.procs", self._read_procs, self._write_procs))
-        put(FileSpec("cgroup.threads", self._read_threads, self._write_threads))
-        put(FileSpec("cgroup.stat", lambda: f"nr_descendants {self.descendants()}\nnr_dying_descendants 0\n"))
-        put(FileSpec("cgroup.max.depth", lambda: _count(self.max_depth), self._write_max_depth))
-        put(
-            FileSpec(
-                "cgroup.max.descendants", lambda: _count(self.max_descendants), self._write_max_descendants
-            )
-        )
-        put(FileSpec("cgroup.pressure", lambda: f"{int(self._pressure_shown)}\n", self._write_pressure))
-        put(FileSpec("cpu.stat", self._read_cpu_stat))
-        self._show_pressure()
-        if self.parent is not None:
-            put(FileSpec("cgroup.events", self._read_events))
-            put(FileSpec("cgroup.type", lambda: self.type + "\n", self._write_type))
-            put(FileSpec("cgroup.freeze", lambda: f"{int(self.freeze)}\n", self._write_freeze))
-            put(FileSpec("cgroup.kill", None, self._write_kill))
-            return
-        put(FileSpec("cpuset.cpus.effective", lambda: f"{self.effective_cpus}\n"))
-        put(FileSpec("cpuset.mems.effective", lambda: f"{self.effective_mems}\n"))
-        put(FileSpec("memory.stat", lambda: memory.stat_text(self.memory)))
-        put(FileSpec("memory.numa_stat", lambda: memory.numa_stat_text(self.memory, self.effective_mems)))
-        put(FileSpec("memory.reclaim", None, lambda data: memory.reclaim_file(self, data)))
-        put(FileSpec("io.stat", lambda: io.stat_text(self.io)))
-
-    def _read_cpu_stat(self) -> str:
-        with_bandwidth = self.parent is None or self.has("cpu")
-        return cpu.stat_text(self.cpu, with_bandwidth=with_bandwidth, kernel=self.tree.kernel)
-
-    def _show_pressure(self) -> None:
-        for resource, state in self.pressure.items():
-            self._put(FileSpec(f"{resource}.pressure", state.text, per_open=self._trigger))
-
-    def _trigger(self) -> Writer:
-        """The writer of one open file: it takes one trigger."""
-        newer, privileged = self.tree.kernel.is_6_12, caller_uid.get() == 0
-        least_us = 0 if newer and privileged else 500_000
-        multiple_us = 2_000_000 if newer and not privileged else 1  # without CAP_SYS_RESOURCE, since 6.5
-        armed = False
-
-        def write(data: bytes) -> None:
-            nonlocal armed
-            if data and armed:
-                raise refuse(errno.EBUSY)
-            formats.check_trigger(data, least_us, multiple_us)
-            armed = armed or bool(data)
-
-        return write
-
-    def _write_pressure(self, data: bytes) -> None:
-        shown = formats.parse_switch(data, errno.ERANGE)
-        if shown == self._pressure_shown:
-            return
-        self._pressure_shown = shown
-        if shown:
-            self._show_pressure()
-        else:
-            for resource in self.pressure:
-                self.directory.remove(f"{resource}.pressure")
-
-    def _read_events(self) -> str:
-        return f"populated {int(self.populated())}\nfrozen {int(self.frozen)}\n"
-
-    def _read_subtree(self) -> str:
-        return " ".join(c for c in CONTROLLERS if c in self.subtree_control) + "\n"
+        self.directory.add(spec.name, spec.read, write, per_open=spec.per_open)
 
     def write_subtree(self, data: bytes) -> None:
         """A write of cgroup.subtree_control: all of it takes effect, or nothing."""
@@ -345,49 +275,3 @@ class SimCgroup:
         for child in self.children.values():
             for controller in sorted(add):
                 child.attach(controller)
-
-    def _read_procs(self) -> str:
-        if self.threaded:
-            raise refuse(errno.EOPNOTSUPP)
-        return "".join(f"{pid}\n" for pid in self.tree.pids_of(self))
-
-    def _read_threads(self) -> str:
-        return "".join(f"{tid}\n" for tid in self.tree.tids_of(self))
-
-    def _write_procs(self, data: bytes) -> None:
-        self.tree.move(formats.parse_pid(data), self)
-
-    def _write_threads(self, data: bytes) -> None:
-        self.tree.move_thread(formats.parse_pid(data), self)
-
-    def _write_type(self, data: bytes) -> None:
-        if formats.text_of(data) != "threaded":
-            raise refuse(errno.EINVAL)
-        domain_only = [c for c in self.controllers() if c not in THREADED]
-        was = self.threaded
-        threads.make_threaded(self)
-        if not was:
-            for controller in domain_only:
-                self.detach(controller)
-
-    def _write_freeze(self, data: bytes) -> None:
-        self.freeze = formats.parse_switch(data, errno.ERANGE)
-
-    def _write_kill(self, data: bytes) -> None:
-        if formats.parse_int(data) != 1:
-            raise refuse(errno.ERANGE)
-        if self.threaded:
-            raise refuse(errno.EOPNOTSUPP)
-        for group in list(self.walk()):
-            for process in list(group.processes):
-                self.tree.on_kill(group, process)
-
-    def _write_max_depth(self, data: bytes) -> None:
-        self.max_depth = formats.parse_count(data)
-
-    def _write_max_descendants(self, data: bytes) -> None:
-        self.max_descendants = formats.parse_count(data)
-
-
-def _count(limit: int | None) -> str:
-    return "max\n" if limit is None else f"{limit}\n"
