@@ -31,7 +31,7 @@ from perphd.host.perf_events import EventKind, EventOpener, EventSupport, open_g
 from perphd.host.resctrl import open_groups
 from perphd.host.schedstat import RunDelayReader
 from perphd.host.systemd_dbus import open_bus
-from perphd.host.systemd_fs import refusal, unit_files
+from perphd.host.systemd_fs import asks_systemd, refusal, unit_files
 from perphd.host.taskstats import TaskStats, open_taskstats
 from perphd.host.topology import read_topology
 from perphd.isolation.executor import Executor
@@ -104,7 +104,8 @@ def build_agent(
     kept = _store(config) if store and config.store.enabled else None
     records = Records(kept, wall_clock)
     journal = Journal(Path(config.daemon.state_dir))
-    units = open_bus() if real and config.isolation.units == "systemd" else None
+    through_systemd = real and config.isolation.units == "systemd" and asks_systemd(fs, hierarchies)
+    units = open_bus() if through_systemd else None
     written = fs if units is None else unit_files(fs, hierarchies, units)
     executor = Executor(
         written,

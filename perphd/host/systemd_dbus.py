@@ -7,6 +7,7 @@ import concurrent.futures
 import errno
 import threading
 from collections.abc import Callable, Coroutine, Sequence
+from importlib.util import find_spec
 from typing import Any, Final
 
 from perphd.domain.errors import Broken
@@ -109,8 +110,4 @@ def _plain(item: Property) -> Any:
 
 def open_bus() -> Bus:
     """The best way there is: dbus-fast if it is installed, else busctl."""
-    try:
-        import dbus_fast  # noqa: F401
-    except ImportError:
-        return BusctlBus()
-    return DbusFastBus()
+    return BusctlBus() if find_spec("dbus_fast") is None else DbusFastBus()

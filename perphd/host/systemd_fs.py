@@ -250,11 +250,14 @@ def is_running_kernel(fs: KernelFs) -> bool:
         return False
 
 
+def asks_systemd(fs: KernelFs, hierarchies: Hierarchies) -> bool:
+    """True on a host where units are set through systemd: it is PID 1, and all is cgroup v2."""
+    return hierarchies.layout is Layout.V2 and is_systemd(fs)
+
+
 def unit_files(fs: KernelFs, hierarchies: Hierarchies, bus: Bus) -> KernelFs:
-    """``fs``, with units written through systemd where that is how it is done: systemd as PID 1 and cgroup v2."""
-    if hierarchies.layout is not Layout.V2 or not is_systemd(fs):
-        return fs
-    return UnitFs(fs, hierarchies, bus)
+    """``fs``, with units written through systemd where that is how it is done."""
+    return UnitFs(fs, hierarchies, bus) if asks_systemd(fs, hierarchies) else fs
 
 
 def refusal(fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> str | None:
