@@ -39,7 +39,7 @@ CUT_SLACK: Final = 0.05
 DRAM_LIMIT: Final = 0.90
 START_WAYS_SHARE: Final = 0.10
 BENEFIT: Final = 0.01
-"""Relative growth of best effort's instruction rate from which a way counts as a benefit (the paper gives no figure)."""
+"""Relative growth of best effort's instruction rate from which a way helps (the paper gives no figure)."""
 
 
 class Growth(StrEnum):
@@ -91,10 +91,16 @@ class HeraclesPolicy:
 
     def decide(self, snapshot: Snapshot) -> TargetState:
         """Run the loops that are due."""
-        memory = snapshot.memory if isinstance(snapshot.memory, HeraclesMemory) else HeraclesMemory()
+        known = snapshot.memory
+        # The service starts alone: what was seen before best effort was stopped says nothing.
+        memory = (
+            known
+            if isinstance(known, HeraclesMemory)
+            else HeraclesMemory(top_due_s=snapshot.at_s + CORE_PERIOD_S)
+        )
         everybody = [v for v in lras(snapshot) if v.sample is not None]
         service = everybody[:1] if self._literal else everybody
-        effort = [*everybody[len(service) :], *(v for v in batches(snapshot) if v.sample is not None)]
+        effort = [*everybody[len(service) :], *batches(snapshot)]
         if not service:
             return TargetState({}, memory=memory)
         slacks = [s for v in service if (s := slack(v)) is not None]

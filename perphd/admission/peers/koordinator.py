@@ -58,9 +58,7 @@ class KoordinatorPolicy:
         if memory.cpus is not None:
             cpus = min(cpus, memory.cpus + max(1, math.floor(GROWTH_SHARE * capacity)))
         settings = Settings(cpus=topology.cpus_of(topology.usable_cores[-_cores(snapshot, cpus) :]))
-        return TargetState(
-            {v.spec.name: settings for v in batches(snapshot)}, memory=KoordinatorMemory(cpus)
-        )
+        return TargetState({v.spec.name: settings for v in batches(snapshot)}, memory=KoordinatorMemory(cpus))
 
 
 def _cores(snapshot: Snapshot, cpus: int) -> int:

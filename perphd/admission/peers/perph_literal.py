@@ -60,7 +60,7 @@ DELTAS: Final = (1.0, MEMORY_UNIT, 1.0, 10.0)
 
 @dataclass(frozen=True, slots=True)
 class LiteralMemory:
-    """``below``: samples in a row below target, by LRA; ``quotas``: what was given; ``iterations``: of the last time."""
+    """``below``: samples in a row below target, by LRA; ``quotas``: given; ``iterations``: of the last time."""
 
     below: Mapping[str, int] = field(default_factory=dict)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
@@ -159,7 +159,9 @@ def _short(target: Target, perf: Performance) -> bool:
 def _start(host: HostView, view: WorkloadView) -> Quota:
     """What the LRA uses, and of what cannot be read half."""
     assert view.sample is not None
-    used = value_or(view.sample.memory_working_set_bytes, value_or(view.sample.memory_current_bytes, LEAST_BYTES))
+    used = value_or(
+        view.sample.memory_working_set_bytes, value_or(view.sample.memory_current_bytes, LEAST_BYTES)
+    )
     per_core = len(host.topology.usable) / max(1, len(host.topology.usable_cores))
     cpu = max(1.0, value_or(view.sample.cpu_usage_cores, 1.0) / per_core)
     return Quota(cpu, max(used, LEAST_BYTES), max(1.0, host.llc_ways / 2), 50.0)

@@ -1,0 +1,47 @@
+"""The policies of the bench by name: how each is made for a scenario, and how often it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.admission.baselines import CpuSharesPolicy, NonePolicy, StaticPolicy
+from perphd.admission.peers.heracles import HeraclesPolicy
+from perphd.admission.peers.koordinator import KoordinatorPolicy
+from perphd.admission.peers.parties import PartiesPolicy
+from perphd.admission.peers.perph_literal import PerphLiteralPolicy
+from perphd.admission.perph import PerphPolicy
+from perphd.domain.policy import Policy
+from tools.bench.policies import clite
+from tools.bench.policies.scene import Scenario
+
+
+@dataclass(frozen=True, slots=True)
+class Entrant:
+    """``period_s``: time between its decisions, its own as published. ``models``: it asks the Res-Perf model."""
+
+    make: Callable[[Scenario, int], Policy]
+    period_s: float = 1.0
+    models: bool = False
+
+
+def _heracles(scene: Scenario, *, literal: bool) -> Policy:
+    """Told what its off-line profile would tell: peak loads and the memory channels' peak."""
+    peaks = {a.name: a.peak_load_per_s for a in scene.lras if a.peak_load_per_s is not None}
+    peak = scene.machine.memory_bytes_per_s * scene.machine.sockets
+    return HeraclesPolicy(literal=literal, peak_load_per_s=peaks, peak_bytes_per_s=peak)
+
+
+ENTRANTS: Final[dict[str, Entrant]] = {
+    "none": Entrant(lambda scene, seed: NonePolicy()),
+    "cpu-sbs": Entrant(lambda scene, seed: CpuSharesPolicy()),
+    "static": Entrant(lambda scene, seed: StaticPolicy()),
+    "koordinator": Entrant(lambda scene, seed: KoordinatorPolicy()),
+    "heracles-literal": Entrant(lambda scene, seed: _heracles(scene, literal=True)),
+    "heracles": Entrant(lambda scene, seed: _heracles(scene, literal=False)),
+    "parties": Entrant(lambda scene, seed: PartiesPolicy(seed), period_s=0.5),
+    "clite": Entrant(lambda scene, seed: clite.ClitePolicy(seed), period_s=clite.PERIOD_S),
+    "perph-literal": Entrant(lambda scene, seed: PerphLiteralPolicy(), models=True),
+    "perph": Entrant(lambda scene, seed: PerphPolicy(), models=True),
+}

@@ -1,0 +1,333 @@
+"""CLITE (Patel, Tiwari, HPCA 2020): Bayesian optimisation of disjoint parts for every job, two seconds a sample.
+
+Bootstrap: for every job the extreme point in which it has all but one unit each of the others, and the equal split.
+Then a Gaussian process (Matern 3/2, normalised scores) over the parts of all jobs but the last, and the point of most
+expected improvement (zeta = 0.01), found by SLSQP under the sums and rounded down. With the chance of one in four one
+job is left out of the search ("dropout-copy"): the one that did best keeps its part of the best sample. What was
+sampled already is perturbed: units from jobs that meet their target go to others. Score: half the geometric mean of
+min(1, target / latency) while some target is missed, else one half plus half the geometric mean of performance over
+performance with everything, of batch (of the LRAs if there is none). It ends when the expected improvement falls
+below 1 % / N or after 100 samples, keeps the best, and begins anew when jobs come or go, the load moves by a fifth,
+or the kept point misses a target five times in a row.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from dataclasses import dataclass, replace
+from random import Random
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from perphd.admission.context import batches, lras
+from perphd.admission.peers.units import RESOURCES, Units, capacity, equal_parts, settings_of
+from perphd.domain.policy import Snapshot, TargetState, WorkloadView
+from perphd.domain.reading import available, value_or
+
+Point = tuple[tuple[int, ...], ...]
+"""Units of every job, one tuple a job, in the order of ``RESOURCES``."""
+PERIOD_S: Final = 2.0
+ZETA: Final = 0.01
+STOP_EI: Final = 0.01
+MOST_SAMPLES: Final = 100
+DROPOUT: Final = 0.25
+LOAD_CHANGE: Final = 0.20
+MISSES: Final = 5
+_STARTS: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One sample: the parts, the score, and by job target / latency (LRAs) or work rate (batch)."""
+
+    point: Point
+    score: float
+    by_job: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CliteMemory:
+    """``asked``: the point now in force; ``todo``: of the bootstrap; ``kept``: the search is over and this is kept."""
+
+    jobs: tuple[str, ...] = ()
+    services: int = 0
+    seen: tuple[Seen, ...] = ()
+    todo: tuple[Point, ...] = ()
+    asked: Point | None = None
+    kept: bool = False
+    loads: tuple[float, ...] = ()
+    misses: int = 0
+    round: int = 0
+
+
+class ClitePolicy:
+    """See the module."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self._seed = seed
+
+    @property
+    def name(self) -> str:
+        """``clite``."""
+        return "clite"
+
+    def decide(self, snapshot: Snapshot) -> TargetState:
+        """Take the sample of the point in force, then choose the next."""
+        views = [v for v in (*lras(snapshot), *batches(snapshot)) if v.sample is not None]
+        jobs = tuple(v.spec.name for v in views)
+        services = sum(v.spec.name in {w.spec.name for w in lras(snapshot)} for v in views)
+        total = capacity(snapshot)
+        if len(jobs) < 2 or min(total.get(r) or len(jobs) for r in RESOURCES) < len(jobs):
+            return TargetState({}, memory=CliteMemory())
+        memory = snapshot.memory if isinstance(snapshot.memory, CliteMemory) else CliteMemory()
+        loads = tuple(_load(v) for v in views[:services])
+        if memory.jobs != jobs or _moved(memory.loads, loads):
+            memory = begun(jobs, services, total, loads)
+        elif memory.asked is not None:
+            memory = self._sampled(memory, views, total, loads)
+        if not memory.kept:
+            memory = self._next(memory, total)
+        assert memory.asked is not None
+        parts = [((job,), _units(part)) for job, part in zip(jobs, memory.asked, strict=True)]
+        return TargetState(settings_of(snapshot.host, parts), memory=memory)
+
+    def _sampled(
+        self, memory: CliteMemory, views: list[WorkloadView], total: Units, loads: tuple[float, ...]
+    ) -> CliteMemory:
+        assert memory.asked is not None
+        by_job = tuple(
+            ratio(view) if index < memory.services else _rate(view) for index, view in enumerate(views)
+        )
+        if memory.kept:
+            missed = any(value < 1.0 for value in by_job[: memory.services])
+            misses = memory.misses + 1 if missed else 0
+            if misses < MISSES:
+                return replace(memory, misses=misses)
+            return begun(memory.jobs, memory.services, total, loads, memory.round + 1)
+        iso = isolated(memory, by_job)
+        seen = Seen(memory.asked, score(by_job, memory.services, iso), by_job)
+        return replace(memory, seen=rescored((*memory.seen, seen), memory.services, iso))
+
+    def _next(self, memory: CliteMemory, total: Units) -> CliteMemory:
+        if memory.todo:
+            return replace(memory, asked=memory.todo[0], todo=memory.todo[1:])
+        best = max(memory.seen, key=lambda s: s.score)
+        if len(memory.seen) >= MOST_SAMPLES:
+            return replace(memory, asked=best.point, kept=True)
+        random = Random(f"{self._seed}:{memory.round}:{len(memory.seen)}")
+        point, gain = propose(memory, total, random)
+        if gain < STOP_EI / len(memory.jobs):
+            return replace(memory, asked=best.point, kept=True)
+        return replace(memory, asked=point)
+
+
+# -- the search ------------------------------------------------------------------------------------------
+
+
+def begun(
+    jobs: tuple[str, ...], services: int, total: Units, loads: tuple[float, ...], turn: int = 0
+) -> CliteMemory:
+    """The bootstrap: every job's extreme, and the equal split."""
+    count = len(jobs)
+
+    def extreme(rich: int) -> Point:
+        return tuple(
+            tuple((total.get(r) - count + 1 if job == rich else 1) if total.get(r) else 0 for r in RESOURCES)
+            for job in range(count)
+        )
+
+    equal: Point = tuple(tuple(u.get(r) for r in RESOURCES) for u in equal_parts(total, count))
+    todo = (*(extreme(job) for job in range(count)), equal)
+    return CliteMemory(jobs, services, (), todo, None, loads=loads, round=turn)
+
+
+def isolated(memory: CliteMemory, by_job: tuple[float, ...]) -> tuple[float, ...]:
+    """Performance of each job with everything: at its own extreme point, the best seen so far before that."""
+    rows = [*(s.by_job for s in memory.seen), by_job]
+    return tuple(max(row[job] for row in rows) for job in range(len(by_job)))
+
+
+def score(by_job: tuple[float, ...], services: int, iso: tuple[float, ...]) -> float:
+    """CLITE's objective."""
+    if any(value < 1.0 for value in by_job[:services]):
+        return 0.5 * _geometric([min(1.0, value) for value in by_job[:services]])
+    judged = range(services, len(by_job)) if len(by_job) > services else range(services)
+    return 0.5 + 0.5 * _geometric([min(1.0, by_job[j] / max(iso[j], 1e-12)) for j in judged])
+
+
+def rescored(seen: tuple[Seen, ...], services: int, iso: tuple[float, ...]) -> tuple[Seen, ...]:
+    """With what is now known of performance in isolation."""
+    return tuple(replace(s, score=score(s.by_job, services, iso)) for s in seen)
+
+
+def propose(memory: CliteMemory, total: Units, random: Random) -> tuple[Point, float]:
+    """The next point, and the improvement that is expected of it."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import Matern
+
+    count = len(memory.jobs)
+    axes = [r for r, name in enumerate(RESOURCES) if total.get(name)]
+    x = np.array([[s.point[j][r] for j in range(count - 1) for r in axes] for s in memory.seen], dtype=float)
+    y = np.array([s.score for s in memory.seen])
+    process = GaussianProcessRegressor(
+        Matern(length_scale=1.0, nu=1.5), alpha=1e-5, normalize_y=True, random_state=0
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        process.fit(x, y)
+    top = float(y.max())
+    held: int | None = None
+    best = memory.seen[int(y.argmax())]
+    if random.random() < DROPOUT and count > 2:
+        held = max(range(count - 1), key=lambda j: best.by_job[j] if j < memory.services else 0.0)
+    found = _climb(process, top, best.point, held, total, axes, count, random)
+    point, gain = found
+    if any(s.point == point for s in memory.seen):
+        point = perturbed(best, memory.services, total, random, {s.point for s in memory.seen})
+        gain = max(gain, float(_gain(process, _flat(point, axes), top)[0]))
+    return point, gain
+
+
+def _climb(
+    process: Any, top: float, best: Point, held: int | None,
+    total: Units, axes: list[int], count: int, random: Random,
+) -> tuple[Point, float]:  # fmt: skip
+    """SLSQP from a few starts; the rounded point with the most expected improvement."""
+    from scipy.optimize import minimize  # type: ignore[import-untyped]
+
+    width = len(axes)
+    units = np.array([total.get(RESOURCES[r]) for r in axes], dtype=float)
+    bounds = []
+    for job in range(count - 1):
+        for place, r in enumerate(axes):
+            part = best[job][r]
+            bounds.append((part, part) if job == held else (1.0, units[place] - count + 1))
+    limits = [
+        {"type": "ineq", "fun": lambda v, p=place: units[p] - 1.0 - v[p::width].sum()}
+        for place in range(width)
+    ]
+    starts = [_flat(best, axes)[0]]
+    for _ in range(_STARTS - 1):
+        starts.append(_flat(_anywhere(total, count, random, best, held), axes)[0])
+    champion: tuple[Point, float] | None = None
+    for start in starts:
+        done = minimize(
+            lambda v: -float(_gain(process, v[None, :], top)[0]), start, method="SLSQP",
+            bounds=bounds, constraints=limits, options={"maxiter": 20},
+        )  # fmt: skip
+        point = _whole(done.x, total, axes, count)
+        gain = float(_gain(process, _flat(point, axes), top)[0])
+        if champion is None or gain > champion[1]:
+            champion = point, gain
+    assert champion is not None
+    return champion
+
+
+def _gain(process: Any, x: npt.NDArray[np.float64], top: float) -> npt.NDArray[np.float64]:
+    """Expected improvement over the best score by more than zeta."""
+    mean, sd = process.predict(x, return_std=True)
+    sd = np.maximum(sd, 1e-9)
+    z = (mean - top - ZETA) / sd
+    density = np.exp(-0.5 * z * z) / math.sqrt(2.0 * math.pi)
+    below = 0.5 * (1.0 + np.array([math.erf(v / math.sqrt(2.0)) for v in z]))
+    return np.asarray((mean - top - ZETA) * below + sd * density, dtype=float)
+
+
+def perturbed(best: Seen, services: int, total: Units, random: Random, known: set[Point]) -> Point:
+    """Units from a job that meets its target (or from batch) to another one, until the point is new."""
+    point = best.point
+    givers = [j for j in range(len(point)) if j >= services or best.by_job[j] >= 1.0] or list(
+        range(len(point))
+    )
+    for _ in range(200):
+        giver = random.choice(givers)
+        taker = random.choice([j for j in range(len(point)) if j != giver])
+        r = random.choice([i for i, name in enumerate(RESOURCES) if total.get(name)])
+        if point[giver][r] <= 1:
+            continue
+        rows = [list(part) for part in point]
+        rows[giver][r] -= 1
+        rows[taker][r] += 1
+        point = tuple(tuple(row) for row in rows)
+        if point not in known:
+            return point
+    return point
+
+
+def _anywhere(total: Units, count: int, random: Random, best: Point, held: int | None) -> Point:
+    columns = []
+    for r, name in enumerate(RESOURCES):
+        units = total.get(name)
+        if not units:
+            columns.append([0] * count)
+            continue
+        fixed = best[held][r] if held is not None else 0
+        free = [j for j in range(count) if j != held]
+        cuts = sorted(random.sample(range(1, units - fixed), len(free) - 1))
+        sizes = [b - a for a, b in zip((0, *cuts), (*cuts, units - fixed), strict=True)]
+        column = [fixed] * count
+        for j, size in zip(free, sizes, strict=True):
+            column[j] = size
+        columns.append(column)
+    return tuple(tuple(column[j] for column in columns) for j in range(count))
+
+
+def _whole(x: npt.NDArray[np.float64], total: Units, axes: list[int], count: int) -> Point:
+    """Rounded down; the last job has the rest."""
+    rows = [[0] * len(RESOURCES) for _ in range(count)]
+    for place, r in enumerate(axes):
+        left = total.get(RESOURCES[r])
+        for job in range(count - 1):
+            part = max(1, math.floor(float(x[job * len(axes) + place]) + 1e-6))
+            part = min(part, left - (count - 1 - job))
+            rows[job][r] = part
+            left -= part
+        rows[count - 1][r] = left
+    return tuple(tuple(row) for row in rows)
+
+
+def _flat(point: Point, axes: list[int]) -> npt.NDArray[np.float64]:
+    return np.array([[point[j][r] for j in range(len(point) - 1) for r in axes]], dtype=float)
+
+
+# -- what is seen ----------------------------------------------------------------------------------------
+
+
+def ratio(view: WorkloadView) -> float:
+    """Target over latency (or work over its target, if that is worse); 0 if nothing was answered."""
+    sample, objective = view.sample, view.spec.objective
+    assert sample is not None
+    found = []
+    latency = sample.reading(f"latency_{objective.latency_percentile}_ms")
+    if objective.max_latency_ms is not None:
+        found.append(objective.max_latency_ms / latency if available(latency) and latency > 0 else 0.0)
+    if objective.min_work_rate_per_s is not None:
+        found.append(value_or(sample.work_rate_per_s, 0.0) / objective.min_work_rate_per_s)
+    return min(found, default=1.0)
+
+
+def _rate(view: WorkloadView) -> float:
+    """Of batch: instructions per second."""
+    return value_or(view.sample.mips, 0.0) if view.sample is not None else 0.0
+
+
+def _load(view: WorkloadView) -> float:
+    return value_or(view.sample.load_per_s, 0.0) if view.sample is not None else 0.0
+
+
+def _moved(before: tuple[float, ...], now: tuple[float, ...]) -> bool:
+    return len(before) != len(now) or any(
+        abs(b - a) > LOAD_CHANGE * max(a, 1e-9) for a, b in zip(before, now, strict=True)
+    )
+
+
+def _units(part: tuple[int, ...]) -> Units:
+    return Units(*part)
+
+
+def _geometric(values: list[float]) -> float:
+    return math.exp(sum(math.log(max(v, 1e-6)) for v in values) / len(values)) if values else 1.0

@@ -1,0 +1,188 @@
+"""A policy in a world: one round per period, with perphd's own models learning beside it as the agent does it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
+
+from perphd.admission.arbiter import strictest
+from perphd.admission.context import (
+    batch_is_quiet,
+    batch_use_cores,
+    lras,
+    model_context,
+    total_cores,
+)
+from perphd.admission.inferer import untouched
+from perphd.admission.settings import PolicySettings
+from perphd.domain.allocation import Allocation
+from perphd.domain.decision import Action
+from perphd.domain.policy import Policy, Snapshot, TargetState, WorkloadView
+from perphd.domain.reading import available
+from perphd.domain.sample import Quality, Sample
+from perphd.predictor import Observation, Registry
+from tools.bench.policies.scene import Scenario
+from tools.bench.policies.world import Interval, World, host_view
+
+KNOBS: Final = frozenset(
+    {
+        "cpus",
+        "cpu_weight",
+        "cpu_max_cores",
+        "memory_low_bytes",
+        "memory_high_bytes",
+        "llc_masks",
+        "mba_pct",
+        "frozen",
+    }
+)
+
+
+@dataclass(slots=True)
+class Round:
+    """One round: how everybody truly fared in its interval, and what the policy then did."""
+
+    interval: Interval
+    moved: int
+    acted: bool
+    decide_s: float
+    learn_s: float
+
+
+@dataclass(slots=True)
+class Run:
+    """One run of one policy in one scenario with one seed."""
+
+    scenario: Scenario
+    policy: str
+    seed: int
+    rounds: list[Round] = field(default_factory=list)
+    finished_s: dict[str, float] = field(default_factory=dict)
+    last: TargetState | None = None
+
+
+class Seat:
+    """The agent's bookkeeping around a policy, without kernel and clock (``perphd.agent.loop`` is the original)."""
+
+    def __init__(self, scenario: Scenario, policy: Policy, period_s: float, *, models: bool) -> None:
+        self._scenario, self._policy, self._period_s = scenario, policy, period_s
+        self._settings = PolicySettings()
+        self._registry = Registry() if models else None
+        self._protections: dict[str, tuple[Allocation, float]] = {}
+        self._memory: Any = None
+        self._tick = 0
+        self._host = host_view(scenario.machine)
+        self.decide_s = self.learn_s = 0.0
+
+    def snapshot(self, samples: tuple[Sample, ...], busy_cores: float, now_s: float) -> Snapshot:
+        """What the policy sees now."""
+        by_name = {sample.workload: self._flag(sample) for sample in samples}
+        views = tuple(self._view(actor.spec, by_name.get(actor.name)) for actor in self._scenario.actors)
+        host = replace(self._host, busy_cores=busy_cores)
+        return Snapshot(self._tick, now_s, self._period_s, host, views, self._memory)
+
+    def decide(self, snapshot: Snapshot) -> TargetState:
+        """Learn, decide, remember."""
+        began = time.perf_counter()
+        if self._registry is not None:
+            self._learn(snapshot, self._registry)
+        learned = time.perf_counter()
+        target = self._policy.decide(snapshot)
+        self.decide_s, self.learn_s = time.perf_counter() - learned, learned - began
+        self._memory = target.memory
+        self._tick += 1
+        return target
+
+    def note(self, target: TargetState, now_s: float, changed: bool) -> None:
+        """Remember what is now in force for each LRA."""
+        nothing = untouched(self._scenario.machine.cores)
+        for decision in target.decisions:
+            before = self._protections.get(decision.workload)
+            if before is None and decision.chosen == nothing:
+                continue
+            if before is None or before[0] != decision.chosen:
+                self._protections[decision.workload] = (decision.chosen, now_s)
+            elif changed:
+                self._protections[decision.workload] = (before[0], now_s)
+
+    def _flag(self, sample: Sample) -> Sample:
+        known = self._protections.get(sample.workload)
+        if known is None:
+            return sample
+        begin_s = sample.at_s - sample.interval_s + 0.2 * self._period_s
+        if begin_s >= known[1] + self._settings.settle_s:
+            return sample
+        return replace(sample, quality=(*sample.quality, Quality.SETTLING))
+
+    def _view(self, spec: Any, sample: Sample | None) -> WorkloadView:
+        known = self._protections.get(spec.name)
+        is_lra = self._registry is not None and any(a.name == spec.name for a in self._scenario.lras)
+        return WorkloadView(
+            spec=spec,
+            sample=sample,
+            model=self._registry.model(spec.name) if self._registry is not None and is_lra else None,
+            protection=known[0] if known is not None else None,
+            protected_since_s=known[1] if known is not None else 0.0,
+            enforceable=KNOBS,
+            enforced=True,
+        )
+
+    def _learn(self, snapshot: Snapshot, registry: Registry) -> None:
+        total = total_cores(snapshot)
+        use = batch_use_cores(snapshot)
+        held = any(p != untouched(total) for p, _ in self._protections.values())
+        quiet = available(use) and batch_is_quiet(snapshot, self._settings.batch_idle_cores, held)
+        allocations = [p for p, _ in self._protections.values()]
+        in_force = strictest([a.cpu for a in allocations])
+        for view in lras(snapshot):
+            if view.sample is None:
+                continue
+            model = registry.model(view.spec.name)
+            allocation = view.protection if view.protection is not None else untouched(total)
+            if in_force is not None:
+                allocation = replace(
+                    allocation,
+                    cpu=replace(in_force, exclusive=allocation.cpu.exclusive),
+                    llc_ways=max(a.llc_ways for a in allocations),
+                    mbw_pct=min(a.mbw_pct for a in allocations),
+                )
+            model.observe(
+                Observation(
+                    view.sample,
+                    allocation,
+                    model_context(snapshot, view, model),
+                    undisturbed=quiet and not allocation.cpu.exclusive,
+                    batch_cores=use,
+                    latency_percentile=view.spec.objective.latency_percentile,
+                )
+            )
+
+
+def run(
+    scenario: Scenario,
+    policy: Policy,
+    period_s: float,
+    seed: int,
+    *,
+    models: bool = False,
+    watch: Callable[[Snapshot, TargetState], None] | None = None,
+) -> Run:
+    """Let ``policy`` rule ``scenario``. ``models``: it asks the Res-Perf model; ``watch``: told of every decision."""
+    world = World(scenario, seed)
+    seat = Seat(scenario, policy, period_s, models=models)
+    result = Run(scenario, policy.name, seed)
+    while world.now_s < scenario.duration_s - 1e-9:
+        interval = world.advance(period_s)
+        snapshot = seat.snapshot(world.samples(interval), world.busy_cores(interval), world.now_s)
+        target = seat.decide(snapshot)
+        if watch is not None:
+            watch(snapshot, target)
+        moved = world.apply(target.settings)
+        seat.note(target, world.now_s, moved > 0)
+        acted = any(d.action is not Action.HOLD for d in target.decisions) or moved > 0
+        result.rounds.append(Round(interval, moved, acted, seat.decide_s, seat.learn_s))
+        result.last = target
+    result.finished_s = dict(world.finished_s)
+    return result

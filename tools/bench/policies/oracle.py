@@ -1,0 +1,291 @@
+"""ORACLE: the best that any setting of the actuators could do, found by looking at the node model's noise-free truth.
+
+Two lattices, and the better of both counts. *Shared*: batch on the last k cores at some weight, or on cores of its
+own, with some ways and some throttle, everywhere at once: every combination is computed. *Parts* (CLITE's space):
+disjoint cores and ways for every workload; here others can only do harm, so what a workload reaches alone with a part
+is an upper bound, parts with which an LRA misses its target alone need no look, and the rest is computed from the
+greatest bound downwards until nothing better can come.
+
+"Best": every target met, then batch's work greatest; if no setting meets all targets, the worst LRA's score greatest.
+Batch's work is the mean over batch workloads of rate / rate alone on the whole machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from perphd.admission.inferer import WEIGHTS, core_steps
+from perphd.domain.allocation import IDLE
+from perphd.domain.cpuset import CpuSet
+from perphd.sim.node.grant import Grant, product
+from perphd.sim.node.machine import Machine
+from perphd.sim.node.model import Node
+from perphd.sim.node.outcome import Outcomes
+from perphd.sim.node.workload import NodeWorkload
+from tools.bench.policies.scene import GRACE, Actor, Goal
+
+Array = npt.NDArray[np.float64]
+_BIG: Final = 8
+"""Workloads from which the shared lattice is thinned out: one answer then costs milliseconds."""
+_CHUNK: Final = 192
+_MOST_LOOKS: Final = 6000
+"""Divisions of the parts' lattice that are computed at most where no target can be met."""
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Who is there, how much is asked of them (a factor each), and what they are to be kept at."""
+
+    machine: Machine
+    works: tuple[NodeWorkload, ...]
+    loads: tuple[float, ...]
+    goals: tuple[Goal | None, ...]
+
+    @property
+    def key(self) -> str:
+        """The same text for the same situation, on any machine."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:20]
+
+    @property
+    def lras(self) -> list[int]:
+        """Places of the LRAs."""
+        return [i for i, work in enumerate(self.works) if work.requests is not None]
+
+    @property
+    def batch(self) -> list[int]:
+        """Places of batch."""
+        return [i for i, work in enumerate(self.works) if work.requests is None]
+
+
+@dataclass(frozen=True, slots=True)
+class Optimum:
+    """``work``: batch's at the best setting (0 if no target can be met); ``score``: the worst LRA's there.
+
+    ``how``: the setting in words; ``looks``: alternatives computed.
+    """
+
+    feasible: bool
+    work: float
+    score: float
+    how: str
+    looks: int
+
+    def as_dict(self) -> dict[str, object]:
+        """For JSON."""
+        return asdict(self)
+
+
+def situation(machine: Machine, actors: Sequence[tuple[Actor, NodeWorkload, float]]) -> Situation:
+    """Of these actors, what each is now, and the factor on its load."""
+    return Situation(
+        machine,
+        tuple(work for _, work, _ in actors),
+        tuple(round(load, 3) for _, _, load in actors),
+        tuple(actor.goal for actor, _, _ in actors),
+    )
+
+
+def alone_rate(machine: Machine, work: NodeWorkload, load: float = 1.0) -> float:
+    """Operations per second of a workload that has the machine to itself."""
+    return float(Node(machine, [work]).solve([[Grant()]], [load]).work_per_s[0, 0])
+
+
+def batch_work(here: Situation, rates: Array) -> Array:
+    """Mean of rate / rate alone over batch, for rates [B,W]; 0 without batch."""
+    if not here.batch:
+        return np.zeros(len(rates))
+    parts = [rates[:, i] / alone_rate(here.machine, here.works[i], here.loads[i]) for i in here.batch]
+    total: Array = np.mean(parts, axis=0)
+    return total
+
+
+def scores(here: Situation, told: Outcomes) -> Array:
+    """The worst LRA's score, [B]."""
+    worst = np.full(len(told.work_per_s), np.inf)
+    for i in here.lras:
+        goal = here.goals[i]
+        if goal is None:
+            continue
+        found = [
+            goal.score(float(w), float(p))
+            for w, p in zip(told.work_per_s[:, i], told.p95_ms[:, i], strict=True)
+        ]
+        worst = np.minimum(worst, found)
+    return worst
+
+
+def best(here: Situation, *, parts: bool = False) -> Optimum:
+    """The optimum. ``parts``: look at disjoint parts for every workload, too."""
+    found = shared(here)
+    if parts and len(here.works) > 1:
+        other = partitioned(here)
+        looks = found.looks + other.looks
+        winner = max((found, other), key=lambda o: (o.feasible, o.work if o.feasible else o.score))
+        found = Optimum(winner.feasible, winner.work, winner.score, winner.how, looks)
+    return found
+
+
+# -- shared cores -------------------------------------------------------------------------------------
+
+
+def shared(here: Situation) -> Optimum:
+    """Every setting of batch as one class beside the LRAs as another."""
+    machine = here.machine
+    if not here.batch:
+        told = Node(machine, here.works).solve([[Grant()] * len(here.works)], here.loads)
+        worst = float(scores(here, told)[0])
+        return Optimum(worst >= 1.0 / GRACE, 0.0, worst, "nothing is to be divided", 1)
+    node = Node(machine, here.works)
+    thin = len(here.works) >= _BIG
+    ways = machine.llc_ways
+    kept = range(0, ways, 2) if thin else range(ways)
+    levels = (10, 30, 60, 100) if thin else machine.mba_levels_pct
+    lras = set(here.lras)
+    masks: list[tuple[int, ...]] = []
+    told_masks: list[str] = []
+    for keep in kept:
+        theirs = ((1 << (ways - keep)) - 1) << keep
+        for own in (machine.full_mask, (1 << keep) - 1):
+            if own == 0 or (keep == 0 and own != machine.full_mask):
+                continue
+            masks.append(tuple(own if i in lras else theirs for i in range(len(here.works))))
+            told_masks.append(
+                f"batch in {ways - keep} ways" + ("" if own == machine.full_mask else ", LRAs in the others")
+            )
+    throttles = [tuple(100 if i in lras else level for i in range(len(here.works))) for level in levels]
+    looks, champion = 0, Optimum(False, 0.0, -1.0, "", 0)
+    total = machine.cores
+    for exclusive, weight in [(False, w) for w in WEIGHTS] + [(True, WEIGHTS[-1])]:
+        base = [
+            Grant()
+            if i in lras
+            else Grant(idle=weight is IDLE, weight=100.0 if weight is IDLE else float(weight))
+            for i in range(len(here.works))
+        ]
+        counts = [k for k in core_steps(total, 1) if not (exclusive and k == total)]
+        rows = []
+        for k in counts:
+            room = machine.first_cores(k, total - k)
+            ours = machine.online - room if exclusive else machine.online
+            rows.append([ours if i in lras else room for i in range(len(here.works))])
+        table, index = product(machine, base, cpus=rows, masks=masks, mba_pct=throttles)
+        told = node.solve(table, here.loads, chunk=_CHUNK)
+        looks += table.count
+        score, done = scores(here, told), batch_work(here, told.work_per_s)
+        at, feasible = _pick(score, done)
+        kind = (
+            "cores of its own"
+            if exclusive
+            else f"shared cores at weight {weight if weight is not IDLE else 'idle'}"
+        )
+        c, m, t = (int(v) for v in index[at])
+        how = f"batch on {counts[c]}/{total} {kind}, {told_masks[m]}, throttle {levels[t]} %"
+        mine = Optimum(feasible, float(done[at]) if feasible else 0.0, float(score[at]), how, 0)
+        champion = max((champion, mine), key=lambda o: (o.feasible, o.work if o.feasible else o.score))
+    return Optimum(champion.feasible, champion.work, champion.score, champion.how, looks)
+
+
+def _pick(worst: Array, done: Array) -> tuple[int, bool]:
+    good = worst >= 1.0 / GRACE
+    if good.any():
+        return int(np.where(good, done, -1.0).argmax()), True
+    return int(worst.argmax()), False
+
+
+# -- disjoint parts -----------------------------------------------------------------------------------
+
+
+def compositions(units: int, count: int) -> Iterator[tuple[int, ...]]:
+    """All ways to divide units among so many, at least one each."""
+    for cuts in itertools.combinations(range(1, units), count - 1):
+        edges = (0, *cuts, units)
+        yield tuple(b - a for a, b in itertools.pairwise(edges))
+
+
+def partitioned(here: Situation) -> Optimum:
+    """Disjoint cores and ways for every workload, one throttle for batch; by branch and bound."""
+    machine, count = here.machine, len(here.works)
+    cores, ways = machine.cores, machine.llc_ways
+    if cores < count or ways < count:
+        return Optimum(False, 0.0, -1.0, "more workloads than units", 0)
+    most = cores - count + 1, ways - count + 1
+    table = [
+        [Grant(cpus=machine.first_cores(c), masks=((1 << w) - 1,) * machine.sockets)]
+        for c in range(1, most[0] + 1)
+        for w in range(1, most[1] + 1)
+    ]
+    shape = (most[0], most[1])
+    looks = 0
+    alone: list[Array] = []
+    for i, work in enumerate(here.works):
+        told = Node(machine, [work]).solve(table, [here.loads[i]])
+        looks += len(table)
+        goal = here.goals[i]
+        if goal is not None:
+            found = [
+                goal.score(float(w), float(p))
+                for w, p in zip(told.work_per_s[:, 0], told.p95_ms[:, 0], strict=True)
+            ]
+            alone.append(np.array(found).reshape(shape))
+        elif work.requests is None:
+            alone.append((told.work_per_s[:, 0] / alone_rate(machine, work, here.loads[i])).reshape(shape))
+        else:
+            alone.append(np.full(shape, np.inf))
+    core_rows = np.array(list(compositions(cores, count))) - 1
+    way_rows = np.array(list(compositions(ways, count))) - 1
+    c = np.repeat(np.arange(len(core_rows)), len(way_rows))
+    w = np.tile(np.arange(len(way_rows)), len(core_rows))
+    reach = [alone[i][core_rows[c, i], way_rows[w, i]] for i in range(count)]
+    worst = np.min([reach[i] for i in here.lras], axis=0) if here.lras else np.full(len(c), np.inf)
+    bound = np.mean([reach[i] for i in here.batch], axis=0) if here.batch else worst
+    good = np.flatnonzero(worst >= 1.0 / GRACE)
+    if not len(good):
+        return Optimum(False, 0.0, float(worst.max()), "no part suffices for somebody even alone", looks)
+    order = good[np.argsort(-bound[good], kind="stable")]
+    node = Node(machine, here.works)
+    levels = tuple(reversed(machine.mba_levels_pct)) if here.batch else (100,)
+    champion = Optimum(False, 0.0, -1.0, "", 0)
+    looked = 0
+    step = max(1, _CHUNK // len(levels))
+    for start in range(0, len(order), step):
+        rows = order[start : start + step]
+        if champion.feasible and (not here.batch or champion.work >= float(bound[rows[0]]) - 1e-9):
+            break
+        if looked >= _MOST_LOOKS * len(levels):
+            break
+        grants_rows = [
+            _parts(here, core_rows[c[row]] + 1, way_rows[w[row]] + 1, level)
+            for row in rows
+            for level in levels
+        ]
+        told = node.solve(grants_rows, here.loads, chunk=_CHUNK)
+        looked += len(grants_rows)
+        score, done = scores(here, told), batch_work(here, told.work_per_s)
+        at, feasible = _pick(score, done)
+        row, level = rows[at // len(levels)], levels[at % len(levels)]
+        how = (
+            f"parts: cores {'/'.join(map(str, core_rows[c[row]] + 1))}, "
+            f"ways {'/'.join(map(str, way_rows[w[row]] + 1))}, batch's throttle {level} %"
+        )
+        mine = Optimum(feasible, float(done[at]) if feasible else 0.0, float(score[at]), how, 0)
+        champion = max((champion, mine), key=lambda o: (o.feasible, o.work if o.feasible else o.score))
+    return Optimum(champion.feasible, champion.work, champion.score, champion.how, looks + looked)
+
+
+def _parts(here: Situation, cores: Sequence[int], ways: Sequence[int], level: int) -> list[Grant]:
+    machine, row = here.machine, []
+    core = way = 0
+    for i in range(len(here.works)):
+        mask = ((1 << int(ways[i])) - 1) << way
+        cpus: CpuSet = machine.first_cores(int(cores[i]), core)
+        throttle = (level,) * machine.sockets if here.works[i].requests is None else ()
+        row.append(Grant(cpus=cpus, masks=(mask,) * machine.sockets, mba_pct=throttle))
+        core, way = core + int(cores[i]), way + int(ways[i])
+    return row

@@ -1,0 +1,64 @@
+"""Results as JSON lines that survive an interruption: what was computed by the same code is not computed again."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+_PHYSICS = ("perphd/sim/node", "profiles", "tools/bench/policies/oracle.py", "tools/bench/policies/scene.py")
+_ALL = (
+    *_PHYSICS,
+    "perphd/admission",
+    "perphd/predictor",
+    "perphd/domain",
+    "tools/bench/policies",
+)
+
+
+def code_digest(*, physics_only: bool = False) -> str:
+    """Of everything that a result depends on; the optimum depends on the physics only."""
+    text = hashlib.sha256()
+    for start in _PHYSICS if physics_only else _ALL:
+        path = ROOT / start
+        for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+            if file.suffix in (".py", ".toml"):
+                text.update(file.read_bytes())
+    return text.hexdigest()[:16]
+
+
+class Lines:
+    """A file of JSON objects, each with its key and the digest of the code that made it."""
+
+    def __init__(self, path: Path, digest: str) -> None:
+        self._path, self._digest = path, digest
+        self.known: dict[str, Any] = {}
+        if path.exists():
+            for line in path.read_text().splitlines():
+                try:
+                    item = json.loads(line)
+                except json.JSONDecodeError:
+                    continue  # cut short by an interruption
+                if item.get("code") == digest:
+                    self.known[item["key"]] = item["value"]
+
+    def add(self, key: str, value: Any) -> None:
+        """Keep one more."""
+        self.known[key] = value
+        with self._path.open("a") as file:
+            file.write(json.dumps({"key": key, "code": self._digest, "value": value}) + "\n")
+
+
+def write_csv(path: Path, rows: Iterable[dict[str, object]]) -> None:
+    """The same tidily: one row a run."""
+    rows = list(rows)
+    if not rows:
+        return
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,118 @@
+"""What a scenario is: a machine, who runs on it and when, what is asked of them, and what they are to be kept at."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from perphd.domain.workload import Kind, Objective, WorkloadSpec
+from perphd.sim.node.load import LoadTrace, Steps
+from perphd.sim.node.machine import Machine
+from perphd.sim.node.workload import NodeWorkload
+
+GRACE = 1.02
+"""A target counts as missed when it is missed by more than 2 %: a knee is sharp, and nobody can stand on its edge."""
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """What an LRA is to be kept at, in absolute figures that every policy is told; either may be missing."""
+
+    max_p95_ms: float | None = None
+    min_work_per_s: float | None = None
+
+    @property
+    def objective(self) -> Objective:
+        """The same as an operator would declare it."""
+        return Objective(min_work_rate_per_s=self.min_work_per_s, max_latency_ms=self.max_p95_ms)
+
+    def score(self, work_per_s: float, p95_ms: float) -> float:
+        """Performance over target, the worse of work and latency: 1 and more is enough."""
+        score = math.inf
+        if self.min_work_per_s is not None:
+            score = work_per_s / self.min_work_per_s
+        if self.max_p95_ms is not None:
+            score = min(score, self.max_p95_ms / max(p95_ms, 1e-9))
+        return score
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """One workload of a scenario.
+
+    ``goal``: of an LRA. ``load``: factor on what is asked of it over time. ``starts_s``, ``ends_s``: when it is
+    there. ``becomes``: (time, workload) pairs, what it turns into. ``job``: operations after which a batch job ends.
+    ``peak_load_per_s``: the load of which it is known that the whole machine just carries it (some peers ask).
+    """
+
+    work: NodeWorkload
+    goal: Goal | None = None
+    load: LoadTrace = field(default_factory=lambda: Steps(()))
+    starts_s: float = 0.0
+    ends_s: float = math.inf
+    becomes: tuple[tuple[float, NodeWorkload], ...] = ()
+    job: float | None = None
+    priority: int = 100
+    peak_load_per_s: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The workload's name."""
+        return self.work.name
+
+    @property
+    def is_lra(self) -> bool:
+        """True for an LRA."""
+        return self.work.kind is Kind.LRA
+
+    def at(self, now_s: float) -> NodeWorkload:
+        """What it is at this time."""
+        work = self.work
+        for at_s, other in self.becomes:
+            if now_s >= at_s - 1e-9:
+                work = other
+        return work
+
+    def present(self, now_s: float) -> bool:
+        """True while it runs, as far as the clock decides."""
+        return self.starts_s - 1e-9 <= now_s < self.ends_s - 1e-9
+
+    @property
+    def spec(self) -> WorkloadSpec:
+        """As an operator would declare it."""
+        objective = self.goal.objective if self.goal is not None else Objective()
+        return WorkloadSpec(
+            self.name, self.work.kind, f"/bench/{self.name}", priority=self.priority, objective=objective
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """One scenario. ``family`` groups scenarios in the report; ``about`` is one sentence.
+
+    ``patience_s``: an open loop's requests that wait longer are given up by who asked. ``count_from_s``: violations
+    and throughput before that are not counted (undisturbed warm-up, in which batch has not come yet).
+    ``oracle``: whether the optimum is computed. ``partition``: whether it also looks at disjoint parts for
+    every workload (CLITE's space).
+    """
+
+    name: str
+    family: str
+    about: str
+    machine: Machine
+    actors: tuple[Actor, ...]
+    duration_s: float
+    patience_s: float = 0.2
+    count_from_s: float = 0.0
+    oracle: bool = True
+    partition: bool = False
+
+    @property
+    def lras(self) -> tuple[Actor, ...]:
+        """The LRAs, in order."""
+        return tuple(a for a in self.actors if a.is_lra)
+
+    @property
+    def batch(self) -> tuple[Actor, ...]:
+        """The batch workloads, in order."""
+        return tuple(a for a in self.actors if not a.is_lra)

@@ -1,0 +1,294 @@
+"""The node model in virtual time under settings that a policy chose; what it shows, as noisy samples.
+
+No kernel trees here, so that thousands of runs are cheap: settings go straight into the node model's grants.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+import numpy as np
+
+from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, UNTOUCHED, Settings
+from perphd.domain.policy import HostView
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
+from perphd.domain.sample import Quality, Sample
+from perphd.sim.accounting import Drift
+from perphd.sim.node.grant import Grant, Grants, grants
+from perphd.sim.node.machine import Machine
+from perphd.sim.node.model import Node
+from perphd.sim.node.outcome import Outcome
+from perphd.sim.node.state import State
+from perphd.sim.node.workload import NodeWorkload
+from tools.bench.policies.scene import Actor, Scenario
+
+STEP_S: Final = 0.25
+_LATENCY_NOISE: Final = 0.06  # of a quarter of a second
+_COUNTER_NOISE: Final = 0.004
+_BANDWIDTH_NOISE: Final = 0.022  # measured between runs of MLC on cloud machines
+_OCCUPANCY_NOISE: Final = 0.05
+_PAGE_FILL_BYTES_PER_S: Final = 400e6
+_LEAST_BACKLOG: Final = 20.0
+
+
+def host_view(machine: Machine, busy_cores: Reading = NOT_MEASURED) -> HostView:
+    """What a policy is told about the machine."""
+    return HostView(machine.topology(), busy_cores, machine.llc_ways, 1, tuple(range(10, 101, 10)))
+
+
+def grant_of(machine: Machine, settings: Settings) -> Grant:
+    """What these settings come to. ``frozen`` is not part of it: the world asks nothing of frozen workloads."""
+    weight = 100.0 if settings.cpu_weight in (KEEP, IDLE) else float(settings.cpu_weight)
+    high = settings.memory_high_bytes
+    top = settings.memory_max_bytes
+    limits = [float(v) for v in (high, top) if v is not KEEP and v is not NO_LIMIT]
+    low = 0.0 if settings.memory_low_bytes is KEEP else float(settings.memory_low_bytes)
+    least = 0.0 if settings.memory_min_bytes is KEEP else float(settings.memory_min_bytes)
+    masks = dict(settings.llc_masks) if settings.llc_masks is not KEEP else {}
+    levels = dict(settings.mba_pct) if settings.mba_pct is not KEEP else {}
+    domains = range(machine.sockets)
+    return Grant(
+        cpus=machine.online if settings.cpus is KEEP else settings.cpus,
+        weight=weight,
+        idle=settings.cpu_weight is IDLE,
+        limit_cores=math.inf if settings.cpu_max_cores is KEEP else settings.cpu_max_cores,
+        memory_bytes=min(limits, default=math.inf),
+        protected_bytes=max(low, least),
+        masks=tuple(masks.get(d, machine.full_mask) for d in domains) if masks else (),
+        mba_pct=tuple(levels.get(d, 100) for d in domains) if levels else (),
+    )
+
+
+@dataclass(slots=True)
+class Interval:
+    """How everybody truly fared over an interval: means of outcomes, by name. Latencies are weighted by work."""
+
+    at_s: float
+    seconds: float
+    outcomes: dict[str, Outcome]
+    loads: dict[str, float]
+
+
+@dataclass(slots=True)
+class _Life:
+    """What the world keeps of one actor that is there."""
+
+    actor: Actor
+    work: NodeWorkload
+    asked: Drift = field(default_factory=Drift)
+    needed: Drift = field(default_factory=Drift)
+    done: float = 0.0
+    fresh: bool = True
+
+
+class World:
+    """One run of a scenario. ``apply`` settings, ``advance`` by an interval, look at ``samples``.
+
+    The same seed and the same settings give the same run.
+    """
+
+    def __init__(self, scenario: Scenario, seed: int) -> None:
+        self.scenario, self.machine = scenario, scenario.machine
+        self.now_s = 0.0
+        self.finished_s: dict[str, float] = {}
+        self._random = Random(f"{scenario.name}:{seed}")
+        self._lives: dict[str, _Life] = {}
+        self._settings: dict[str, Settings] = {}
+        self._node: Node | None = None
+        self._state: State | None = None
+        self._grants: Grants | None = None
+        self._latency: dict[str, tuple[float, float, float]] = {}
+        self._populate()
+
+    # -- changing ----------------------------------------------------------------------------------
+
+    def apply(self, settings: Mapping[str, Settings]) -> int:
+        """Put settings in force; workloads that are not named are left as found. Returns how many knobs moved."""
+        moved = 0
+        for actor in self.scenario.actors:
+            old = self._settings.get(actor.name, UNTOUCHED)
+            new = settings.get(actor.name, UNTOUCHED)
+            if old != new:
+                moved += sum(getattr(old, k) != getattr(new, k) for k in Settings.__slots__)
+                self._settings[actor.name] = new
+        if moved:
+            self._grants = None
+        return moved
+
+    @property
+    def settings(self) -> Mapping[str, Settings]:
+        """What is in force."""
+        return self._settings
+
+    def advance(self, seconds: float) -> Interval:
+        """Let time pass; how everybody fared."""
+        steps = max(1, round(seconds / STEP_S))
+        dt_s = seconds / steps
+        told: dict[str, list[Outcome]] = {}
+        asked: dict[str, list[float]] = {}
+        noises: dict[str, list[float]] = {}
+        for _ in range(steps):
+            self._populate()
+            for name, (outcome, load) in self._step(dt_s).items():
+                told.setdefault(name, []).append(outcome)
+                asked.setdefault(name, []).append(load)
+                noises.setdefault(name, []).append(math.exp(self._random.gauss(0.0, _LATENCY_NOISE)))
+            self.now_s += dt_s
+        outcomes = {name: _mean(items) for name, items in told.items()}
+        self._latency = {name: _latencies(items, noises[name]) for name, items in told.items()}
+        loads = {name: sum(items) / len(items) for name, items in asked.items()}
+        return Interval(self.now_s, seconds, outcomes, loads)
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def samples(self, interval: Interval) -> tuple[Sample, ...]:
+        """What a monitor would have read over the interval."""
+        return tuple(self._sample(interval, name) for name in interval.outcomes)
+
+    def busy_cores(self, interval: Interval) -> float:
+        """CPU used by everybody."""
+        return sum(outcome.usage_cores for outcome in interval.outcomes.values())
+
+    def _sample(self, interval: Interval, name: str) -> Sample:
+        life = self._lives.get(name)
+        outcome = interval.outcomes[name]
+        actor = next(a for a in self.scenario.actors if a.name == name)
+        p50, p95, p99 = self._latency[name]
+        lra, nothing = actor.is_lra, Unavailable("a batch job tells nothing about itself")
+        answered = outcome.work_per_s > 0
+        silent = Unavailable("nothing was answered")
+        is_open = lra and actor.work.requests is not None and not actor.work.requests.closed
+        fresh = life is not None and life.fresh
+        if life is not None:
+            life.fresh = False
+
+        def counted(value: float, noise: float = _COUNTER_NOISE) -> float:
+            return value * math.exp(self._random.gauss(0.0, noise))
+
+        return Sample(
+            workload=name,
+            at_s=interval.at_s,
+            interval_s=interval.seconds,
+            cpu_usage_cores=outcome.usage_cores,
+            cpu_throttled_pct=100.0 * outcome.throttled,
+            run_delay_cores=outcome.run_delay_cores if lra else NOT_MEASURED,
+            threads=float(actor.work.threads),
+            cpu_some_pct=100.0 * outcome.cpu_some,
+            memory_some_pct=100.0 * outcome.memory_some,
+            memory_full_pct=100.0 * outcome.memory_full,
+            io_some_pct=100.0 * outcome.io_some,
+            io_full_pct=100.0 * outcome.io_full,
+            memory_current_bytes=outcome.resident_bytes,
+            memory_working_set_bytes=outcome.resident_bytes,
+            refaults_per_s=outcome.refaults_per_s,
+            mips=counted(outcome.mips),
+            cpi=counted(outcome.cpi),
+            llc_mpki=counted(outcome.mpki, 0.01),
+            llc_occupancy_bytes=counted(outcome.occupancy_bytes, _OCCUPANCY_NOISE),
+            mbw_bytes_per_s=counted(outcome.bandwidth_bytes_per_s, _BANDWIDTH_NOISE),
+            work_rate_per_s=outcome.work_per_s if lra else nothing,
+            load_per_s=outcome.offered_per_s if is_open else Unavailable("a closed loop"),
+            latency_p50_ms=(p50 if answered else silent) if lra else nothing,
+            latency_p95_ms=(p95 if answered else silent) if lra else nothing,
+            latency_p99_ms=(p99 if answered else silent) if lra else nothing,
+            quality=(Quality.FIRST,) if fresh else (),
+        )
+
+    # -- physics -----------------------------------------------------------------------------------
+
+    def _populate(self) -> None:
+        """Workloads came, went or changed: a new node, which remembers the old one's state."""
+        wanted = {
+            a.name: a.at(self.now_s)
+            for a in self.scenario.actors
+            if a.present(self.now_s) and a.name not in self.finished_s
+        }
+        if self._node is not None and wanted == {n: life.work for n, life in self._lives.items()}:
+            return
+        actors = {a.name: a for a in self.scenario.actors}
+        self._lives = {n: self._lives.get(n) or _Life(actors[n], work) for n, work in wanted.items()}
+        for name, work in wanted.items():
+            self._lives[name].work = work
+        node = Node(self.machine, list(wanted.values()))
+        if self._node is None or self._state is None:
+            self._state = node.start(warm=True)
+        else:
+            self._state = node.carry_on(self._state, self._node)
+        self._node, self._grants = node, None
+
+    def _step(self, dt_s: float) -> dict[str, tuple[Outcome, float]]:
+        assert self._node is not None
+        assert self._state is not None
+        lives = list(self._lives.values())
+        if not lives:
+            return {}
+        if self._grants is None:
+            row = [grant_of(self.machine, self._settings.get(life.actor.name, UNTOUCHED)) for life in lives]
+            self._grants = grants(self.machine, [row])
+        self._remember(self._grants, dt_s)
+        loads, needs, patience = np.ones(len(lives)), np.ones(len(lives)), np.ones(len(lives))
+        for index, life in enumerate(lives):
+            loads[index] = life.actor.load.at(self.now_s)
+            if life.actor.is_lra:
+                loads[index] *= life.asked.step(self._random, dt_s)
+                needs[index] = life.needed.step(self._random, dt_s)
+                rate = (life.work.requests.rate_per_s if life.work.requests else None) or 0.0
+                patience[index] = max(_LEAST_BACKLOG, self.scenario.patience_s * rate)
+            if self._settings.get(life.actor.name, UNTOUCHED).frozen is True:
+                loads[index] = 1e-6
+        told = self._node.step(self._state, self._grants, dt_s, loads, needs, patience).all()
+        found: dict[str, tuple[Outcome, float]] = {}
+        for index, (life, outcome) in enumerate(zip(lives, told, strict=True)):
+            found[life.actor.name] = outcome, float(loads[index])
+            life.done += outcome.work_per_s * dt_s
+            if life.actor.job is not None and life.done >= life.actor.job:
+                self.finished_s[life.actor.name] = self.now_s + dt_s
+        return found
+
+    def _remember(self, rows: Grants, dt_s: float) -> None:
+        """Page cache in memory moves to what limits, protections and the host's size leave it."""
+        assert self._node is not None
+        assert self._state is not None
+        people = self._node.people
+        wanted = np.clip(rows.memory_bytes - people.anon, 0.0, people.cache)
+        over = float((wanted + people.anon).sum()) - 0.97 * self.machine.memory_bytes
+        if over > 0:
+            kept = np.clip(rows.protected_bytes - people.anon, 0.0, wanted)
+            spare = wanted - kept
+            wanted = wanted - spare * min(1.0, over / max(float(spare.sum()), 1.0))
+        fill = _PAGE_FILL_BYTES_PER_S * dt_s
+        self._state.resident = np.minimum(wanted, self._state.resident + fill)
+
+
+_LATENCIES: Final = frozenset({"p50_ms", "p95_ms", "p99_ms"})
+_NAMES: Final = tuple(Outcome.__slots__)
+
+
+def _mean(items: list[Outcome]) -> Outcome:
+    if len(items) == 1:
+        return items[0]
+    work = sum(item.work_per_s for item in items)
+    values = {}
+    for name in _NAMES:
+        if name in _LATENCIES and work > 0:
+            values[name] = sum(getattr(item, name) * item.work_per_s for item in items) / work
+        else:
+            values[name] = sum(getattr(item, name) for item in items) / len(items)
+    return Outcome(**values)
+
+
+def _latencies(items: list[Outcome], noises: list[float]) -> tuple[float, float, float]:
+    """As a client would measure them: weighted by requests answered, each quarter second with its own scatter."""
+    weights = [item.work_per_s for item in items]
+    total = sum(weights)
+    if total <= 0:
+        return 0.0, 0.0, 0.0
+    p50, p95, p99 = (
+        sum(getattr(item, name) * w * n for item, w, n in zip(items, weights, noises, strict=True)) / total
+        for name in ("p50_ms", "p95_ms", "p99_ms")
+    )
+    return p50, p95, p99
