@@ -6,6 +6,7 @@ and ``run/perphd-sim/NAME`` with the indicators of every application. ``[host] r
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import signal
@@ -83,8 +84,7 @@ def mount(plan: ServerPlan, directory: str, ready: Callable[[], None] = lambda: 
     Raises:
         PerphError: the mount could not be made, or the simulation failed.
     """
-    if not os.path.isdir(directory):
-        raise PerphError(f"{directory}: there is no such directory; make an empty one to mount on")
+    _check_mountpoint(directory)
     server = _Server(plan)
     life = threading.Thread(target=server.live, name="life", daemon=True)
 
@@ -102,6 +102,18 @@ def mount(plan: ServerPlan, directory: str, ready: Callable[[], None] = lambda: 
         life.join()
     if server.failure is not None:
         raise PerphError(f"the simulated host failed: {server.failure!r}") from server.failure
+
+
+def _check_mountpoint(directory: str) -> None:
+    try:
+        held = os.listdir(directory)
+    except OSError as exc:
+        advice = "make an empty directory to mount on"
+        if exc.errno == errno.ENOTCONN:
+            advice = f"a mount whose process was killed is still there: umount {directory}"
+        raise PerphError(f"{directory}: {exc.strerror}; {advice}") from exc
+    if held:
+        raise PerphError(f"{directory}: is not empty; a mount would hide what is there")
 
 
 def daemon_config(directory: str, workloads: Sequence[WorkloadSpec], state_dir: str) -> str:

@@ -64,8 +64,8 @@ def running(*command: str, output: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 @contextmanager
-def mounted(folder: Path, *options: str) -> Iterator[Path]:
-    """A simulated server on a new directory; unmounted whatever happens."""
+def mounting(folder: Path, *options: str) -> Iterator[tuple[Path, subprocess.Popen[bytes]]]:
+    """A simulated server on a new directory, and its process; unmounted whatever happens."""
     at, said = folder / "server", folder / "mount.log"
     at.mkdir()
     try:
@@ -74,11 +74,19 @@ def mounted(folder: Path, *options: str) -> Iterator[Path]:
                 "the mount appears", lambda: b"mounted on" in said.read_bytes() or process.poll() is not None
             )
             assert process.poll() is None, said.read_text()
-            yield at
+            yield at, process
     finally:
-        if at.is_mount():
-            subprocess.run(["umount", "-l", str(at)], check=False)
+        subprocess.run(["umount", "-l", str(at)], check=False, stderr=subprocess.DEVNULL)
     assert not os.listdir(at), "the mount is gone and left nothing"
+
+
+@contextmanager
+def mounted(folder: Path, *options: str) -> Iterator[Path]:
+    """The same, of which only the directory matters; its process ends well when it is asked to."""
+    with mounting(folder, *options) as (at, process):
+        yield at
+        process.terminate()
+        assert process.wait(20) == 0
 
 
 @pytest.fixture(scope="module")
@@ -287,6 +295,15 @@ def test_a_daemon_in_its_own_process_rescues_the_lra_and_gives_everything_back(t
             daemon.send_signal(signal.SIGTERM)
             assert daemon.wait(30) == 0, log.read_text()
         assert found() == before, log.read_text()
+
+
+def test_a_mount_whose_process_was_killed_is_told(tmp_path: Path) -> None:
+    with mounting(tmp_path, "--machine", "plain") as (at, process):
+        process.kill()
+        eventually("the mount is dead", lambda: refusal(at.stat) == errno.ENOTCONN)
+        done = subprocess.run([*PERPHD, "sim", "mount", str(at)], check=False, capture_output=True, text=True)
+        assert (done.returncode, f"umount {at}" in done.stderr) == (1, True), done.stderr
+        subprocess.run(["umount", str(at)], check=True)
 
 
 def test_v1_hierarchies_on_request(tmp_path: Path) -> None:

@@ -87,9 +87,13 @@ def test_the_printed_configuration_is_accepted() -> None:
 
 
 def test_what_cannot_be_mounted_is_told(tmp_path: Path) -> None:
-    with pytest.raises(PerphError, match="no such directory"):
+    with pytest.raises(PerphError, match="No such file or directory; make an empty directory"):
         mount(ServerPlan(), str(tmp_path / "nothing"))
     with pytest.raises(ConfigError, match="no archetype"):
         mount(ServerPlan(kinds={"mysql": "nonsense"}), str(tmp_path))
+    (tmp_path / "file").touch()
+    with pytest.raises(PerphError, match="is not empty"):
+        mount(ServerPlan(), str(tmp_path))
+    (tmp_path / "file").unlink()
     assert {"rdt", "plain", "captured"} <= set(machine_names())
     assert RealFs(str(tmp_path)).listdir("/") == []

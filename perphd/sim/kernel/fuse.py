@@ -214,8 +214,8 @@ def serve(
 ) -> None:
     """Mount the tree and answer until SIGTERM, SIGINT or an unmount; the mount is gone when this returns.
 
-    Must run in the main thread. ``mounted`` is called once the mount is there. Should this process be killed, the
-    helper of libfuse (fusermount3) takes the mount away.
+    Must run in the main thread. ``mounted`` is called once the mount is there. Should this process be killed (SIGKILL),
+    the mount stays and answers ENOTCONN until somebody takes it away with umount(8).
 
     Raises:
         MountError: it could not be mounted; says what to do.
@@ -246,7 +246,6 @@ def serve(
             negative_timeout=0,
             default_permissions=True,
             allow_other=os.geteuid() == 0,
-            auto_unmount=True,
         )
     except RuntimeError as exc:
         if there:
