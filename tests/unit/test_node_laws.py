@@ -207,10 +207,12 @@ def test_stepping_arrives_where_solving_says() -> None:
     table = grants(SILVER_4110, [rows])
     state = node.start()
     loads = np.ones(3)
+    last = None
     for _ in range(80):
         state.resident = np.zeros((1, 3))
         last = node.step(state, table, 0.25, loads)
     solved = node.solve(rows)
+    assert last is not None
     assert last.work_per_s[0] == pytest.approx(solved.work_per_s[0], rel=0.01)
     assert last.p95_ms[0, :2] == pytest.approx(solved.p95_ms[0, :2], rel=0.03)
     assert last.occupancy_bytes[0] == pytest.approx(solved.occupancy_bytes[0], rel=0.03)
@@ -224,7 +226,7 @@ def test_the_cache_warms_up_after_a_change_of_mask() -> None:
         ),
         NodeWorkload("lru", Code(1e8, miss_cycles=20, mpki_floor=8, mpki_swing=30), 8),
     ]
-    node, state = Node(machine, works), None
+    node = Node(machine, works)
     narrow = grants(machine, [[Grant(masks=(0x1,)), Grant(masks=(0x7FE,))]])
     wide = grants(machine, [[Grant(masks=(0x7F,)), Grant(masks=(0x780,))]])
     state = node.start()

@@ -36,7 +36,8 @@ class Flow:
     ``ips``: instructions per second of a busy CPU [B,W,D]; ``service``: CPU time of an operation; ``wake``: delay of
     a waking thread; ``stall_memory``, ``stall_io``: waiting per operation (s); ``bandwidth``, ``pressure``: bytes per
     second to and from memory, and into the cache [B,W,D]; ``own_disk_s``, ``own_link_s``: an operation's time on an
-    idle disk and link; ``speed``: instructions per CPU second over all domains.
+    idle disk and link; ``speed``: instructions per CPU second over all domains; ``usage_cap``: CPU time that limits
+    of disk and link leave.
     """
 
     ips: Array
@@ -56,9 +57,11 @@ class Flow:
     own_link_s: Array
     faults: Array
     speed: Array
+    usage_cap: Array
 
     def hold_to(self, usage: Array, lra: npt.NDArray[np.bool_]) -> None:
         """Scale what was done to the CPU time that was really there."""
+        usage = np.minimum(usage, self.usage_cap)
         scale = np.where(self.usage > 0, usage / np.maximum(self.usage, _TINY), 1.0)
         self.bandwidth = self.bandwidth * scale[..., None]
         self.usage, self.rate = usage, self.rate * scale
@@ -104,6 +107,13 @@ class Balance:
         own_disk = people.disk_ops * machine.disk_ms / 1000.0 + people.disk_bytes / machine.disk_bytes_per_s
         own_link = people.net_bytes / machine.net_bytes_per_s
         stall_io = own_disk * slow + own_link * (1.0 + state.link)
+        caps = np.minimum(
+            rows.disk_cap / np.maximum(people.disk_bytes, _TINY),
+            rows.net_cap / np.maximum(people.net_bytes, _TINY),
+        )
+        # A job that is held to a rate waits for its disk or link, not for a CPU.
+        held = people.threads * load / np.maximum(caps, _TINY) - service - stall_memory
+        stall_io = np.where(people.lra > 0, stall_io, np.maximum(stall_io, held))
         wake = _WAKE_FLOOR_S * cpu.hit + _WAKE_S * np.minimum(cpu.ratio**_WAKE_POWER, _WAKE_CEILING)
         # Rates.
         waits = people.wait_s + people.think_s + stall_memory + stall_io
@@ -130,10 +140,6 @@ class Balance:
         free = latency.closed_step(
             state.free_rate, clients, service, people.serial_s, waits, servers, servers
         )
-        caps = np.minimum(
-            rows.disk_cap / np.maximum(people.disk_bytes, _TINY),
-            rows.net_cap / np.maximum(people.net_bytes, _TINY),
-        )
         batch_rate = cpu.usage / service
         loop.rate = np.minimum(loop.rate, caps)
         rate = np.where(people.lra > 0, loop.rate, np.minimum(batch_rate, caps))
@@ -159,6 +165,7 @@ class Balance:
             own_link,
             faults,
             speed,
+            caps * service,
         )
 
     def follow(
