@@ -63,8 +63,8 @@ COMPILE = CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/bin/pip-compile -q --genera
 
 lock: $(VENV)/.stamp-dev ## pin requirements/*.txt anew (LOCK_ARGS=--upgrade for newer versions)
 	$(COMPILE) -o requirements/bootstrap.txt requirements/bootstrap.in
-	$(COMPILE) -o requirements/runtime.txt pyproject.toml
-	$(COMPILE) --all-extras -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml
+	$(COMPILE) -o requirements/runtime.txt pyproject.toml requirements/older-python.in
+	$(COMPILE) --all-extras -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml requirements/older-python.in
 	$(COMPILE) --extra systemd --extra network --extra codec -c requirements/dev.txt \
 		-o packaging/debian/requirements.txt pyproject.toml
 

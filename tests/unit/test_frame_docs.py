@@ -107,7 +107,7 @@ def _declared(requirements: list[str]) -> set[str]:
 def test_dependencies_are_those_that_are_imported() -> None:
     runtime = _declared(PROJECT["dependencies"])
     extras = PROJECT["optional-dependencies"]
-    for_perphd = ("systemd", "worker", "codec", "network", "export")
+    for_perphd = ("systemd", "worker", "codec", "network", "export", "fuse")
     optional = _declared([text for extra in for_perphd for text in extras[extra]])
     imported = _imported("perphd")
     assert runtime - imported == set(), "declared, not imported"
