@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from perphd.sim.kernel.cgroup2 import SimCgroup
-from perphd.sim.kernel.formats import PAGE
+from perphd.sim.kernel.formats import COUNTER_MAX_PAGES, PAGE
 from perphd.sim.node.workload import MemoryUse, NodeWorkload
 
 _FILL_BYTES_PER_S: Final = 400e6  # a disk read at full speed
 _ALLOCATE_BYTES_PER_S: Final = 2e9
 _RESERVE: Final = 0.03  # of the host's memory, for the kernel
+_UNLIMITED: Final = float(COUNTER_MAX_PAGES * PAGE)
 
 
 def settle(dt_s: float, total_bytes: int, residents: Sequence[tuple[SimCgroup, NodeWorkload, float]]) -> None:
@@ -67,10 +68,12 @@ def enforce_max(group: SimCgroup) -> bool:
 
 def _limit(group: SimCgroup, knob: str) -> float:
     """Bytes that this leaf may have under its own limit and those above it, as far as others leave room there."""
-    mine = group.memory.current_bytes
-    return min(
-        above.memory_pages[knob] * PAGE - (above.memory.current_bytes - mine) for above in group.ancestry()
-    )
+    mine, least = group.memory.current_bytes, _UNLIMITED
+    for above in group.ancestry():
+        pages = above.memory_pages[knob]
+        if pages < COUNTER_MAX_PAGES:
+            least = min(least, pages * PAGE - (above.memory.current_bytes - mine))
+    return least
 
 
 def _over(group: SimCgroup, knob: str) -> float:
@@ -79,6 +82,8 @@ def _over(group: SimCgroup, knob: str) -> float:
 
 def _grow(dt_s: float, group: SimCgroup, work: MemoryUse) -> None:
     memory = group.memory
+    if memory.anon_bytes == work.anon_bytes and memory.file_bytes == work.cache_bytes:
+        return
     anon = min(work.anon_bytes - memory.anon_bytes, _ALLOCATE_BYTES_PER_S * dt_s)
     room = max(0.0, min(_limit(group, "high"), _limit(group, "max")) - memory.current_bytes - anon)
     file = max(0.0, min(work.cache_bytes - memory.file_bytes, _FILL_BYTES_PER_S * dt_s, room))

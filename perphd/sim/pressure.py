@@ -6,6 +6,7 @@ import math
 from functools import lru_cache
 
 _WINDOWS_S = (10.0, 60.0, 300.0)
+_NOTHING_PCT = 1e-4
 
 
 @lru_cache(maxsize=64)
@@ -21,6 +22,8 @@ class _Line:
         self.averages = [0.0, 0.0, 0.0]
 
     def advance(self, dt_s: float, share: float) -> None:
+        if not share and self.averages[2] < _NOTHING_PCT:  # the slowest has decayed: nothing to remember
+            return
         self.total_s += dt_s * share
         percent = 100.0 * share
         self.averages = [
