@@ -301,7 +301,9 @@ class Turn:
 
         Instructions also take longer where cores are shared, so bandwidth is believed only where CPU is not short.
         """
-        cpu_is_worst = judged.verdict.cause not in (Cause.LLC, Cause.MBW) and self.scene.cpu_is_contended()
+        cause = judged.verdict.cause
+        cpu_is_short = cause is Cause.CPU or self.scene.cpu_is_contended()
+        cpu_is_worst = cpu_is_short and cause not in (Cause.LLC, Cause.MBW)
         if cpu_is_worst and judged.hierarchy is not Cause.LLC:
             return self._rescue_blindly(judged, model)
         step = self._next_step(judged.hierarchy)
@@ -310,7 +312,7 @@ class Turn:
         less = "cache" if step.llc_ways > self.current.llc_ways else "memory bandwidth"
         what = "cache" if judged.hierarchy is Cause.LLC else "memory bandwidth"
         why = f"its {what} is contended: batch gets less {less}"
-        if cpu_is_worst or (self.current.cpu == self.nothing.cpu and self.scene.cpu_is_contended()):
+        if cpu_is_worst or (cpu_is_short and self.current.cpu == self.nothing.cpu):
             move = self._rescue(judged, model)
             if move.chosen != self.current:
                 both = replace(move.chosen, llc_ways=step.llc_ways, mbw_pct=step.mbw_pct)

@@ -36,7 +36,7 @@ from perphd.sim.workload import Placed, placed
 MIN_SECONDS: Final = 120
 """Shorter and there is no time to learn, to be disturbed twice and to recover."""
 _CORES: Final = 16
-_LRA: Final = placed("mysql-oltp", "/demo/mysql", "mysql")
+_LRA: Final = placed("mysql-short", "/demo/mysql", "mysql")
 _PI: Final = placed("batch-pi", "/demo/pi", "pi")
 _STREAM: Final = placed("batch-stream", "/demo/stream", "stream")
 _ALL: Final = (_LRA, _PI, _STREAM)
