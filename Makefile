@@ -66,7 +66,7 @@ lock: $(VENV)/.stamp-dev ## pin requirements/*.txt anew (LOCK_ARGS=--upgrade for
 	$(COMPILE) -o requirements/runtime.txt pyproject.toml requirements/older-python.in
 	$(COMPILE) --all-extras -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml requirements/older-python.in
 	$(COMPILE) --extra systemd --extra network --extra codec -c requirements/dev.txt \
-		-o packaging/debian/requirements.txt pyproject.toml
+		-o packaging/debian/requirements.txt pyproject.toml requirements/older-python.in
 
 clean: ## remove what was built, measured and installed here
 	rm -rf $(VENV) $(OUT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

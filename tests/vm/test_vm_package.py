@@ -180,9 +180,8 @@ def test_observing_changes_nothing(vm: Vm) -> None:
     for name, slice_, weight in (("app", "lra.slice", 150), ("jobs", "batch.slice", 70)):
         unit = UNIT.format(what=name, slice=slice_, weight=weight)
         vm.write(f"/etc/systemd/system/{name}.service", unit)
-    vm.sh(
-        "systemctl revert app jobs; systemctl daemon-reload && systemctl enable -q app jobs && systemctl restart app jobs"
-    )
+    vm.sh("systemctl revert app jobs; systemctl daemon-reload")
+    vm.sh("systemctl enable -q app jobs && systemctl restart app jobs")
     vm.wait_for(
         lambda: (
             vm.try_(f"cd /sys/fs/cgroup && cat .{LRA}/cpuset.cpus .{BATCH}/cpuset.cpus").stdout.split()
