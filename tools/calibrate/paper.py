@@ -29,7 +29,8 @@ _THREAD_WEIGHT = 100.0
 _NATIVE_ROUNDS = 8
 
 TARGETS: dict[str, dict[str, float]] = {
-    "mysql-oltp": {"shares / native": 1.35 / 1.23},
+    # The paper does not state run-alone here. Its other three show Perph at 0.81 to 0.86 of it; 1.35 below 0.84 is native.
+    "mysql-oltp": {"native / alone": 0.84 / 1.35, "shares / alone": 0.84 / 1.23},
     "mysql-short": {"native / alone": 0.494 / 1.165, "shares / alone": 0.621 / 1.165},
     "mysql-olap": {"native / alone": 0.81 / 1.19, "shares / alone": 0.81 / 1.15},
     "kafka-stream": {
@@ -85,7 +86,12 @@ def ratios(name: str, lra: NodeWorkload | None = None) -> dict[str, float]:
 
 
 BOUNDS: dict[str, dict[str, tuple[float, float]]] = {
-    "mysql-oltp": {"serial_ms": (0.05, 0.25), "wait_ms": (4.0, 25.0), "mix_cost": (0.3, 0.9)},
+    "mysql-oltp": {
+        "serial_ms": (0.01, 0.12),
+        "wait_ms": (1.0, 15.0),
+        "mix_cost": (0.3, 1.2),
+        "crosstalk": (0.0, 0.02),
+    },
     "mysql-short": {"serial_ms": (0.005, 0.035), "wait_ms": (0.02, 0.6), "mix_cost": (0.3, 0.9)},
     "mysql-olap": {"mix_cost": (0.0, 0.6), "mix_relief": (0.0, 0.4), "switch_cost": (0.0, 0.1)},
     "kafka-stream": {"serial_ms": (0.01, 0.04), "wait_ms": (0.05, 0.6), "mix_cost": (0.3, 0.9)},
