@@ -14,6 +14,7 @@ from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.signals import Performance, contended_ratio, performance
+from perphd.predictor.persist import CellKey, ModelState, Skipped
 from perphd.predictor.physics import CpuGrants, Floats, expect
 from perphd.predictor.reference import Reference
 from perphd.predictor.residual import Residual
@@ -57,7 +58,7 @@ class Observation:
 class LraModel:
     """Learns from observations; answers as ``domain.policy.ResPerfModel``. Deterministic; no clock.
 
-    ``skipped`` counts what was not learned from, by reason.
+    ``samples`` counts what was fit to learn from, ``skipped`` what was not, by reason.
     """
 
     def __init__(self) -> None:
@@ -67,7 +68,46 @@ class LraModel:
         self._batch = Residual(_SCALES, prior_sd=0.3, noise_sd=0.15)
         self._elasticity: float | None = None
         self._now_s = 0.0
+        self.samples = 0
         self.skipped: Counter[str] = Counter()
+
+    # -- keeping ------------------------------------------------------------------------------------
+
+    def to_state(self, now_s: float | None = None) -> ModelState:
+        """All that it knows, as plain values; ``now_s``: the time from which ages count (default: last sample)."""
+        now_s = self._now_s if now_s is None else now_s
+        return ModelState(
+            reference=self._reference.to_state(),
+            work=self._work.to_state(now_s),
+            delay=self._delay.to_state(now_s),
+            batch=self._batch.to_state(now_s),
+            elasticity=self._elasticity,
+            samples=self.samples,
+            skipped=tuple(Skipped(reason, count) for reason, count in self.skipped.items()),
+        )
+
+    @classmethod
+    def from_state(cls, state: ModelState, now_s: float = 0.0, elapsed_s: float = 0.0) -> LraModel:
+        """The model that knows this; ``elapsed_s`` have passed since, which makes all of it older.
+
+        Args:
+            state: as ``to_state`` gave it, on whatever host and under whatever clock.
+            now_s: the time, by the clock of the samples to come.
+            elapsed_s: for how long the model was in no use; what is less than 0 counts as 0.
+        """
+        made = cls()
+        made._now_s = now_s
+        made._reference = Reference.from_state(state.reference, elapsed_s)
+        for residual, known in (
+            (made._work, state.work),
+            (made._delay, state.delay),
+            (made._batch, state.batch),
+        ):
+            residual.restore(known, now_s, elapsed_s)
+        made._elasticity = state.elasticity
+        made.samples = state.samples
+        made.skipped = Counter({item.reason: item.count for item in state.skipped})
+        return made
 
     # -- learning -----------------------------------------------------------------------------------
 
@@ -86,6 +126,7 @@ class LraModel:
         if perf.work_source == "mips" and sample.has(Quality.MULTIPLEXED):
             self.skipped[Quality.MULTIPLEXED.value] += 1
             return
+        self.samples += 1
         if seen.undisturbed:
             self._learn_reference(seen, perf, 1.0)
         else:
@@ -269,12 +310,16 @@ def _features(allocations: Sequence[Allocation], context: ModelContext) -> Float
     )
 
 
-def _cell_key(allocation: Allocation, context: ModelContext) -> tuple[object, ...]:
+def _cell_key(allocation: Allocation, context: ModelContext) -> CellKey:
     total = max(context.total_cores, 1e-9)
-    return (
-        allocation.cpu,
+    grant = allocation.cpu
+    return CellKey(
+        grant.total_cores,
+        grant.batch_cores,
+        grant.batch_weight,
+        grant.exclusive,
         allocation.llc_ways,
         allocation.mbw_pct,
-        round(4 * context.lra_demand_cores / total),
-        round(2 * min(context.batch_demand_cores / total, 1.0)),
+        lra_level=round(4 * context.lra_demand_cores / total),
+        batch_level=round(2 * min(context.batch_demand_cores / total, 1.0)),
     )

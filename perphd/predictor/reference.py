@@ -7,13 +7,17 @@ was so well protected that the model can say what it would have been).
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from perphd.domain.policy import Band
 from perphd.domain.reading import Reading, available
+from perphd.predictor.persist import RunningState
 
 MAX_COUNT = 60.0
 """Memory of the running mean, in samples: a reference follows slow change of an application in about a minute."""
+HALF_LIFE_S = 86400.0
+"""While nobody looked (perphd stopped, or the model lay in a file) what is known counts half after so long."""
 _MIN_SD = 0.01
 _WELL_KNOWN = 5.0
 _CLIP_SD = 4.0
@@ -52,10 +56,10 @@ class Reference:
         self._stats: dict[tuple[str, int | None], _Running] = {}
 
     def update(self, signal: str, value: float, load: Reading, weight: float = 1.0) -> None:
-        """Learn one undisturbed value; values that are not finite are ignored, tiny ones raised to 1e-6."""
+        """Learn one undisturbed value; values that are not finite are ignored, others kept within 1e-6 to 1e40."""
         if not math.isfinite(value):
             return
-        log = math.log(max(value, 1e-6))
+        log = math.log(min(max(value, 1e-6), 1e40))
         for key in {(signal, _bucket(load)), (signal, None)}:
             running = self._stats.get(key)
             if running is None:
@@ -80,6 +84,23 @@ class Reference:
         # The nearest that is known well; a bucket that was hardly visited must not hide its neighbours.
         best = next((s for s in found if s.count >= _WELL_KNOWN), None) or max(found, key=lambda s: s.count)
         return Band(math.exp(best.mean), max(math.sqrt(best.var), _MIN_SD), best.count)
+
+    def to_state(self) -> tuple[RunningState, ...]:
+        """Everything, as plain values."""
+        return tuple(
+            RunningState(signal, bucket, s.mean, s.var, s.count, s.surprises)
+            for (signal, bucket), s in self._stats.items()
+        )
+
+    @classmethod
+    def from_state(cls, stats: Iterable[RunningState], elapsed_s: float = 0.0) -> Reference:
+        """What these values say, ``elapsed_s`` after they were taken: the older, the sooner it gives way."""
+        made = cls()
+        kept = 0.5 ** (max(0.0, elapsed_s) / HALF_LIFE_S)
+        for s in stats:
+            count = s.count if kept == 1.0 else max(s.count * kept, min(s.count, 1.0))
+            made._stats[s.signal, s.bucket] = _Running(s.mean, s.var, count, s.surprises)
+        return made
 
 
 def _bucket(load: Reading) -> int | None:

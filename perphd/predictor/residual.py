@@ -8,14 +8,16 @@ returns to the prior with the prior's doubt.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perphd.predictor.persist import MAX_AGE_S, MAX_CELLS, CellState, ResidualState
+
 Floats = NDArray[np.float64]
 
-MAX_CELLS = 48
 HALF_LIFE_S = 600.0
 """After so long without a visit a cell counts half."""
 MAX_COUNT = 30.0
@@ -47,7 +49,7 @@ class Residual:
         self._scales = scales
         self._prior_var = prior_sd * prior_sd
         self._noise_var = noise_sd * noise_sd
-        self._cells: dict[tuple[object, ...], _Cell] = {}
+        self._cells: dict[Hashable, _Cell] = {}
         self._solved: tuple[Floats, Floats, Floats, Floats] | None = None
 
     @property
@@ -55,7 +57,7 @@ class Residual:
         """Estimated scatter of one sample around its cell's mean, in log units."""
         return float(np.sqrt(self._noise_var))
 
-    def update(self, key: tuple[object, ...], x: Floats, residual: float, at_s: float) -> None:
+    def update(self, key: Hashable, x: Floats, residual: float, at_s: float) -> None:
         """Fold one sample (log units) into its cell. A single outlier is clipped at 3 sigma, not refused.
 
         Several in a row on one side are drift: the cell then starts anew from what it sees.
@@ -103,6 +105,36 @@ class Residual:
         var = self._prior_var - np.sum((kernel @ inverse) * kernel, axis=1)
         support = np.max(kernel / self._prior_var * counts[None, :], axis=1)
         return mean, np.sqrt(np.maximum(var, _NUGGET)), support
+
+    def to_state(self, now_s: float) -> ResidualState:
+        """Everything, as plain values; times become ages."""
+        cells = tuple(
+            CellState(
+                key,
+                tuple(float(v) for v in cell.x),
+                float(cell.mean),
+                float(cell.count),
+                min(max(0.0, now_s - cell.at_s), MAX_AGE_S),
+                cell.surprises,
+            )
+            for key, cell in self._cells.items()
+        )
+        return ResidualState(float(self._noise_var), cells)
+
+    def restore(self, state: ResidualState, now_s: float, elapsed_s: float = 0.0) -> None:
+        """Know these values instead; ``elapsed_s`` have passed since they were taken, and count as age."""
+        self._noise_var = state.noise_var
+        self._cells = {
+            c.key: _Cell(
+                np.array(c.x, dtype=np.float64),
+                c.mean,
+                c.count,
+                now_s - (c.age_s + max(0.0, elapsed_s)),
+                c.surprises,
+            )
+            for c in state.cells
+        }
+        self._solved = None
 
     def _weight(self, cell: _Cell, at_s: float) -> float:
         return float(cell.count * 0.5 ** (max(0.0, at_s - cell.at_s) / HALF_LIFE_S))

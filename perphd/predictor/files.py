@@ -1,0 +1,131 @@
+"""Models on disk: one file an LRA, replaced atomically, with the last good one beside it.
+
+``NAME.json`` is the model; ``NAME.json.last`` the one before it, read when that is damaged; ``NAME.json.aside`` what
+was refused, reset or removed, never read by itself (``perphctl model import`` takes it back).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from perphd.domain.errors import kernel_error
+from perphd.predictor.persist import MAX_BYTES, ModelFile, ModelFileError, from_text
+
+LAST: Final = ".last"
+ASIDE: Final = ".aside"
+_NEW: Final = ".new"
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What was found for one LRA: the file (None: a fresh model is to be made), and sentences about what was odd."""
+
+    file: ModelFile | None
+    problems: tuple[str, ...] = ()
+
+
+class ModelFiles:
+    """The files of one directory. Safe to use from one thread at a time."""
+
+    def __init__(self, directory: str | Path) -> None:
+        self.directory = str(directory)
+        self._good: set[str] = set()
+
+    def path(self, lra: str) -> str:
+        """The file of an LRA. Its name was checked when it was declared: it holds no slash."""
+        return f"{self.directory}/{lra}.json"
+
+    def load(self, lra: str, fits: Callable[[ModelFile], str]) -> Loaded:
+        """The LRA's model, else the one before it. Never raises: what is odd is said in ``problems``.
+
+        Args:
+            lra: its name.
+            fits: says why a file is not this LRA's; empty if it is.
+        """
+        path = self.path(lra)
+        problems: list[str] = []
+        for candidate in (path, path + LAST):
+            try:
+                file = self._read(candidate)
+                if reason := fits(file):
+                    raise ModelFileError(reason)
+            except FileNotFoundError:
+                continue
+            except OSError as exc:
+                problems.append(f"{candidate}: cannot be read: {exc.strerror}")
+            except ModelFileError as exc:
+                problems.append(f"{candidate}: not used: {exc}")
+                if candidate == path:  # or it would be taken for the last good one
+                    with contextlib.suppress(OSError):
+                        os.replace(path, path + ASIDE)
+            else:
+                if candidate == path:
+                    self._good.add(lra)
+                if problems:
+                    problems.append("the last good model is used")
+                return Loaded(file, tuple(problems))
+        if problems:
+            problems.append("it is learned anew")
+        return Loaded(None, tuple(problems))
+
+    def save(self, lra: str, text: str) -> None:
+        """Put the text in place of the LRA's file; on disk when this returns. A crash leaves the old or the new one.
+
+        Raises:
+            KernelError: it could not be written; the old one is still there.
+        """
+        path = self.path(lra)
+        temporary = path + _NEW
+        try:
+            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+            with os.fdopen(fd, "w", encoding="utf-8") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            if lra in self._good:
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(path, path + LAST)
+            os.replace(temporary, path)
+            self._sync()
+        except OSError as exc:
+            with contextlib.suppress(OSError):
+                os.unlink(temporary)
+            raise kernel_error(
+                exc, path, "write", advice="what was learned since the last save is lost at stop"
+            ) from exc
+        self._good.add(lra)
+
+    def put_aside(self, lra: str) -> None:
+        """Begin anew: neither the file nor the one before it is read again.
+
+        Raises:
+            KernelError: they could not be moved.
+        """
+        path = self.path(lra)
+        self._good.discard(lra)
+        try:
+            for name in (path + LAST, path):
+                with contextlib.suppress(FileNotFoundError):
+                    os.replace(name, path + ASIDE)
+            with contextlib.suppress(FileNotFoundError):
+                self._sync()
+        except OSError as exc:
+            raise kernel_error(exc, path, "rename") from exc
+
+    def _read(self, path: str) -> ModelFile:
+        with open(path, "rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        return from_text(data)
+
+    def _sync(self) -> None:
+        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)

@@ -1,0 +1,308 @@
+"""What a model knows as plain values, and those values as text: versioned JSON with a checksum, never code.
+
+A file is one object: ``format``, ``version``, ``sha256`` and ``body``; the checksum is over the body's canonical
+JSON (keys sorted, no spaces). Every number has bounds and every list a greatest length: what is outside is
+refused before a model is made of it. Times are ages in seconds: a monotonic clock means nothing after a reboot.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import math
+import types
+import typing
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Final
+
+from perphd.domain.allocation import IDLE, CpuGrant, Weight
+from perphd.domain.errors import PerphError
+
+FORMAT: Final = "perphd-model"
+VERSION: Final = 1
+MAX_BYTES: Final = 512 * 1024
+"""A longer text is no model."""
+FEATURES: Final = 7
+MAX_CELLS: Final = 48
+MAX_COUNT: Final = 1000.0
+MAX_AGE_S: Final = 1e10
+_MAX_TEXT = 4096
+_MAX_LOG = 100.0
+"""Logarithms beyond this are no performance of anything."""
+
+
+class ModelFileError(PerphError):
+    """A text is no model that can be used; says what is wrong with it."""
+
+
+def _number(low: float, high: float) -> Any:
+    return field(metadata={"low": low, "high": high})
+
+
+def _given() -> Any:
+    return field()
+
+
+def _items(low: int, high: int, each: float = math.inf) -> Any:
+    return field(metadata={"fewest": low, "most": high, "low": -each, "high": each})
+
+
+@dataclass(frozen=True, slots=True)
+class CellKey:
+    """Where a cell of the learned corrections lies: an allocation, and the levels of load around it."""
+
+    total_cores: int = _number(1, 65536)
+    batch_cores: int = _number(0, 65536)
+    batch_weight: Weight = _number(1, 10000)
+    exclusive: bool = _given()
+    llc_ways: int = _number(0, 4096)
+    mbw_pct: int = _number(0, 10**7)
+    lra_level: int = _number(-1000, 1000)
+    batch_level: int = _number(-1000, 1000)
+
+    @property
+    def grant(self) -> CpuGrant:
+        """The CPU part of the allocation."""
+        return CpuGrant(self.total_cores, self.batch_cores, self.batch_weight, self.exclusive)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningState:
+    """One running mean of a signal's logarithm. ``bucket``: of load, None over all loads."""
+
+    signal: str
+    bucket: int | None = _number(-4000, 4000)
+    mean: float = _number(-_MAX_LOG, _MAX_LOG)
+    var: float = _number(0.0, _MAX_LOG**2)
+    count: float = _number(0.0, MAX_COUNT)
+    surprises: int = _number(0, 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class CellState:
+    """One cell: ``x`` its features, ``mean`` of the correction (log), ``count`` as of ``age_s`` ago."""
+
+    key: Hashable
+    x: tuple[float, ...] = _items(FEATURES, FEATURES, 1e6)
+    mean: float = _number(-_MAX_LOG, _MAX_LOG)
+    count: float = _number(0.0, MAX_COUNT)
+    age_s: float = _number(0.0, MAX_AGE_S)
+    surprises: int = _number(-1000, 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class ResidualState:
+    """One learned correction. ``noise_var``: variance of one sample around its cell (log units)."""
+
+    noise_var: float = _number(1e-6, 10.0)
+    cells: tuple[CellState, ...] = _items(0, MAX_CELLS)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """So many samples were not learned from, and why."""
+
+    reason: str
+    count: int = _number(0, 10**15)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """All that an ``LraModel`` knows."""
+
+    reference: tuple[RunningState, ...] = _items(0, 2048)
+    work: ResidualState = _given()
+    delay: ResidualState = _given()
+    batch: ResidualState = _given()
+    elasticity: float | None = _number(0.0, 10.0)
+    samples: int = _number(0, 10**15)
+    skipped: tuple[Skipped, ...] = _items(0, 256)
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Whose model this is, and where and when it was learned. ``cores``: usable physical cores of that host."""
+
+    lra: str
+    cgroup: str
+    sli_source: str
+    host: str
+    cores: int = _number(0, 65536)
+    perphd_version: str = _given()
+    saved_at_unix_s: float = _number(0.0, 1e11)
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Between which values something was seen while the model learned."""
+
+    of: str
+    low: float = _number(-1e18, 1e18)
+    high: float = _number(-1e18, 1e18)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFile:
+    """A saved model."""
+
+    provenance: Provenance
+    ranges: tuple[Range, ...] = _items(0, 64)
+    state: ModelState = _given()
+
+
+def ranges_of(state: ModelState) -> tuple[Range, ...]:
+    """Where this model has seen anything: load (from the bounds of its half octaves), and its cells' features."""
+    found: list[Range] = []
+    buckets = [s.bucket for s in state.reference if s.bucket is not None]
+    if buckets:
+        low, high = (2.0 ** ((b + d) / 2) for b, d in ((min(buckets), -0.5), (max(buckets), 0.5)))
+        found.append(Range("load_per_s", low, min(high, 1e18)))
+    keys = [c.key for r in (state.work, state.delay, state.batch) for c in r.cells]
+    known = [key for key in keys if isinstance(key, CellKey)]
+    columns: dict[str, Sequence[float]] = {
+        "batch_cores": [k.batch_cores for k in known],
+        "batch_weight_ratio": [k.grant.weight_ratio for k in known],
+        "llc_ways": [k.llc_ways for k in known],
+        "mbw_pct": [k.mbw_pct for k in known],
+        "lra_load_share": [k.lra_level / 4 for k in known],
+        "batch_load_share": [k.batch_level / 2 for k in known],
+    }
+    found += [Range(name, float(min(v)), float(max(v))) for name, v in columns.items() if v]
+    return tuple(found)
+
+
+def to_text(file: ModelFile) -> str:
+    """The file's text, ending with a newline.
+
+    Raises:
+        ModelFileError: the model holds a number that no file may hold; writing it would lose the model at the next
+            start.
+    """
+    body = _encode(file)
+    try:
+        _decode(ModelFile, body, "")
+        canonical = _canonical(body)
+    except ValueError as exc:
+        raise ModelFileError(f"the model holds a number that is not finite: {exc}") from exc
+    head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": _digest(canonical)})
+    return f'{head[:-1]}, "body": {canonical}}}\n'
+
+
+def from_text(text: str | bytes) -> ModelFile:
+    """The file that was written as this text.
+
+    Raises:
+        ModelFileError: it is no such text: not JSON, another format or version, a wrong checksum, a value that is
+            missing or out of bounds.
+    """
+    if len(text) > MAX_BYTES:
+        raise ModelFileError(f"{len(text)} bytes are too many for a model (at most {MAX_BYTES})")
+    try:
+        data = json.loads(text, parse_constant=_no_constant)
+    except (ValueError, RecursionError) as exc:
+        reason = "nested too deeply" if isinstance(exc, RecursionError) else str(exc)
+        raise ModelFileError(f"it is not JSON: {reason}") from exc
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise ModelFileError(f"it is no model of perphd's: its format is not {FORMAT!r}")
+    version = data.get("version")
+    if type(version) is not int or version != VERSION:
+        raise ModelFileError(f"its version is {_shown(version)}; this perphd reads version {VERSION}")
+    if extra := data.keys() - {"format", "version", "sha256", "body"}:
+        raise ModelFileError(f"unknown key {_shown(min(extra))}")
+    body = data.get("body")
+    try:
+        right = isinstance(body, dict) and data.get("sha256") == _digest(_canonical(body))
+    except (ValueError, RecursionError) as exc:  # a number such as 1e999 is read as infinite
+        raise ModelFileError(f"it holds what no model holds: {exc}") from exc
+    if not right:
+        raise ModelFileError("its checksum is wrong: the text is damaged or was edited")
+    result: ModelFile = _decode(ModelFile, body, "")
+    return result
+
+
+def _canonical(body: object) -> str:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _digest(canonical: str) -> str:
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _encode(value: object) -> Any:
+    if value is IDLE:
+        return "idle"
+    if is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _encode(getattr(value, f.name)) for f in fields(value)}
+    if isinstance(value, tuple):
+        return [_encode(item) for item in value]
+    return value
+
+
+@functools.cache
+def _hints(cls: type) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    if cls is CellState:
+        hints["key"] = CellKey
+    return hints
+
+
+def _decode(hint: Any, data: object, where: str, meta: Any = types.MappingProxyType({})) -> Any:
+    if is_dataclass(hint) and isinstance(hint, type):
+        return _decode_object(hint, data, where)
+    if typing.get_origin(hint) is tuple:
+        return _decode_list(typing.get_args(hint)[0], data, where, meta)
+    choices = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
+    if types.NoneType in choices and data is None:
+        return None
+    if hint == Weight and data == "idle":
+        return IDLE
+    low, high = meta.get("low", -math.inf), meta.get("high", math.inf)
+    if bool in choices and isinstance(data, bool):
+        return data
+    if str in choices and isinstance(data, str) and len(data) <= _MAX_TEXT:
+        return data
+    if int in choices and type(data) is int and low <= data <= high:
+        return data
+    if float in choices and type(data) in (int, float) and low <= typing.cast(float, data) <= high:
+        return float(typing.cast(float, data))
+    bounds = f" from {low:.10g} to {high:.10g}" if math.isfinite(low) else ""
+    wanted = {bool: "true or false", str: "text", int: "a whole number", float: "a number"}
+    allowed = next(name for kind, name in wanted.items() if kind in choices)
+    raise ModelFileError(f"{where} is {_shown(data)}, not {allowed}{bounds}")
+
+
+def _decode_object(cls: type, data: object, where: str) -> Any:
+    if not isinstance(data, dict):
+        raise ModelFileError(f"{where or 'the body'} is {_shown(data)}, not an object")
+    known = {f.name: f for f in fields(cls)}
+    if extra := data.keys() - known.keys():
+        raise ModelFileError(f"{where or 'the body'} has the unknown key {_shown(min(extra))}")
+    values = {}
+    for name, item in known.items():
+        path = f"{where}.{name}" if where else name
+        if name not in data:
+            raise ModelFileError(f"{path} is missing")
+        values[name] = _decode(_hints(cls)[name], data[name], path, item.metadata)
+    return cls(**values)
+
+
+def _decode_list(hint: Any, data: object, where: str, meta: Any) -> tuple[Any, ...]:
+    if not isinstance(data, list):
+        raise ModelFileError(f"{where} is {_shown(data)}, not a list")
+    if not meta["fewest"] <= len(data) <= meta["most"]:
+        raise ModelFileError(f"{where} has {len(data)} items, not {meta['fewest']} to {meta['most']}")
+    return tuple(_decode(hint, item, f"{where}[{i}]", meta) for i, item in enumerate(data))
+
+
+def _shown(value: object) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits has no text
+        return "a number of very many digits"
+    return text if len(text) <= 60 else f"{text[:57]}..."
