@@ -103,13 +103,23 @@ def test_the_report_says_what_was_kept_and_what_was_missed() -> None:
         four = (0.1, 0.1, 0.1, 0.1)
         return online.Along(four, whole, (0.1, 0.1, near, 0.1), 0.2, 0.0, (0.9, 0.9, 0.9, 0.9), 0.95)
 
-    study = Study("abrupt", {OURS: [along(0.2, 0.1)], REFIT: [along(0.3, 0.2)]})
+    study = Study("abrupt", {OURS: [along(0.2, 0.1)], REFIT: [along(0.3, 0.2)]}, [0.09])
     report = Report(
         1, {"grid": [Warm(0.99, 0.99, 0.05)]}, [], [study], [Cost("update of one sample", 200, 300, 9)], 500
     )
     text = report.markdown()
     assert "near error, 150-250 after drift | abrupt | 0.200 (0.200..0.200) | <= 0.15 | **missed**" in text
     assert f"best other: {REFIT} | abrupt | 0.200 (0.200..0.200) | <= 0.300 | kept" in text
+    assert "in hindsight | abrupt | 1.111 (1.111..1.111) | <= 1.25 | kept" in text
     assert "0.9900 (0.9900..0.9900) | >= 0.985 | kept" in text
     assert "| update of one sample | 200 | 300 | 300.0 | kept |" in text
     json.dumps(report.as_dict())
+
+
+def test_hindsight_knows_of_the_change_and_is_left_with_little_more_than_noise() -> None:
+    rng = np.random.default_rng(0)
+    before, after = DRIFTS["cache and CPI"]
+    x = streams.everywhere(rng, 300)
+    start = WarmStart.of(x, before.log_performance(x), 0)
+    live = streams.stream(before, after, streams.sticky(rng, 600, 0.1), 400, rng, noise=0.03)
+    assert 0.025 < online.hindsight(start, live, 400, 0, folds=2) < 0.09

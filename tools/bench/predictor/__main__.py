@@ -114,17 +114,19 @@ def _cases(data: Path | None, quick: bool) -> list[Case]:
 
 def _study(case: Case, seeds: Sequence[int], length: int, drift_at: int) -> Study:
     results: dict[str, list[online.Along]] = {name: [] for name in case.learners}
+    hindsight = []
     for seed in seeds:
         rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
         x = everywhere(rng, WARM_ROWS)
         start = WarmStart.of(x, case.before.log_performance(x) + NOISE * rng.standard_normal(len(x)), seed)
         rows = exploring(rng, length) if case.explores else sticky(rng, length, case.probing)
         live = stream(case.before, case.after, rows, drift_at, rng, NOISE)
+        hindsight.append(online.hindsight(start, live, drift_at, seed))
         asked = online.questions(live, seed)
         for name in case.learners:
             results[name].append(online.run(CONTESTANTS[name](start), live, asked, drift_at, seed))
         print(f"{case.name}: seed {seed} done", file=sys.stderr, flush=True)
-    return Study(case.name, results)
+    return Study(case.name, results, hindsight)
 
 
 def _warm(seeds: Sequence[int], quick: bool) -> dict[str, list[warm.Warm]]:

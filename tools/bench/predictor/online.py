@@ -8,8 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perphd.predictor.learners import Learner
-from tools.bench.predictor.contestants import Online
-from tools.bench.predictor.streams import HIGH, MONOTONE, STEP, Stream, everywhere
+from perphd.predictor.ogbrt import Forest
+from perphd.predictor.ogbrt.fit import fit
+from tools.bench.predictor.contestants import FIT, Online, WarmStart
+from tools.bench.predictor.streams import FEATURES, HIGH, MONOTONE, STEP, Stream, everywhere
 
 Floats = NDArray[np.float64]
 
@@ -107,6 +109,29 @@ def run(learner: Learner, stream: Stream, asked: Questions, drift_at: int, seed:
         (covered(0, count), covered(0, d), covered(d, d + 200), covered(d + 200, count)),
         float(np.mean(above)) if above else float("nan"),
     )
+
+
+def hindsight(start: WarmStart, stream: Stream, drift_at: int, seed: int, folds: int = 5) -> float:
+    """What can be had at best: log-RMSE of training off line on the warm start and the whole stream at once, the
+    change of the application known to the model, by cross-validation over the samples after the warm-up.
+    """
+    after = (np.arange(len(stream.y)) >= drift_at).astype(np.float64)
+    x = np.column_stack([stream.x, after])
+    known = np.column_stack([start.x, np.zeros(len(start.x))])
+    fold = np.random.default_rng(seed).integers(0, folds, len(x))
+    error = np.zeros(len(x))
+    for k in range(folds):
+        train = fold != k
+        trees = fit(
+            np.concatenate([known, x[train]]),
+            np.concatenate([start.y, stream.y[train]]),
+            (*FEATURES, "after"),
+            (*MONOTONE, 0),
+            np.random.default_rng(k),
+            settings=FIT,
+        )
+        error[~train] = stream.y[~train] - Forest.compile(trees).predict(x[~train])
+    return _rms(error[WARM_UP:])
 
 
 def violations(learner: Learner, rng: np.random.Generator, count: int = 500) -> float:

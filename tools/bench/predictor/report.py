@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from tools.bench.predictor.contestants import OURS, REFIT
+from tools.bench.predictor.contestants import OURS
 from tools.bench.predictor.cost import BLOCK_BUDGET_US, BUDGETS_US, BYTES_BUDGET, Cost
 from tools.bench.predictor.online import Along
 from tools.bench.predictor.warm import Score, Warm
 
 R2_TARGET, NEAR_TARGET, RATIO_TARGET = 0.985, 0.15, 1.25
 COVERAGE_TARGET = (0.87, 0.93)
+_DIVERGED = 50.0
+"""log-RMSE from which on a figure says nothing."""
 
 PAPER_TABLE_2 = (
     ("Linear regression", 228.203, 224.675, 183.368, 0.9203),
@@ -29,10 +31,11 @@ PAPER_TABLE_2 = (
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """All learners along one kind of stream: per learner one ``Along`` per seed."""
+    """All learners along one kind of stream: per learner one ``Along`` per seed, and the errors in hindsight."""
 
     name: str
     results: dict[str, list[Along]]
+    hindsight: list[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,7 @@ class Report:
 
 
 def _study_verdicts(study: Study) -> list[str]:
-    ours, refit = study.results[OURS], study.results[REFIT]
+    ours = study.results[OURS]
     lines = []
     if not study.name.startswith("none"):
         near = [a.near[2] for a in ours]
@@ -124,14 +127,10 @@ def _study_verdicts(study: Study) -> list[str]:
         lines.append(
             _row(f"{what}, best other: {best}", study.name, near, f"<= {least:.3f}", median <= least)
         )
-    ratio = [a.whole / b.whole for a, b in zip(ours, refit, strict=True)]
+    ratio = [a.whole / best_possible for a, best_possible in zip(ours, study.hindsight, strict=True)]
     kept = bool(np.median(ratio) <= RATIO_TARGET)
-    lines.append(
-        _row("one-step error / that of a refit on all data", study.name, ratio, f"<= {RATIO_TARGET}", kept)
-    )
-    before = [a.prequential[0] / b.prequential[0] for a, b in zip(ours, refit, strict=True)]
-    kept = bool(np.median(before) <= RATIO_TARGET)
-    lines.append(_row("the same, before the drift", study.name, before, f"<= {RATIO_TARGET}", kept))
+    what = "one-step error / training off line on all data in hindsight"
+    lines.append(_row(what, study.name, ratio, f"<= {RATIO_TARGET}", kept))
     covered, (low, high) = [a.coverage[0] for a in ours], COVERAGE_TARGET
     kept = all(low <= value <= high for value in covered)
     lines.append(_row("coverage of the 90 % band", study.name, covered, f"{low}-{high}", kept))
@@ -155,8 +154,9 @@ def _study(study: Study) -> list[str]:
     lines = [f"Stream: {study.name} (log-RMSE; columns count samples after the drift).", ""]
     lines += _head("learner", *columns, "violations")
     for name, found in study.results.items():
-        cells = [f"{np.median([pick(a) for a in found]):.3f}" for pick in columns.values()]
-        cells[6] = _spread([a.near[2] for a in found])
+        cells = [_cell([pick(a) for a in found]) for pick in columns.values()]
+        if np.median([a.near[2] for a in found]) < _DIVERGED:
+            cells[6] = _spread([a.near[2] for a in found])
         lines.append(
             f"| {name} | {' | '.join(cells)} | {100 * np.median([a.violations for a in found]):.1f} % |"
         )
@@ -179,6 +179,11 @@ def _head(first: str, *columns: str) -> list[str]:
 
 def _row(what: str, stream: str, values: Sequence[float], target: str, kept: object, digits: int = 3) -> str:
     return f"| {what} | {stream} | {_spread(values, digits)} | {target} | {_verdict(bool(kept))} |"
+
+
+def _cell(values: Sequence[float]) -> str:
+    median = float(np.median(values))
+    return f"{median:.3f}" if median < _DIVERGED else "diverges"
 
 
 def _spread(values: Sequence[float], digits: int = 3) -> str:
