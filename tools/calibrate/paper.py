@@ -29,7 +29,7 @@ _THREAD_WEIGHT = 100.0
 _NATIVE_ROUNDS = 8
 
 TARGETS: dict[str, dict[str, float]] = {
-    # The paper does not state run-alone here. Its other three show Perph at 0.81 to 0.86 of it; 1.35 below 0.84 is native.
+    # Run-alone is not stated here. In the other three Perph reaches 0.81 to 0.86 of it; 1.35 below 0.84 is native.
     "mysql-oltp": {"native / alone": 0.84 / 1.35, "shares / alone": 0.84 / 1.23},
     "mysql-short": {"native / alone": 0.494 / 1.165, "shares / alone": 0.621 / 1.165},
     "mysql-olap": {"native / alone": 0.81 / 1.19, "shares / alone": 0.81 / 1.15},

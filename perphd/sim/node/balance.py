@@ -26,6 +26,7 @@ _WAKE_POWER: Final = 1.9
 _WAKE_FLOOR_S: Final = 0.12e-3  # even an idle-class task must first be switched away from
 _WAKE_CEILING: Final = 6.0  # slices end: a bigger ratio does not delay more
 _STUCK_SPEED: Final = 0.15  # over its limit with nothing to reclaim
+_RUNNABLE_DAMPING: Final = 0.4  # close to saturation queues are steep in the rate
 _TINY: Final = 1e-12
 
 
@@ -177,11 +178,12 @@ class Balance:
         state.rate, state.free_rate = flow.rate, flow.free_rate
         state.service = state.service + damping * (flow.service - state.service)
         state.stalled = flow.stall_memory + flow.stall_io
-        state.runnable = np.where(
+        runnable = np.where(
             is_batch,
             people.threads * flow.service / (flow.service + state.stalled),
             flow.usage + flow.rate * (flow.loop.cpu_wait_s + flow.wake),
         )
+        state.runnable = state.runnable + _RUNNABLE_DAMPING * (runnable - state.runnable)
         # Who gives way when a queue gets longer: batch and closed loops; open ones only when they lag behind.
         lag = (people.rate > 0) & (flow.loop.rate < people.rate * 0.999)
         yields = np.where(is_batch | lag, 1.0, 0.5 * people.closed)

@@ -31,7 +31,7 @@ _ROUNDS: Final = 40  # at most; few alternatives need more than six
 _INNER: Final = 3
 _LEAP: Final = 0.04  # relative change of a rate in one pass that calls for more of them
 _CATCH_UP: Final = 3
-_STILL: Final = 3e-4  # relative change in a round at which an alternative has settled
+_STILL: Final = 1e-3  # relative change in a round at which an alternative has settled
 _TINY: Final = 1e-12
 
 
@@ -54,7 +54,7 @@ class Node:
         alternatives: Grants | Sequence[Grant] | Sequence[Sequence[Grant]],
         loads: Sequence[float] | Array | None = None,
         *,
-        chunk: int = 256,
+        chunk: int = 512,
     ) -> Outcomes:
         """The steady state under each alternative.
 
@@ -142,7 +142,7 @@ class Node:
             moving = (np.abs(after - before) > _STILL * (np.abs(after) + _TINY)).any(1)
             if not moving.any():
                 break
-            if 2 * np.count_nonzero(moving) < len(todo):
+            if 5 * np.count_nonzero(moving) < 4 * len(todo):
                 whole.put(todo, state)
                 todo, rows, load = todo[moving], rows.take(moving), load[moving]
                 state = state.take(moving)
