@@ -148,13 +148,19 @@ async def test_the_kernel_takes_every_write_and_gives_the_expected_readings(
     tree: Path, cpus: CpuSet, tmp_path: Path
 ) -> None:
     """The fakes of the unit tests answer as this kernel does where perphd depends on it."""
+    write(tree / "batch", "cpu.idle", "0")  # what an operator made idle stays so
     before = contents(TOP)
     batch, last = tree / "batch", CpuSet.of([max(cpus)])
     with Journal(tmp_path) as journal:
         executor = Executor(FS, discover(FS), journal)
         knobs, missing = executor.enforceable(SPECS[1])
-        assert knobs == {"cpus", "cpu_weight", "cpu_max_cores", "memory_low_bytes", "memory_high_bytes"}
-        assert {left.knob for left in missing} == {"llc_masks", "mba_pct"}
+        assert knobs == {
+            *("cpus", "mems", "cpu_weight", "cpu_max_cores", "frozen"),
+            *("memory_low_bytes", "memory_min_bytes", "memory_high_bytes", "memory_max_bytes"),
+        }
+        assert {left.knob for left in missing} == {
+            *("io_weight", "io_max", "io_latency_us", "llc_masks", "mba_pct"),
+        }
         target = {
             "batch": Settings(
                 cpus=last,
@@ -172,7 +178,9 @@ async def test_the_kernel_takes_every_write_and_gives_the_expected_readings(
         assert read(batch, "cpuset.cpus") == str(last)
         assert (read(batch, "cpu.idle"), read(batch, "cpu.weight")) == ("0", "7")
         assert read(batch, "cpu.max") == "100000 200000", "the period stays as it was"
-        assert (read(batch, "memory.low"), read(batch, "memory.high")) == (str(1 << 20), "max")
+        assert (read(batch, "memory.low"), read(batch, "memory.high")) == (str(1 << 20), str(512 << 20)), (
+            "the operator's ceiling stays"
+        )
         assert executor.in_force("batch").cpu_weight == 7
 
         idle = {"batch": Settings(cpu_weight=IDLE)}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import subprocess
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,6 +220,59 @@ async def test_a_systemd_that_refuses_or_hangs_leaves_everything_as_it_was(
         assert isinstance(applied.failed, kinds[fault])
         assert systemd.kernel.texts() == before
         assert not journal.originals
+
+
+class _Killed(BaseException):
+    """The process ends here."""
+
+
+@pytest.mark.parametrize("number", range(14))
+@pytest.mark.parametrize("after", [False, True])
+async def test_a_daemon_that_dies_at_any_request_leaves_a_restorable_unit(
+    systemd: FakeSystemd, tmp_path: Path, number: int, after: bool
+) -> None:
+    before = systemd.kernel.texts()
+    real = systemd.set_properties
+
+    def die(unit: str, wanted: Sequence[Property]) -> None:
+        if len(systemd.calls) == number:
+            if after:
+                real(unit, wanted)
+            raise _Killed
+        real(unit, wanted)
+
+    systemd.set_properties = die  # type: ignore[method-assign]
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        with suppress(_Killed):
+            await agent.apply(agent.plan({"job": EVERYTHING}, SPECS, 0.0))
+            await agent.apply(agent.plan({"job": Settings(cpus=CpuSet.of([1]), cpu_weight=7)}, SPECS, 60.0))
+    systemd.set_properties = real  # type: ignore[method-assign]
+    with Journal(tmp_path, boot_id="boot") as journal:
+        report = restore_journal(systemd.fs(), journal, list(journal.originals.values()))
+        assert report.complete, str(report)
+        assert not report.foreign, str(report)
+    after_texts = systemd.kernel.texts()
+    assert {path: after_texts[path] for path in before} == before
+    for file, default in (("cpu.weight", "100\n"), ("cpu.idle", "0\n"), ("io.max", "\n")):
+        assert after_texts.get(f"{AT}/{file}", default) == default
+    assert after_texts.get(f"{AT}/cpuset.cpus", "\n") in ("\n", "0-3\n")
+
+
+async def test_an_administrators_set_property_is_set_again_once_and_then_yielded_to(
+    systemd: FakeSystemd, tmp_path: Path
+) -> None:
+    target = {"job": Settings(memory_high_bytes=1 << 30)}
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        for at_s, theirs in ((0.0, 2 << 30), (60.0, 3 << 30)):
+            assert (await agent.apply(agent.plan(target, SPECS, at_s))).ok
+            systemd.set_properties(UNIT, [Property("MemoryHigh", "t", theirs)])
+        assert not agent.plan(target, SPECS, 120.0)
+        assert agent.conflicts()[0].yielded
+        report = await agent.restore()
+        assert [file.found for file in report.foreign] == [str(3 << 30)]
+        assert systemd.kernel.read(f"{AT}/memory.high") == f"{3 << 30}\n".encode()
 
 
 def test_an_old_systemd_has_no_word_for_idle(systemd: FakeSystemd) -> None:

@@ -278,10 +278,11 @@ def parent_list(fs: KernelFs, path: str) -> str:
     what the kernel checks children against.
     """
     parent, name = dirname(dirname(path)), basename(path)
-    for file in (f"{name}.effective", name):
+    above = parent
+    while above not in ("", "/"):
         with suppress(KernelError):
-            return read_text(fs, f"{parent}/{file}")
-    while (parent := dirname(parent)) not in ("", "/"):
-        with suppress(KernelError):
-            return read_text(fs, f"{parent}/{name}.effective")
+            return read_text(fs, f"{above}/{name}.effective")
+        above = dirname(above)
+    with suppress(KernelError):
+        return read_text(fs, f"{parent}/{name}")
     return ""
