@@ -125,6 +125,20 @@ def test_the_regions_cell_by_cell(name: str, right: float) -> None:
 
 
 @needs_data
+def test_a_region_that_was_not_fitted() -> None:
+    """memcached's: only its scale is taken from the figures."""
+    from tools.calibrate import clite
+
+    assert DATA is not None
+    measured, target = (
+        clite.read_regions(Path(DATA))["memcached"],
+        clite.read_curves(Path(DATA))["memcached"].p95_ms[9],
+    )
+    found = clite.region_of(archetype("memcached").workload, 1.0) <= target * clite.REGION_TOLERANCE
+    assert np.mean(found == measured) >= 0.85
+
+
+@needs_data
 @pytest.mark.parametrize(
     ("name", "most_load", "error"),
     # The last two were not fitted beyond their scale.
