@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -51,7 +51,7 @@ async def test_a_frozen_group_stands_still_and_restore_thaws_it(
             for _ in range(200):
                 if state.read_text() == "FROZEN\n":
                     break
-                time.sleep(0.01)
+                await asyncio.sleep(0.01)
             assert state.read_text() == "FROZEN\n"
             assert executor.in_force("batch").frozen is True
             assert not executor.plan({"batch": Settings(frozen=True)}, [SPEC])

@@ -234,12 +234,12 @@ async def test_a_daemon_that_dies_at_any_request_leaves_a_restorable_unit(
     before = systemd.kernel.texts()
     real = systemd.set_properties
 
-    def die(unit: str, wanted: Sequence[Property]) -> None:
+    def die(unit: str, properties: Sequence[Property]) -> None:
         if len(systemd.calls) == number:
             if after:
-                real(unit, wanted)
+                real(unit, properties)
             raise _Killed
-        real(unit, wanted)
+        real(unit, properties)
 
     systemd.set_properties = die  # type: ignore[method-assign]
     with Journal(tmp_path, boot_id="boot") as journal:
