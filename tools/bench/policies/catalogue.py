@@ -26,6 +26,10 @@ class Entrant:
     models: bool = False
 
 
+CLITE_SAMPLES: Final = 50
+"""More than it ever takes as published (20 on average, always below 30), fewer than its own limit of 100."""
+
+
 def _heracles(scene: Scenario, *, literal: bool) -> Policy:
     """Told what its off-line profile would tell: peak loads and the memory channels' peak."""
     peaks = {a.name: a.peak_load_per_s for a in scene.lras if a.peak_load_per_s is not None}
@@ -41,7 +45,7 @@ ENTRANTS: Final[dict[str, Entrant]] = {
     "heracles-literal": Entrant(lambda scene, seed: _heracles(scene, literal=True)),
     "heracles": Entrant(lambda scene, seed: _heracles(scene, literal=False)),
     "parties": Entrant(lambda scene, seed: PartiesPolicy(seed), period_s=0.5),
-    "clite": Entrant(lambda scene, seed: clite.ClitePolicy(seed), period_s=clite.PERIOD_S),
+    "clite": Entrant(lambda scene, seed: clite.ClitePolicy(seed, CLITE_SAMPLES), period_s=clite.PERIOD_S),
     "perph-literal": Entrant(lambda scene, seed: PerphLiteralPolicy(), models=True),
     "perph": Entrant(lambda scene, seed: PerphPolicy(), models=True),
 }

@@ -7,7 +7,7 @@ job is left out of the search ("dropout-copy"): the one that did best keeps its 
 sampled already is perturbed: units from jobs that meet their target go to others. Score: half the geometric mean of
 min(1, target / latency) while some target is missed, else one half plus half the geometric mean of performance over
 performance with everything, of batch (of the LRAs if there is none). It ends when the expected improvement falls
-below 1 % / N or after 100 samples, keeps the best, and begins anew when jobs come or go, the load moves by a fifth,
+below 0.01 ^ N or after 100 samples, keeps the best, and begins anew when jobs come or go, the load moves by a fifth,
 or the kept point misses a target five times in a row.
 """
 
@@ -29,14 +29,16 @@ from perphd.domain.reading import available, value_or
 
 Point = tuple[tuple[int, ...], ...]
 """Units of every job, one tuple a job, in the order of ``RESOURCES``."""
-PERIOD_S: Final = 2.0
+PERIOD_S: Final = 1.0
+"""A sample takes two periods: one to settle, one that counts."""
 ZETA: Final = 0.01
 STOP_EI: Final = 0.01
+"""To the power of the number of jobs."""
 MOST_SAMPLES: Final = 100
 DROPOUT: Final = 0.25
 LOAD_CHANGE: Final = 0.20
 MISSES: Final = 5
-_STARTS: Final = 4
+_STARTS: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +52,8 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class CliteMemory:
-    """``asked``: the point now in force; ``todo``: of the bootstrap; ``kept``: the search is over and this is kept."""
+    """``asked``: the point now in force; ``todo``: of the bootstrap; ``kept``: the search is over and
+    this is kept; ``settling``: what is in force was only just set."""
 
     jobs: tuple[str, ...] = ()
     services: int = 0
@@ -61,13 +64,14 @@ class CliteMemory:
     loads: tuple[float, ...] = ()
     misses: int = 0
     round: int = 0
+    settling: bool = False
 
 
 class ClitePolicy:
-    """See the module."""
+    """See the module. ``most_samples``: after so many the best is kept."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
+    def __init__(self, seed: int = 0, most_samples: int = MOST_SAMPLES) -> None:
+        self._seed, self._most_samples = seed, most_samples
 
     @property
     def name(self) -> str:
@@ -86,10 +90,12 @@ class ClitePolicy:
         loads = tuple(_load(v) for v in views[:services])
         if memory.jobs != jobs or _moved(memory.loads, loads):
             memory = begun(jobs, services, total, loads)
-        elif memory.asked is not None:
+        elif not memory.settling:
             memory = self._sampled(memory, views, total, loads)
-        if not memory.kept:
-            memory = self._next(memory, total)
+        if memory.settling:
+            memory = replace(memory, settling=False)
+        elif not memory.kept:
+            memory = replace(self._next(memory, total), settling=True)
         assert memory.asked is not None
         parts = [((job,), _units(part)) for job, part in zip(jobs, memory.asked, strict=True)]
         return TargetState(settings_of(snapshot.host, parts), memory=memory)
@@ -115,11 +121,11 @@ class ClitePolicy:
         if memory.todo:
             return replace(memory, asked=memory.todo[0], todo=memory.todo[1:])
         best = max(memory.seen, key=lambda s: s.score)
-        if len(memory.seen) >= MOST_SAMPLES:
+        if len(memory.seen) >= self._most_samples:
             return replace(memory, asked=best.point, kept=True)
         random = Random(f"{self._seed}:{memory.round}:{len(memory.seen)}")
         point, gain = propose(memory, total, random)
-        if gain < STOP_EI / len(memory.jobs):
+        if gain < STOP_EI ** len(memory.jobs):
             return replace(memory, asked=best.point, kept=True)
         return replace(memory, asked=point)
 
@@ -174,7 +180,10 @@ def propose(memory: CliteMemory, total: Units, random: Random) -> tuple[Point, f
     x = np.array([[s.point[j][r] for j in range(count - 1) for r in axes] for s in memory.seen], dtype=float)
     y = np.array([s.score for s in memory.seen])
     process = GaussianProcessRegressor(
-        Matern(length_scale=1.0, nu=1.5), alpha=1e-5, normalize_y=True, random_state=0
+        Matern(length_scale=1.0, length_scale_bounds=(1.0, 20.0), nu=1.5),
+        alpha=1e-5,
+        normalize_y=True,
+        random_state=0,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ConvergenceWarning)
@@ -214,11 +223,17 @@ def _climb(
     for _ in range(_STARTS - 1):
         starts.append(_flat(_anywhere(total, count, random, best, held), axes)[0])
     champion: tuple[Point, float] | None = None
+    nudge = 0.05 * np.eye(len(bounds))
+
+    def cost(v: npt.NDArray[np.float64]) -> tuple[float, npt.NDArray[np.float64]]:
+        """Less the expected improvement, and its gradient, in one prediction."""
+        gains = _gain(process, np.vstack([v[None, :], v[None, :] + nudge]), top)
+        return -float(gains[0]), -(gains[1:] - gains[0]) / 0.05
+
     for start in starts:
         done = minimize(
-            lambda v: -float(_gain(process, v[None, :], top)[0]), start, method="SLSQP",
-            bounds=bounds, constraints=limits, options={"maxiter": 20},
-        )  # fmt: skip
+            cost, start, jac=True, method="SLSQP", bounds=bounds, constraints=limits, options={"maxiter": 15}
+        )
         point = _whole(done.x, total, axes, count)
         gain = float(_gain(process, _flat(point, axes), top)[0])
         if champion is None or gain > champion[1]:

@@ -21,7 +21,7 @@ from tools.bench.policies.driver import run
 from tools.bench.policies.oracle import Optimum
 from tools.bench.policies.scene import Scenario
 
-LENGTH_S: Final = 120.0
+LENGTH_S: Final = 160.0
 SETTLED_S: Final = 40.0
 """The last seconds of a run, in which its policy is to have found what it looks for ..."""
 MISSED_SHARE: Final = 0.10

@@ -200,8 +200,8 @@ def _grids(cells: list[dict[str, Any]]) -> list[str]:
     lines = [
         "## CLITE's grids",
         "",
-        "On the model of CLITE's machine; ORACLE in CLITE's space (disjoint parts). fig7, fig8: memcached's greatest load "
-        "beside img-dnn and masstree at every load; *mean* is over ORACLE's, an unmet cell counting 0. fig12: the "
+        "On the model of CLITE's machine; ORACLE in CLITE's space (disjoint parts). fig7, fig8: memcached's greatest "
+        "load beside img-dnn and masstree at every load; *mean* is over ORACLE's, an unmet cell counting 0. fig12: the "
         "streamer's work over ORACLE's. No figure is tuned for a cell.",
         "",
         "| grid | policy | cells met | of those ORACLE meets | mean | mean where met | least where met | published |",

@@ -1,0 +1,203 @@
+"""Recordings: JSON lines, the host first, then one line a round: what the policy saw, what it asked, what it answered.
+
+Nothing is pickled; a recording made by one version is read by another as long as the domain's fields are known.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from perphd.control.wire import decode, encode
+from perphd.domain.allocation import Allocation
+from perphd.domain.policy import HostView, Policy, Snapshot, TargetState, WorkloadView
+from perphd.domain.reading import Reading
+from perphd.domain.sample import Sample
+from perphd.domain.topology import Topology
+from perphd.domain.workload import WorkloadSpec
+from tools.replay.frozen import AskedModel, FrozenModel, NotAskedError
+
+FORMAT: Final = 1
+
+
+class RecordingError(Exception):
+    """A file is no recording, or of a format that is not known; says which line and why."""
+
+
+class Recorder:
+    """A policy that asks another one and writes down everything that it saw and answered.
+
+    Put in the place of the policy it wraps, in the agent or in the bench.
+    """
+
+    def __init__(self, policy: Policy, file: TextIO) -> None:
+        self._policy, self._file = policy, file
+        self._topology: Topology | None = None
+
+    @property
+    def name(self) -> str:
+        """The wrapped policy's."""
+        return self._policy.name
+
+    def decide(self, snapshot: Snapshot) -> TargetState:
+        """Ask, write, answer."""
+        if self._topology is None:
+            self._topology = snapshot.host.topology
+            self._write({"format": FORMAT, "policy": self.name, "topology": encode(self._topology)})
+        asked = {v.spec.name: AskedModel(v.model) for v in snapshot.workloads if v.model is not None}
+        views = tuple(replace(v, model=asked.get(v.spec.name)) for v in snapshot.workloads)
+        target = self._policy.decide(replace(snapshot, workloads=views))
+        answers = {name: model.answers for name, model in asked.items()}
+        self._write({"snapshot": _snapshot_out(snapshot), "answers": answers, "target": target_out(target)})
+        return target
+
+    def _write(self, value: dict[str, Any]) -> None:
+        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRound:
+    """One line: the snapshot (its models frozen, its memory None) and the target as JSON values."""
+
+    line: int
+    snapshot: Snapshot
+    target: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where a replay first went another way: the tick, the place in the target, what was and what is."""
+
+    tick: int
+    place: str
+    recorded: str
+    replayed: str
+
+    def __str__(self) -> str:
+        return f"tick {self.tick}, {self.place}: recorded {self.recorded}, replayed {self.replayed}"
+
+
+def read(path: Path) -> tuple[str, Iterator[RecordedRound]]:
+    """Name of the policy and the rounds. Raises RecordingError."""
+    lines = path.read_text().splitlines()
+    if not lines:
+        raise RecordingError(f"{path} is empty")
+    head = _parsed(path, 1, lines[0])
+    if head.get("format") != FORMAT:
+        raise RecordingError(f"{path}, line 1: format {head.get('format')!r}; this version reads {FORMAT}")
+    topology = decode(Topology, head["topology"])
+    return str(head["policy"]), _rounds(path, lines, topology)
+
+
+def replay(path: Path, policy: Policy, most: int = 10) -> tuple[int, list[Difference]]:
+    """Let ``policy`` decide on the recorded snapshots; its own memory travels from round to round.
+
+    Returns the rounds replayed and the first ``most`` differences. A question that was not recorded ends the replay:
+    from there on the policy lives in another history.
+    """
+    _, rounds = read(path)
+    memory: Any = None
+    differences: list[Difference] = []
+    count = 0
+    for item in rounds:
+        try:
+            target = policy.decide(replace(item.snapshot, memory=memory))
+        except NotAskedError as exc:
+            differences.append(Difference(item.snapshot.tick, "model", "not asked", str(exc)))
+            return count, differences
+        memory = target.memory
+        count += 1
+        now = json.loads(json.dumps(target_out(target)))
+        if now != item.target and len(differences) < most:
+            differences.append(_difference(item.snapshot.tick, "target", item.target, now))
+    return count, differences
+
+
+def target_out(target: TargetState) -> dict[str, Any]:
+    """Everything of a target state but the memory, which is the policy's own."""
+    return {
+        "settings": encode(dict(sorted(target.settings.items()))),
+        "decisions": encode(target.decisions),
+        "outcomes": encode(target.outcomes),
+    }
+
+
+def _rounds(path: Path, lines: list[str], topology: Topology) -> Iterator[RecordedRound]:
+    for number, text in enumerate(lines[1:], 2):
+        value = _parsed(path, number, text)
+        try:
+            snapshot = _snapshot_in(value["snapshot"], value["answers"], topology)
+            yield RecordedRound(number, snapshot, value["target"])
+        except KeyError as exc:
+            raise RecordingError(f"{path}, line {number}: {exc} is missing") from exc
+
+
+def _parsed(path: Path, number: int, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as exc:
+        raise RecordingError(f"{path}, line {number}: {exc}") from exc
+    if not isinstance(value, dict):
+        raise RecordingError(f"{path}, line {number}: not an object")
+    return value
+
+
+def _snapshot_out(snapshot: Snapshot) -> dict[str, Any]:
+    host = {f.name: encode(getattr(snapshot.host, f.name)) for f in fields(HostView) if f.name != "topology"}
+    views = [
+        {f.name: encode(getattr(view, f.name)) for f in fields(WorkloadView) if f.name != "model"}
+        for view in snapshot.workloads
+    ]
+    return {
+        "tick": snapshot.tick, "at_s": snapshot.at_s, "period_s": snapshot.period_s, "host": host,
+        "workloads": views,
+    }  # fmt: skip
+
+
+def _snapshot_in(value: Mapping[str, Any], answers: Mapping[str, Any], topology: Topology) -> Snapshot:
+    host = value["host"]
+    views = tuple(_view_in(item, answers) for item in value["workloads"])
+    return Snapshot(
+        tick=value["tick"],
+        at_s=value["at_s"],
+        period_s=value["period_s"],
+        host=HostView(
+            topology,
+            busy_cores=decode(Reading, host["busy_cores"]),  # type: ignore[arg-type]
+            llc_ways=host["llc_ways"],
+            min_cbm_bits=host["min_cbm_bits"],
+            mba_levels_pct=tuple(host["mba_levels_pct"]),
+        ),
+        workloads=views,
+    )
+
+
+def _view_in(value: Mapping[str, Any], answers: Mapping[str, Any]) -> WorkloadView:
+    spec = decode(WorkloadSpec, value["spec"])
+    model = FrozenModel(answers[spec.name]) if spec.name in answers else None
+    sample, protection = value["sample"], value["protection"]
+    return WorkloadView(
+        spec=spec,
+        sample=None if sample is None else decode(Sample, sample),
+        model=model,
+        protection=None if protection is None else decode(Allocation, protection),
+        protected_since_s=value["protected_since_s"],
+        enforceable=frozenset(value["enforceable"]),
+        enforced=value["enforced"],
+    )
+
+
+def _difference(tick: int, place: str, was: Any, now: Any) -> Difference:
+    """The innermost place at which two JSON values differ."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        for key in sorted(set(was) | set(now)):
+            if was.get(key) != now.get(key):
+                return _difference(tick, f"{place}.{key}", was.get(key), now.get(key))
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        for index, (a, b) in enumerate(zip(was, now, strict=True)):
+            if a != b:
+                return _difference(tick, f"{place}[{index}]", a, b)
+    return Difference(tick, place, json.dumps(was)[:200], json.dumps(now)[:200])
