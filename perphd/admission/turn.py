@@ -299,12 +299,14 @@ class Turn:
     def _with_cache(self, judged: Judgement, model: ResPerfModel) -> Move:
         """A rescue: a step up the ladder where cache or bandwidth is contended, CPU where that is, or both at once.
 
-        Instructions also take longer where cores are shared, so bandwidth is believed only where CPU is not short.
+        Instructions also take longer where cores are shared, so bandwidth is believed only where they are not, or
+        where CPU is not short.
         """
         cause = judged.verdict.cause
         cpu_is_short = cause is Cause.CPU or self.scene.cpu_is_contended()
         cpu_is_worst = cpu_is_short and cause not in (Cause.LLC, Cause.MBW)
-        if cpu_is_worst and judged.hierarchy is not Cause.LLC:
+        shares = cpu_is_short and not self.current.cpu.exclusive
+        if judged.hierarchy is not Cause.LLC and (cpu_is_worst or shares):
             return self._rescue_blindly(judged, model)
         step = self._next_step(judged.hierarchy)
         if step is None:
