@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from perphd.admission.peers.perph_literal import PerphLiteralPolicy
 from perphd.admission.perph import PerphPolicy
 from perphd.agent.config import Config
 from perphd.agent.loop import Agent, Parts
+from perphd.agent.models import Models
 from perphd.agent.records import Records
 from perphd.agent.sli import SliBoard, SliOpener
 from perphd.domain.capability import Capabilities
@@ -40,6 +42,8 @@ from perphd.monitor.hostload import HostLoad
 from perphd.monitor.sampler import Monitor
 from perphd.monitor.sli import open_source
 from perphd.monitor.store import Store
+from perphd.predictor import Registry
+from perphd.predictor.files import ModelFiles
 
 SLI_TIMEOUT_SHARE = 0.3
 """Share of the period that applications may take to answer for their SLI before the tick goes on without."""
@@ -138,6 +142,7 @@ def build_agent(
         policy=POLICIES[config.daemon.policy](config),
         sli=SliBoard(sli_opener, SLI_TIMEOUT_SHARE * config.daemon.period_s),
         records=records,
+        models=_models(config, records, wall_clock, len(topology.usable_cores)),
         actuators=_actuators(fs),
         owned=(
             host_load,
@@ -182,6 +187,11 @@ def _actuators(fs: KernelFs) -> Actuators:
     """What resctrl can set here; nothing where it is not mounted."""
     groups = open_groups(fs)
     return Actuators() if isinstance(groups, str) else actuators(groups.resctrl.info)
+
+
+def _models(config: Config, records: Records, wall_clock: Callable[[], float], cores: int) -> Models:
+    files = ModelFiles(Path(config.daemon.state_dir) / "models")
+    return Models(Registry(), files, records, wall_clock, socket.gethostname(), cores)
 
 
 def _store(config: Config) -> Store:

@@ -68,6 +68,13 @@ class DaemonConfig:
     on_restart: Literal["restore", "keep"] = setting(
         "keep", "the same when systemd stops the daemon in order to start it again: a restart, an upgrade"
     )
+    model_save_s: float = setting(
+        300.0,
+        "what was learned about LRAs is written to state_dir so often, and at stop; 0: never",
+        low=0.0,
+        high=86400.0,
+        unit="s",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severity that is logged")
 
 

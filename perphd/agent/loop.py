@@ -25,10 +25,13 @@ from perphd.admission.context import (
 from perphd.admission.inferer import untouched
 from perphd.admission.whatif import whatif
 from perphd.agent.config import Config
+from perphd.agent.model_view import model_view
+from perphd.agent.models import Models
 from perphd.agent.records import Records
 from perphd.agent.selfcost import CostMeter
 from perphd.agent.sli import SliBoard
 from perphd.domain.allocation import UNTOUCHED, Allocation, Settings
+from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
 from perphd.domain.decision import Decision
 from perphd.domain.errors import ConfigError, KernelError
@@ -47,7 +50,7 @@ from perphd.isolation.restore import RestoreReport
 from perphd.monitor.hostload import HostLoad
 from perphd.monitor.sampler import Monitor
 from perphd.monitor.sli import SliReading
-from perphd.predictor import Observation, Registry
+from perphd.predictor import Observation
 
 RESYNC_S = 5.0
 """The kernel is read back so often even when nothing new is wanted, to notice foreign writers."""
@@ -76,6 +79,7 @@ class Parts:
     policy: Policy
     sli: SliBoard
     records: Records
+    models: Models
     actuators: Actuators = Actuators()
     owned: tuple[Closable, ...] = ()
 
@@ -104,7 +108,7 @@ class Agent:
         self._mode = config.daemon.mode
         self._modes: dict[str, Mode] = {}
         self._specs: dict[str, WorkloadSpec] = {spec.name: spec for spec in config.workloads}
-        self._registry = Registry()
+        self._models = parts.models
         self._memory: object = None
         self._samples: dict[str, Sample] = {}
         self._protections: dict[str, _Protection] = {}
@@ -134,6 +138,7 @@ class Agent:
             self._now_s = now_s
             self._began_s = now_s if self._began_s is None else self._began_s
             specs = self._all_specs()
+            self._models.follow(specs, now_s)
             samples = self._parts.monitor.sample(now_s, specs, readings)
             self._busy_cores = self._parts.host_load.read(now_s)
             self._take_samples(samples)
@@ -144,6 +149,7 @@ class Agent:
             self._memory = target.memory
             await self._enforce(target, now_s, deciding)
             self._record(target, tuple(self._samples.values()), now_s)
+            self._models.save_when_due(specs, now_s, self._config.daemon.model_save_s)
             self._tick += 1
             # The wait for applications' answers is theirs, not ours.
             self._cost.tick(now_s, time.perf_counter() - waited)
@@ -185,7 +191,7 @@ class Agent:
         return WorkloadView(
             spec=spec,
             sample=sample if present else None,
-            model=self._registry.model(spec.name) if is_lra else None,
+            model=self._models.model(spec.name) if is_lra else None,
             protection=protection.allocation if protection is not None else None,
             protected_since_s=protection.since_s if protection is not None else 0.0,
             enforceable=self._knobs(spec, present, now_s),
@@ -210,7 +216,7 @@ class Agent:
         for view in lras(snapshot):
             if view.sample is None:
                 continue
-            model = self._registry.model(view.spec.name)
+            model = self._models.model(view.spec.name)
             allocation = view.protection if view.protection is not None else untouched(total)
             if in_force is not None:
                 # Batch is held back by whoever asked for most: that is what this LRA's sample was taken under.
@@ -416,7 +422,7 @@ class Agent:
             del self._specs[name]
             for kept in (self._protections, self._enforceable, self._modes, self._samples):
                 kept.pop(name, None)
-            self._registry.forget(name)
+            self._models.forget(name, self._now_s)
             self._parts.records.forget(name)
             self._parts.records.problem(f"missing:{name}", None, self._now_s)
             self._planned = None
@@ -463,6 +469,41 @@ class Agent:
         text = "configuration read again; changes of period, socket, store and policy settings need a restart"
         self._parts.records.event(Event(self._now_s, EventKind.RELOAD, text))
 
+    def models(self) -> tuple[ModelSummary, ...]:
+        """The LRAs' models, in a line each."""
+        return tuple(self._models.summary(spec) for spec in self._all_specs() if spec.kind is Kind.LRA)
+
+    def model_view(self, lra: str) -> ModelView:
+        """All that an LRA's model believes. Raises ConfigError if there is no such LRA."""
+        spec = self._lra(lra)
+        model = self._models.model(lra)
+        snapshot = self._snapshot(self._now_s)
+        return model_view(model, self._models.summary(spec), snapshot, lra, self._config.policy.confidence_z)
+
+    def export_model(self, lra: str) -> str:
+        """The model as the text of a file. Raises ConfigError if there is no such LRA, PerphError if it has none."""
+        return self._models.export(self._lra(lra), self._now_s)
+
+    async def import_model(self, lra: str, text: bytes, rename: bool = False) -> tuple[str, ...]:
+        """Replace an LRA's model by the one in this text; returns warnings.
+
+        Raises:
+            ConfigError: no such LRA.
+            ModelFileError: the text is refused; nothing has changed.
+        """
+        async with self._lock:
+            spec = self._lra(lra)
+            self._models.follow((spec,), self._now_s)
+            warnings = self._models.take(spec, text, self._now_s, rename)
+        self._parts.records.event(Event(self._now_s, EventKind.WORKLOAD, "model imported", lra))
+        return warnings
+
+    async def reset_model(self, lra: str) -> None:
+        """Begin anew with an LRA. Raises ConfigError (no such LRA), KernelError (its files cannot be moved)."""
+        async with self._lock:
+            self._models.reset(self._lra(lra), self._now_s)
+        self._parts.records.event(Event(self._now_s, EventKind.WORKLOAD, "model reset", lra))
+
     def subscribe(self) -> AsyncIterator[Event]:
         """Everything that happens from now on; ends when the agent stops."""
         return self._parts.records.subscribe()
@@ -474,6 +515,8 @@ class Agent:
             if not restore:
                 with suppress(KernelError):  # then the next start gives everything back
                     self._parts.executor.keep()
+            save = self._began_s is not None and self._config.daemon.model_save_s > 0
+            self._models.close(self._all_specs(), self._now_s, save)
             self._parts.records.end_subscriptions()
             await self._parts.sli.close()
             self._parts.monitor.close()
@@ -487,6 +530,13 @@ class Agent:
     def missed(self, ticks: int) -> None:
         """The loop was late and left out so many rounds."""
         self._cost.missed_ticks += ticks
+
+    def _lra(self, name: str) -> WorkloadSpec:
+        spec = self._specs.get(name)
+        if spec is None or spec.kind is not Kind.LRA:
+            lras_here = ", ".join(s.name for s in self._specs.values() if s.kind is Kind.LRA)
+            raise ConfigError("request", "workload", f"no LRA is named {name!r}", lras_here)
+        return spec
 
     def _all_specs(self) -> tuple[WorkloadSpec, ...]:
         return tuple(self._specs.values())

@@ -19,6 +19,7 @@ from perphd.predictor.persist import MAX_BYTES, ModelFile, ModelFileError, from_
 LAST: Final = ".last"
 ASIDE: Final = ".aside"
 _NEW: Final = ".new"
+_LOST: Final = "what was learned since the last save would be lost with this process"
 
 
 @dataclass(frozen=True, slots=True)

@@ -216,6 +216,10 @@ class LraModel:
         """Expected undisturbed value; for the witnesses (percentages) 1 is added, so that 0 has a logarithm."""
         return self._reference.get(signal, load)
 
+    def references(self) -> tuple[tuple[str, Reading, Band], ...]:
+        """Every reference value with its load (Unavailable: over all loads); as ``reference`` gives them."""
+        return self._reference.all()
+
     @property
     def is_closed(self) -> bool:
         """True once contention has shown that the load asks again only when it was answered."""

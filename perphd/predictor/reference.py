@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from perphd.domain.policy import Band
-from perphd.domain.reading import Reading, available
+from perphd.domain.reading import Reading, Unavailable, available
 from perphd.predictor.persist import RunningState
 
 MAX_COUNT = 60.0
@@ -22,6 +22,7 @@ _MIN_SD = 0.01
 _WELL_KNOWN = 5.0
 _CLIP_SD = 4.0
 _BUCKETS_PER_OCTAVE = 2
+_OVER_ALL = Unavailable("over all loads")
 
 
 @dataclass(slots=True)
@@ -84,6 +85,20 @@ class Reference:
         # The nearest that is known well; a bucket that was hardly visited must not hide its neighbours.
         best = next((s for s in found if s.count >= _WELL_KNOWN), None) or max(found, key=lambda s: s.count)
         return Band(math.exp(best.mean), max(math.sqrt(best.var), _MIN_SD), best.count)
+
+    def all(self) -> tuple[tuple[str, Reading, Band], ...]:
+        """Everything that is known: signal, middle of the load bucket (Unavailable: over all loads), value."""
+        ordered = sorted(
+            self._stats.items(), key=lambda i: (i[0][0], -math.inf if i[0][1] is None else i[0][1])
+        )
+        return tuple(
+            (
+                signal,
+                _OVER_ALL if bucket is None else 2.0 ** (bucket / _BUCKETS_PER_OCTAVE),
+                Band(math.exp(s.mean), max(math.sqrt(s.var), _MIN_SD), s.count),
+            )
+            for (signal, bucket), s in ordered
+        )
 
     def to_state(self) -> tuple[RunningState, ...]:
         """Everything, as plain values."""

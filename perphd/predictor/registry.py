@@ -15,6 +15,10 @@ class Registry:
         """The LRA's model, made at first use."""
         return self._models.setdefault(workload, LraModel())
 
+    def put(self, workload: str, model: LraModel) -> None:
+        """Give the LRA this model instead of the one that it has."""
+        self._models[workload] = model
+
     def forget(self, workload: str) -> None:
         """Drop the model of a workload that was taken off the list."""
         self._models.pop(workload, None)

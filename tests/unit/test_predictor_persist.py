@@ -257,9 +257,10 @@ def test_weight_idle_has_its_own_word() -> None:
 def test_a_damaged_text_is_refused(at: int, many: int, instead: str) -> None:
     text = TEXT[:at] + instead + TEXT[at + many :]
     try:
-        assert from_text(text) == from_text(TEXT)
-    except ModelFileError as exc:
-        assert str(exc)
+        found = from_text(text)
+    except ModelFileError:
+        return
+    assert found == from_text(TEXT)
 
 
 JSON = st.recursive(

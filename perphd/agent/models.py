@@ -1,0 +1,291 @@
+"""The life of the LRAs' models: loaded when an LRA appears, saved from time to time and at the end, asked, replaced.
+
+What goes wrong with a file is a problem that ``perphctl status`` shows; it never stops the loop. Files are written
+by a thread of their own, because a disk may take its time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from perphd import __version__
+from perphd.agent.records import Records
+from perphd.domain.belief import ModelSummary
+from perphd.domain.errors import PerphError
+from perphd.domain.reading import Unavailable
+from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.predictor import LraModel, Registry
+from perphd.predictor.files import ModelFiles
+from perphd.predictor.persist import ModelFile, ModelFileError, Provenance, from_text, ranges_of, to_text
+
+log = logging.getLogger("perphd")
+
+CLOCK_SLACK_S = 60.0
+"""A file from so far in the future means that the clock went back."""
+NEVER_SAVED = Unavailable("not saved yet")
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    file: ModelFile
+    problem: str | None
+
+
+@dataclass(slots=True)
+class _Life:
+    cgroup: str
+    origin: str
+    saved_unix_s: float | None = None
+    saved_samples: int = 0
+
+
+class Models:
+    """See the module.
+
+    Args:
+        registry: the models themselves.
+        files: where they are kept.
+        records: takes problems.
+        wall_clock: time of day, seconds since 1970.
+        host: this host's name; ``cores``: its usable physical cores.
+    """
+
+    def __init__(
+        self,
+        registry: Registry,
+        files: ModelFiles,
+        records: Records,
+        wall_clock: Callable[[], float],
+        host: str,
+        cores: int,
+    ) -> None:
+        self._registry, self._files, self._records = registry, files, records
+        self._wall_clock, self._host, self._cores = wall_clock, host, cores
+        self._lives: dict[str, _Life] = {}
+        self._due_s: float | None = None
+        self._writer: ThreadPoolExecutor | None = None
+        self._writing: Future[Sequence[_Written]] | None = None
+
+    def model(self, lra: str) -> LraModel:
+        """The LRA's model, made at first use."""
+        return self._registry.model(lra)
+
+    def follow(self, specs: Iterable[WorkloadSpec], now_s: float) -> None:
+        """Load the models of LRAs that are new here; what cannot be loaded begins anew, and says so."""
+        for spec in specs:
+            if spec.kind is not Kind.LRA or spec.name in self._lives:
+                continue
+            life = _Life(spec.cgroup, "learned here")
+            self._lives[spec.name] = life
+            found = self._files.load(spec.name, partial(self._misfit, spec))
+            problems = list(found.problems)
+            if found.file is not None:
+                if odd := self._put(found.file, spec.name, now_s, life):
+                    problems.append(odd)
+                life.saved_unix_s = found.file.provenance.saved_at_unix_s
+                life.saved_samples = found.file.state.samples
+            if problems:
+                self._records.problem(_key(spec.name), f"model of {spec.name}: {'; '.join(problems)}", now_s)
+
+    def save_when_due(self, specs: Iterable[WorkloadSpec], now_s: float, every_s: float) -> None:
+        """Begin to write the models that have learned something, if the last time is ``every_s`` ago (0: never)."""
+        self._collect(now_s)
+        if self._due_s is None:
+            self._due_s = now_s + every_s
+        if every_s <= 0 or now_s < self._due_s or self._writing is not None:
+            return
+        self._due_s = now_s + every_s
+        files = self._changed(specs, now_s)
+        if not files:
+            return
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="perphd-models")
+        self._writing = self._writer.submit(self._write, files)
+
+    def close(self, specs: Iterable[WorkloadSpec], now_s: float, save: bool) -> None:
+        """The end: write what was learned since, unless ``save`` is False."""
+        self._wait(now_s)
+        if save:
+            self._report(self._write(self._changed(specs, now_s)), now_s)
+        if self._writer is not None:
+            self._writer.shutdown()
+
+    def summary(self, spec: WorkloadSpec) -> ModelSummary:
+        """One line about the LRA's model."""
+        life = self._life(spec)
+        state = self.model(spec.name).to_state()
+        return ModelSummary(
+            lra=spec.name,
+            samples=state.samples,
+            cells=len(state.work.cells),
+            closed=self.model(spec.name).is_closed,
+            origin=life.origin,
+            saved_ago_s=NEVER_SAVED
+            if life.saved_unix_s is None
+            else max(0.0, self._wall_clock() - life.saved_unix_s),
+        )
+
+    def export(self, spec: WorkloadSpec, now_s: float) -> str:
+        """The model as the text of a file.
+
+        Raises:
+            ModelFileError: it holds a number that no file may hold.
+        """
+        return to_text(self._file(spec, now_s))
+
+    def take(self, spec: WorkloadSpec, text: bytes, now_s: float, rename: bool) -> tuple[str, ...]:
+        """Replace the LRA's model by the one in this text; returns what an operator should know about it.
+
+        Args:
+            spec: the LRA.
+            text: of a model file.
+            now_s: the time.
+            rename: the file may be of an LRA of another name.
+
+        Raises:
+            ModelFileError: the text is refused; nothing has changed.
+        """
+        self._wait(now_s)
+        file = from_text(text)
+        source = file.provenance
+        if source.lra != spec.name and not rename:
+            raise ModelFileError(
+                f"it is of the LRA {source.lra!r}, not of {spec.name!r}; --rename takes it all the same"
+            )
+        if reason := _counted_otherwise(file, spec):
+            raise ModelFileError(reason)
+        warnings = []
+        if source.host != self._host:
+            warnings.append(
+                f"it was learned on {source.host}: until {spec.name} has been seen undisturbed here, its targets are "
+                "those of that host"
+            )
+        if source.cores != self._cores:
+            warnings.append(f"it was learned on {source.cores} cores; this host has {self._cores}")
+        life = self._life(spec)
+        if odd := self._put(file, spec.name, now_s, life):
+            warnings.append(odd)
+        life.origin = f"imported, learned on {source.host}"
+        life.saved_samples = -1  # it is to be written, however much it has learned
+        self._due_s = now_s
+        return tuple(warnings)
+
+    def reset(self, spec: WorkloadSpec, now_s: float) -> None:
+        """Begin anew with an LRA; its files are put aside.
+
+        Raises:
+            KernelError: its files could not be moved; then nothing has changed.
+        """
+        self._wait(now_s)
+        self._files.put_aside(spec.name)
+        self._registry.forget(spec.name)
+        self._lives[spec.name] = _Life(spec.cgroup, "learned here")
+        self._records.problem(_key(spec.name), None, now_s)
+
+    def forget(self, lra: str, now_s: float) -> None:
+        """The workload was taken off the list: so is its model. Its files are put aside."""
+        self._wait(now_s)
+        self._registry.forget(lra)
+        problem = None
+        if self._lives.pop(lra, None) is not None:
+            try:
+                self._files.put_aside(lra)
+            except PerphError as exc:
+                problem = f"model of {lra}: {exc}"
+        self._records.problem(_key(lra), problem, now_s)
+
+    # -- helpers --------------------------------------------------------------------------------------------------
+
+    def _life(self, spec: WorkloadSpec) -> _Life:
+        return self._lives.setdefault(spec.name, _Life(spec.cgroup, "learned here"))
+
+    def _misfit(self, spec: WorkloadSpec, file: ModelFile) -> str:
+        source = file.provenance
+        if source.lra != spec.name:
+            return f"it is of the LRA {source.lra!r}"
+        if source.cgroup != spec.cgroup:
+            return f"it is of the application in {source.cgroup}, not in {spec.cgroup}"
+        return _counted_otherwise(file, spec)
+
+    def _put(self, file: ModelFile, lra: str, now_s: float, life: _Life) -> str:
+        """Make the file's model the LRA's; returns what is odd about the file's time."""
+        elapsed_s = self._wall_clock() - file.provenance.saved_at_unix_s
+        self._registry.put(lra, LraModel.from_state(file.state, now_s, elapsed_s))
+        life.origin = f"loaded, learned on {file.provenance.host}"
+        if elapsed_s >= -CLOCK_SLACK_S:
+            return ""
+        return (
+            f"it was saved {-elapsed_s:.0f} s from now: the clock went back, and it counts as saved just now"
+        )
+
+    def _file(self, spec: WorkloadSpec, now_s: float) -> ModelFile:
+        state = self.model(spec.name).to_state(now_s)
+        source = Provenance(
+            lra=spec.name,
+            cgroup=spec.cgroup,
+            sli_source=_sli(spec),
+            host=self._host,
+            cores=self._cores,
+            perphd_version=__version__,
+            saved_at_unix_s=self._wall_clock(),
+        )
+        return ModelFile(source, ranges_of(state), state)
+
+    def _changed(self, specs: Iterable[WorkloadSpec], now_s: float) -> tuple[ModelFile, ...]:
+        found = []
+        for spec in specs:
+            if spec.kind is Kind.LRA and self.model(spec.name).samples != self._life(spec).saved_samples:
+                found.append(self._file(spec, now_s))
+        return tuple(found)
+
+    def _write(self, files: Iterable[ModelFile]) -> Sequence[_Written]:
+        """Runs in the writer's thread, or at the end."""
+        done = []
+        for file in files:
+            lra, problem = file.provenance.lra, None
+            try:
+                self._files.save(lra, to_text(file))
+            except PerphError as exc:
+                problem = f"model of {lra} could not be saved: {exc}"
+            except Exception as exc:  # whatever it is, the loop and the other models go on
+                log.exception("model of %s could not be saved", lra)
+                problem = f"model of {lra} could not be saved: {exc!r}"
+            done.append(_Written(file, problem))
+        return done
+
+    def _collect(self, now_s: float) -> None:
+        if self._writing is not None and self._writing.done():
+            self._wait(now_s)
+
+    def _wait(self, now_s: float) -> None:
+        if self._writing is not None:
+            writing, self._writing = self._writing, None
+            self._report(writing.result(), now_s)
+
+    def _report(self, done: Sequence[_Written], now_s: float) -> None:
+        for written in done:
+            source = written.file.provenance
+            self._records.problem(_key(source.lra), written.problem, now_s)
+            life = self._lives.get(source.lra)
+            if life is not None and written.problem is None:
+                life.saved_unix_s = source.saved_at_unix_s
+                life.saved_samples = written.file.state.samples
+
+
+def _key(lra: str) -> str:
+    return f"model:{lra}"
+
+
+def _sli(spec: WorkloadSpec) -> str:
+    return spec.sli.source if spec.sli is not None else ""
+
+
+def _counted_otherwise(file: ModelFile, spec: WorkloadSpec) -> str:
+    was, now = file.provenance.sli_source, _sli(spec)
+    if was == now:
+        return ""
+    return f"its work was counted by {was or 'no SLI'}, that of {spec.name!r} is by {now or 'no SLI'}"
