@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from perphd.domain.allocation import Settings
+from perphd.domain.cpuset import CpuSet
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import NOT_MEASURED
 from perphd.domain.sample import Sample
@@ -66,10 +67,19 @@ class Play:
         return settings
 
 
+def cpus_of(settings: Settings) -> set[int]:
+    assert isinstance(settings.cpus, CpuSet)
+    return set(settings.cpus)
+
+
 def cores_of(settings: Settings) -> int:
-    assert not isinstance(settings.cpus, type(None))
-    return len(list(settings.cpus))  # type: ignore[arg-type]
+    return len(cpus_of(settings))
+
+
+def mask_of(settings: Settings) -> int:
+    assert isinstance(settings.llc_masks, tuple)
+    return settings.llc_masks[0][1]
 
 
 def ways_of(settings: Settings) -> int:
-    return settings.llc_masks[0][1].bit_count()  # type: ignore[union-attr]
+    return mask_of(settings).bit_count()

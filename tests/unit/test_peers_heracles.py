@@ -85,7 +85,7 @@ def test_a_way_that_lowers_no_traffic_is_taken_back_and_cores_follow():
 def test_ways_are_kept_while_they_lower_traffic_and_help():
     world = play()
     traffic, mips = 4e9, 1000.0
-    world.until(3.0, lra(load=50), batch(bw=traffic, mips=mips))
+    settings = world.until(3.0, lra(load=50), batch(bw=traffic, mips=mips))
     for _ in range(4):
         traffic, mips = traffic * 0.9, mips * 1.1
         settings = world.until(world.now_s + 2.0, lra(load=50), batch(bw=traffic, mips=mips))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perphd.admission.peers.parties import BAN_S, BATCH, PartiesPolicy
 from perphd.admission.peers.units import Units, equal_parts
-from tests.unit.peers_world import Play, batch, cores_of, host, lra, ways_of
+from tests.unit.peers_world import Play, batch, cores_of, host, lra, mask_of, ways_of
 
 
 def play(seed: int = 0) -> Play:
@@ -31,7 +31,7 @@ def test_starts_with_an_equal_part_of_everything():
     assert world.memory.parts == dict(zip(("a", "b", BATCH), equal_parts(Units(8, 11, 10), 3), strict=True))
     assert [cores_of(settings[n]) for n in ("a", "b", "be")] == [3, 3, 2]
     assert [ways_of(settings[n]) for n in ("a", "b", "be")] == [4, 4, 3]
-    masks = [settings[n].llc_masks[0][1] for n in ("a", "b", "be")]
+    masks = [mask_of(settings[n]) for n in ("a", "b", "be")]
     assert masks[0] | masks[1] | masks[2] == 0x7FF
     assert masks[0] & masks[1] == masks[1] & masks[2] == 0
 

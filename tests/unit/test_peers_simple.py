@@ -14,7 +14,7 @@ from perphd.admission.peers.perph_literal import MAX_ITERATIONS, PerphLiteralPol
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import NOT_MEASURED
-from tests.unit.peers_world import Play, batch, cores_of, host, lra
+from tests.unit.peers_world import Play, batch, cores_of, cpus_of, host, lra
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_koordinator_grows_by_a_tenth_at_a_time_and_shrinks_at_once():
 
 def test_koordinator_keeps_hardware_threads_of_a_core_together():
     world = Play(KoordinatorPolicy(), host(cores=8, threads=2))
-    cpus = set(world.step(lra(usage=0.5), batch())["be"].cpus)
+    cpus = cpus_of(world.step(lra(usage=0.5), batch())["be"])
     assert {cpu % 8 for cpu in cpus} == {cpu % 8 for cpu in cpus if cpu >= 8}
 
 
@@ -87,9 +87,11 @@ def test_literal_acts_after_two_bad_samples_and_caps_the_lra_itself():
     assert world.step(view, batch()) == {}
     settings = world.step(view, batch())
     assert settings["lc"].mba_pct == ((0, 50),), "the throttle is put on the one to be rescued"
-    assert not set(settings["lc"].cpus) & set(settings["be"].cpus)
-    assert settings["lc"].memory_high_bytes > 0
+    assert not cpus_of(settings["lc"]) & cpus_of(settings["be"])
+    assert isinstance(settings["lc"].memory_high_bytes, int)
     kept = settings
+    assert view.sample is not None
+    well = replace(view, sample=replace(view.sample, work_rate_per_s=100.0))
     for _ in range(5):
-        kept = world.step(replace(view, sample=replace(view.sample, work_rate_per_s=100.0)), batch())
+        kept = world.step(well, batch())
     assert kept == settings, "nothing is ever given back"
