@@ -90,7 +90,7 @@ class Balance:
         line = cache.LINE / 1000.0
         asked = (missed + _HIT_TRAFFIC * np.maximum(people.refs_pki[:, None] - mpki, 0.0)) * line
         ips = machine.ghz * 1e9 / cpi * cpu.smt[..., None]
-        limit = rows.core_limit * (1.0 - 0.5 * cpu.overlap)[..., None]
+        limit = rows.core_limit * (1.0 - 0.5 * np.sqrt(cpu.overlap))[..., None]
         ips = ips / (1.0 + (ips * asked / limit) ** 8) ** 0.125
         speed = (cpu.domain * ips).sum(2)
         crowd = np.maximum(1.0 - cpu.most / np.maximum(state.runnable, _TINY), 0.0)
