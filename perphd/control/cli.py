@@ -12,6 +12,7 @@ import click
 from perphd import __version__
 from perphd.control.cli_admission import add_admission_commands
 from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Out, command
+from perphd.control.cli_models import add_model_commands
 from perphd.control.cli_store import add_store_commands
 from perphd.control.cli_workloads import add_workload_commands
 from perphd.control.client import SOCKET_VARIABLE, NotPermitted, Unreachable
@@ -35,6 +36,7 @@ def cli(as_json: bool, socket: str | None) -> None:
 add_workload_commands(cli)
 add_admission_commands(cli)
 add_store_commands(cli)
+add_model_commands(cli)
 
 
 @command(cli)

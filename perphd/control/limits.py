@@ -16,7 +16,7 @@ class Limits:
 
     connections: int = 64
     streams: int = 16
-    body_bytes: int = 64 * 1024
+    body_bytes: int = 512 * 1024
     idle_s: float = 30.0
     body_s: float = 10.0
     write_s: float = 20.0

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perphd.agent.config import Config
+from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
 from perphd.domain.decision import Decision
 from perphd.domain.event import Event
@@ -44,6 +45,21 @@ class AgentPort(Protocol):
 
     def whatif(self, arrival: Arrival) -> WhatIf:
         """What would become of the LRAs if this work came now."""
+
+    def models(self) -> tuple[ModelSummary, ...]:
+        """The LRAs' models, in a line each."""
+
+    def model_view(self, lra: str) -> ModelView:
+        """All that an LRA's model believes."""
+
+    def export_model(self, lra: str) -> str:
+        """The model as the text of a file."""
+
+    async def import_model(self, lra: str, text: bytes, rename: bool = False) -> tuple[str, ...]:
+        """Replace an LRA's model by the one in this text; returns warnings. Raises ModelFileError: nothing changed."""
+
+    async def reset_model(self, lra: str) -> None:
+        """Begin anew with an LRA."""
 
     def set_mode(self, mode: Mode, workload: str | None = None) -> Done:
         """Observe or enforce, for one workload or for all that have no mode of their own."""

@@ -30,6 +30,7 @@ from perphd.control import metrics
 from perphd.control.access import Access, Peer, Right
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import Limits
+from perphd.control.model_routes import ModelRoutes
 from perphd.control.port import AgentPort, Done
 from perphd.control.sql import Queries
 from perphd.control.stream import Streams
@@ -99,6 +100,7 @@ class Routes:
         self._queries = Queries(agent.config, limits)
         self._metrics = metrics.exposition(agent.status)
         self._streams = Streams(agent, limits, self._clock)
+        self._models = ModelRoutes(agent, limits, lambda name: self._check_lra(self._workload(name)))
 
     def table(self) -> tuple[Route, ...]:
         """Every route with the right that it takes."""
@@ -109,6 +111,9 @@ class Routes:
             Route("GET", "/v1/doctor", read, self._doctor),
             Route("GET", "/v1/explain", read, self._explain),
             Route("GET", "/v1/whatif", read, self._whatif),
+            Route("GET", "/v1/models", read, self._models.list),
+            Route("GET", "/v1/models/{name}", read, self._models.show),
+            Route("GET", "/v1/models/{name}/export", read, self._models.export),
             Route("GET", "/v1/config", read, self._config),
             Route("GET", "/v1/metrics", read, self._exposition),
             Route("GET", "/metrics", read, self._exposition),
@@ -118,6 +123,8 @@ class Routes:
             Route("POST", "/v1/workloads", change, self._add, 201),
             Route("DELETE", "/v1/workloads/{name}", change, self._remove),
             Route("POST", "/v1/workloads/{name}/sli", change, self._push),
+            Route("PUT", "/v1/models/{name}", change, self._models.take),
+            Route("DELETE", "/v1/models/{name}", change, self._models.reset),
             Route("POST", "/v1/restore", change, self._restore),
             Route("POST", "/v1/reload", change, self._reload),
         )
@@ -158,13 +165,7 @@ class Routes:
         _only(request.query, ("workload", "at", "limit"))
         name = request.query.get("workload", "")
         status = self._workload(name)
-        if status.spec.kind is not Kind.LRA:
-            raise ApiError(
-                Code.REFUSED,
-                f"{name!r} is batch: decisions are made about LRAs",
-                "workload",
-                ", ".join(self._names(Kind.LRA)),
-            )
+        self._check_lra(status)
         limit = _whole(request.query.get("limit", "20"), "limit", _MAX_LIMIT)
         at_s = self._monotonic(request.query["at"]) if "at" in request.query else None
         decisions = self._agent.decisions(name, at_s=at_s, limit=limit)
@@ -303,6 +304,15 @@ class Routes:
         if not name:
             raise ApiError(Code.REFUSED, "a workload must be named", "workload", shown)
         raise ApiError(Code.NOT_FOUND, f"there is no workload {show(name)}", "workload", shown)
+
+    def _check_lra(self, status: WorkloadStatus) -> None:
+        if status.spec.kind is not Kind.LRA:
+            raise ApiError(
+                Code.REFUSED,
+                f"{status.spec.name!r} is batch: models and decisions are of LRAs",
+                "workload",
+                ", ".join(self._names(Kind.LRA)),
+            )
 
     def _clock(self) -> dict[str, float]:
         return {"monotonic_s": self._hooks.monotonic(), "unix_s": self._hooks.wall()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
@@ -17,6 +18,13 @@ from perphd.control.limits import Limits
 from perphd.control.routes import Hooks
 from perphd.control.server import ControlServer
 from perphd.domain.allocation import IDLE, UNTOUCHED, Allocation, CpuGrant, Settings
+from perphd.domain.belief import (
+    AllocationBelief,
+    ModelSummary,
+    ModelView,
+    ReferenceBelief,
+    SkippedSamples,
+)
 from perphd.domain.capability import Area, Capabilities, Capability
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import (
@@ -33,6 +41,7 @@ from perphd.domain.decision import (
 from perphd.domain.errors import ConfigError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import NotEnforceable
+from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Sample
 from perphd.domain.status import AgentStatus, SelfCost, WorkloadStatus
@@ -41,6 +50,8 @@ from perphd.domain.whatif import Arrival, Effect, WhatIf
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
 from perphd.isolation.restore import FileReport, RestoreReport
 from perphd.monitor.sli import SliReading
+from perphd.predictor import LraModel
+from perphd.predictor.persist import ModelFile, Provenance, from_text, to_text
 
 DB = WorkloadSpec("db", Kind.LRA, "/app/db", sli=SliSpec("push", (("max_age_s", "5"),)))
 CACHE = WorkloadSpec("cache", Kind.LRA, "/app/cache", mode=Mode.OBSERVE)
@@ -96,6 +107,31 @@ def decision(at_s: float, action: Action = Action.GROW) -> Decision:
     )
 
 
+MODEL: dict[str, Any] = json.loads(
+    to_text(
+        ModelFile(Provenance("db", "/app/db", "push", "node1", 4, "1.2.3", 1e6), (), LraModel().to_state())
+    )
+)
+SUMMARY = ModelSummary("db", 4711, 3, True, "learned here", 42.0)
+VIEW = ModelView(
+    SUMMARY,
+    (
+        ReferenceBelief("work:sli", Unavailable("over all loads"), 1206.0, 1150.0, 1260.0, 60.0),
+        ReferenceBelief("work:sli", 1024.0, 1011.0, 990.0, 1030.0, 12.5),
+        ReferenceBelief("cpu_some_pct", Unavailable("over all loads"), 0.0, 0.0, 1.2, 60.0),
+    ),
+    ModelContext(2.3, 4.0, 4.0),
+    1.0,
+    (
+        AllocationBelief(
+            Allocation(FREE), Band(0.62, 0.05, 18.0), Band(1.9, 0.2, 18.0), Band(3.1, 0.1, 18.0)
+        ),
+        AllocationBelief(Allocation(TIGHT), Band(0.97, 0.2, 0.0), Band(1.1, 0.4, 0.0), Band(1.8, 0.3, 0.0)),
+    ),
+    (SkippedSamples("settling", 12),),
+)
+
+
 class FakeAgent:
     """Satisfies AgentPort; remembers what was asked of it in ``calls``."""
 
@@ -121,8 +157,27 @@ class FakeAgent:
         bearable = arrival.cpu_cores <= 4
         text = "db keeps its target" if bearable else "db would keep its target with a chance of 20% only"
         tight = Prediction(1.04, 1.0, 1.08, 12.0)
-        effect = Effect("db", Health.HEALTHY, tight, tight, Allocation(TIGHT), 0.9, bearable=bearable, text=text)
+        effect = Effect(
+            "db", Health.HEALTHY, tight, tight, Allocation(TIGHT), 0.9, bearable=bearable, text=text
+        )
         return WhatIf(bearable, (text,), (effect,), 2.0)
+
+    def models(self) -> tuple[ModelSummary, ...]:
+        return (SUMMARY,)
+
+    def model_view(self, lra: str) -> ModelView:
+        return VIEW
+
+    def export_model(self, lra: str) -> str:
+        return json.dumps(MODEL)
+
+    async def import_model(self, lra: str, text: bytes, rename: bool = False) -> tuple[str, ...]:
+        file = from_text(text)
+        self._call("import_model", lra, file, rename)
+        return (f"it was learned on {file.provenance.host}",)
+
+    async def reset_model(self, lra: str) -> None:
+        self._call("reset_model", lra)
 
     def _workload(self, spec: WorkloadSpec) -> WorkloadStatus:
         made = decision(100.0) if spec.name == "db" else None
@@ -150,7 +205,7 @@ class FakeAgent:
             outcome=outcome if made else None,
             protection=made.chosen if made else None,
             in_force=weight if spec.kind is Kind.BATCH else UNTOUCHED,
-            not_enforceable=(NotEnforceable("pi", "llc_masks", "no resctrl"),) if spec.name == "pi" else (),
+            not_enforceable=(NotEnforceable("pi", "cpu_weight", "no cpu controller"),) if spec.name == "pi" else (),
             problem="" if present else f"waiting for cgroup {spec.cgroup}",
         )
 

@@ -26,6 +26,7 @@ from perphd.monitor.store import Store
 from tests.unit.control_fake import (
     ADMIN,
     DB,
+    MODEL,
     OWNER,
     PI,
     READER,
@@ -77,12 +78,17 @@ READING = [
     ("GET", "/v1/doctor"),
     ("GET", "/v1/explain?workload=db"),
     ("GET", "/v1/config"),
+    ("GET", "/v1/models"),
+    ("GET", "/v1/models/db"),
+    ("GET", "/v1/models/db/export"),
 ]
 CHANGING: list[tuple[str, str, dict[str, Any] | None]] = [
     ("PUT", "/v1/mode", {"mode": "enforce"}),
     ("POST", "/v1/workloads", {"kind": "batch", "name": "new", "cgroup": "/new"}),
     ("POST", "/v1/workloads/db/sli", {"work_rate_per_s": 5}),
     ("DELETE", "/v1/workloads/db", None),
+    ("PUT", "/v1/models/db", MODEL),
+    ("DELETE", "/v1/models/db", None),
     ("POST", "/v1/restore", None),
     ("POST", "/v1/reload", None),
 ]
@@ -441,9 +447,9 @@ def test_bodies_that_are_no_object(served: Served, body: bytes):
 
 
 def test_an_oversized_body(served: Served):
-    error = error_of(served, "PUT", "/v1/mode", b'{"mode": "' + b"x" * 70_000 + b'"}')
+    error = error_of(served, "PUT", "/v1/mode", b'{"mode": "' + b"x" * 600_000 + b'"}')
     assert (error["status"], error["code"]) == (413, "too-large")
-    assert "65536" in error["allowed"]
+    assert "524288" in error["allowed"]
 
 
 def test_unknown_routes_and_methods(served: Served):
@@ -555,3 +561,54 @@ def test_too_many_streams_and_a_left_one_makes_room(tmp_path: Path):
             pytest.fail("the stream that was left is still counted")
         again.close()
     assert served.agent.subscribers == set()
+
+
+# --- models ----------------------------------------------------------------------------------------------------
+
+
+def test_models_are_listed_shown_and_exported(served: Served):
+    status, answer = ask(served, "GET", "/v1/models")
+    assert (status, answer["models"][0]["lra"]) == (200, "db")
+    status, answer = ask(served, "GET", "/v1/models/db")
+    assert (status, len(answer["lattice"])) == (200, 2)
+    status, answer = ask(served, "GET", "/v1/models/db/export")
+    assert (status, answer["format"]) == (200, "perphd-model")
+
+
+def test_a_model_is_imported_and_reset(served: Served):
+    status, answer = ask(served, "PUT", "/v1/models/db?rename=1", MODEL)
+    assert (status, answer) == (200, {"imported": "db", "warnings": ["it was learned on node1"]})
+    name, lra, file, rename = served.agent.calls[-1]
+    assert (name, lra, rename) == ("import_model", "db", True)
+    assert file.provenance.lra == "db"
+    assert ask(served, "DELETE", "/v1/models/db") == (200, {"reset": "db"})
+    assert served.agent.calls[-1] == ("reset_model", "db")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "says"),
+    [
+        ("/v1/models/db", b"", 400, "not JSON"),
+        ("/v1/models/db", b"\xff\xfe", 400, "not JSON"),
+        ("/v1/models/db", b"{}", 400, "no model of perphd's"),
+        ("/v1/models/db", MODEL | {"version": 9}, 400, "version is 9"),
+        ("/v1/models/db", MODEL | {"sha256": ""}, 400, "checksum is wrong"),
+        ("/v1/models/db?rename=maybe", MODEL, 400, "neither 0 nor 1"),
+        ("/v1/models/db?name=x", MODEL, 400, "unknown key"),
+        ("/v1/models/pi", MODEL, 400, "'pi' is batch"),
+        ("/v1/models/nope", MODEL, 404, "no workload 'nope'"),
+        ("/v1/models/db", b"x" * 600_000, 413, "too large"),
+    ],
+)
+def test_imports_that_are_refused(
+    served: Served, path: str, body: bytes | dict[str, Any], status: int, says: str
+):
+    error = error_of(served, "PUT", path, body)
+    assert error["status"] == status
+    assert says in error["message"]
+    assert served.agent.calls == []
+
+
+@pytest.mark.parametrize("path", ["/v1/models/nope", "/v1/models/nope/export"])
+def test_models_that_do_not_exist(served: Served, path: str):
+    assert error_of(served, "GET", path)["code"] == "not-found"

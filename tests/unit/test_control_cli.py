@@ -21,6 +21,7 @@ from perphd.control.cli import cli
 from perphd.control.client import Client, NotPermitted, Refused, Unreachable
 from perphd.control.explain import explain_parts, parse_at
 from perphd.control.render import NONE, duration, number, settings_text, status_parts
+from perphd.control.render_model import BAR, bar
 from perphd.control.table import Styled, plain, table, text
 from perphd.control.top import score, spark
 from perphd.domain.allocation import UNTOUCHED
@@ -29,7 +30,7 @@ from perphd.domain.errors import Denied, ParseError, PerphError
 from perphd.domain.reading import Unavailable
 from perphd.isolation.restore import FileReport, RestoreReport
 from perphd.monitor.store import Store
-from tests.unit.control_fake import READER, STRANGER, Served, decision, serving
+from tests.unit.control_fake import MODEL, READER, STRANGER, Served, decision, serving
 
 Run = Callable[..., Result]
 
@@ -64,6 +65,10 @@ ASKING = [
     ("lra", "list"),
     ("batch", "list"),
     ("config", "show"),
+    ("model", "list"),
+    ("model", "show", "db"),
+    ("model", "show", "db", "--all"),
+    ("model", "export", "db", "-"),
     ("groups", "--limit", "5"),
     ("query", "SELECT 1 AS a, 'x' AS b"),
 ]
@@ -75,6 +80,7 @@ CHANGING = [
     ("lra", "rm", "db"),
     ("batch", "rm", "pi"),
     ("sli", "push", "db", "--work-rate", "1200", "--latency-p95-ms", "8"),
+    ("model", "reset", "db"),
     ("restore",),
     ("reload",),
 ]
@@ -135,6 +141,11 @@ def test_not_permitted(run: Run, served: Served, words: tuple[str, ...]):
         (("sli", "push", "nope", "--load", "1"), 5, "no workload 'nope'"),
         (("explain", "pi"), 1, "is batch"),
         (("explain", "db", "--at", "noonish"), 1, "is not a time"),
+        (("model", "show", "nope"), 5, "no workload 'nope'"),
+        (("model", "reset", "pi"), 1, "is batch"),
+        (("model", "export", "db", "/nowhere/db.json"), 1, "/nowhere/db.json: cannot be written"),
+        (("model", "import", "db", "/nowhere/db.json"), 1, "/nowhere/db.json: cannot be read"),
+        (("model", "import", "db", "/dev/null"), 1, "/dev/null: is no model: not JSON"),
         (("lra", "add", "x", "relative"), 1, "lra.cgroup"),
         (("lra", "add", "db", "/x"), 1, "already the name"),
         (("lra", "add", "x", "/x", "--sli", "msql"), 1, "not an SLI source"),
@@ -322,7 +333,7 @@ def test_status_for_people(served: Served):
     assert "cache [observe]  waiting for its cgroup" in shown
     assert "CPUs 0-3, idle, memory to 2.0 GiB" in shown
     assert "! the store was damaged" in shown
-    assert "! pi llc_masks cannot be set here: no resctrl" in shown
+    assert "! pi cpu_weight cannot be set here: no cpu controller" in shown
 
 
 def test_status_of_an_empty_daemon(served: Served):
@@ -444,3 +455,68 @@ def test_whatif_shows_every_application(run: Run) -> None:
     assert "accepted: db keeps its target" in shown
     assert "90%" in shown
     assert json.loads(ok(run("--json", "whatif", "--add", "cpu=9")))["accepted"] is False
+
+
+# --- models ----------------------------------------------------------------------------------------------------
+
+
+def test_a_model_goes_out_and_comes_in(run: Run, served: Served, tmp_path: Path):
+    file = tmp_path / "db.json"
+    assert "model of db, of 0 samples" in ok(run("model", "export", "db", str(file)))
+    assert json.loads(file.read_text()) == MODEL
+    result = run("model", "import", "db", str(file))
+    assert "db: model imported" in ok(result)
+    assert "warning: it was learned on node1" in result.stderr
+    assert served.agent.calls[-1][3] is False
+    ok(run("model", "import", "db", str(file), "--rename", "--json"))
+    assert served.agent.calls[-1][3] is True
+
+
+def test_an_edited_model_is_refused_in_a_sentence(run: Run, served: Served, tmp_path: Path):
+    file = tmp_path / "db.json"
+    file.write_text(json.dumps(MODEL).replace('"samples": 0', '"samples": 5'))
+    result = run("model", "import", "db", str(file))
+    assert result.exit_code == 1
+    assert "the model is not taken: its checksum is wrong" in result.stderr
+    for bad, says in (("[]", "not a JSON object"), ("[" * 10_000, "not JSON")):
+        file.write_text(bad)
+        result = run("model", "import", "db", str(file))
+        assert result.exit_code == 1
+        assert says in result.stderr
+    assert served.agent.calls == []
+
+
+def test_a_reader_may_look_at_models_and_not_change_them(run: Run, served: Served, tmp_path: Path):
+    served.peer = READER
+    ok(run("model", "show", "db"))
+    file = tmp_path / "db.json"
+    ok(run("model", "export", "db", str(file)))
+    assert run("model", "import", "db", str(file)).exit_code == 4
+
+
+def test_what_a_model_believes_is_drawn(run: Run):
+    shown = ok(run("model", "show", "db"))
+    lines = shown.splitlines()
+    assert lines[0] == "db: 4711 samples in 3 cells, closed load; learned here; saved: 42 s ago"
+    assert "not learned from: settling 12" in shown
+    (free,) = (line for line in lines if line.startswith("4/4"))
+    assert "█" * 12 + "▒" + "·" * 7 in free
+    assert "0.62  0.59..0.65" in free
+    assert free.endswith("18.0")
+    assert not any(line.startswith("2/4") for line in lines)  # of no typical weight, and never visited
+    (tight,) = (
+        line for line in ok(run("model", "show", "db", "--all")).splitlines() if line.startswith("2/4")
+    )
+    assert tight.split()[1] == "20"
+    assert tight.endswith("-")
+    assert [line.split()[:2] for line in lines if line.startswith("work:sli")] == [
+        ["work:sli", "all"],
+        ["work:sli", "1.02e+03"],
+    ]
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_bars_have_one_length(low: float, more: float, most: float):
+    drawn = bar(low, low + more, most)
+    assert len(drawn) == BAR
+    assert list(drawn) == sorted(drawn, key="█▒·".index)

@@ -12,9 +12,10 @@ from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Quality, Sample
 from perphd.predictor.model import LraModel, Observation, _monotone
+from perphd.predictor.persist import MAX_CELLS
 from perphd.predictor.physics import CpuGrants, expect
 from perphd.predictor.reference import Reference
-from perphd.predictor.residual import MAX_CELLS, Residual
+from perphd.predictor.residual import Residual
 
 WEIGHTS = st.sampled_from([IDLE, 1, 6, 25, 100, 400, 10000])
 NO_LOAD = Unavailable("no load signal")

@@ -1,0 +1,130 @@
+"""What a model believes, in words, tables and bars. Pure functions of domain values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from perphd.control.render import NONE, duration
+from perphd.control.table import Cell, Part, Styled, table, text
+from perphd.domain.allocation import IDLE
+from perphd.domain.belief import AllocationBelief, ModelSummary, ModelView, ReferenceBelief
+from perphd.domain.policy import Band
+from perphd.domain.reading import available
+
+BAR = 20
+"""Characters of a bar."""
+KNOWN_SUPPORT = 2.0
+"""Samples that must speak for a prediction before it is shown as more than an expectation."""
+_SHOWN_WEIGHTS = (100, IDLE)
+_LIST_HEADS = ("LRA", "SAMPLES", "CELLS", "LOAD", "SAVED", "ORIGIN")
+_REFERENCE_HEADS = ("SIGNAL", "LOAD/S", "", "VALUE", "BOUNDS", "SUPPORT")
+_LATTICE_HEADS = ("BATCH ON", "WEIGHT", "WORK", "", "BOUNDS", "DELAY", "BOUNDS", "BATCH GETS", "SUPPORT")
+
+
+def list_parts(summaries: Sequence[ModelSummary]) -> list[Part]:
+    """``perphctl model list``."""
+    if not summaries:
+        return [text("No LRA is declared, so there is no model: perphctl lra add NAME CGROUP")]
+    rows = [(s.lra, str(s.samples), str(s.cells), _kind(s), _saved(s), s.origin) for s in summaries]
+    return [table("", _LIST_HEADS, rows, right=(1, 2))]
+
+
+def model_parts(view: ModelView, everything: bool = False) -> Iterator[Part]:
+    """``perphctl model show``; ``everything``: also allocations that are neither typical nor visited."""
+    s = view.summary
+    lines: list[Cell] = [
+        f"{s.lra}: {s.samples} samples in {s.cells} cells, {_kind(s)} load; {s.origin}; saved: {_saved(s)}"
+    ]
+    if view.skipped:
+        skipped = ", ".join(f"{item.reason} {item.count}" for item in view.skipped)
+        lines.append(Styled(f"not learned from: {skipped}", "dim"))
+    yield text(*lines)
+    if view.reference:
+        yield table(
+            "Undisturbed: the reference",
+            _REFERENCE_HEADS,
+            _reference_rows(view.reference),
+            right=(1, 3, 4, 5),
+        )
+    else:
+        yield text(
+            f"What {s.lra} does undisturbed is not known yet: it takes a while in which batch rests, or {s.lra} is "
+            "well protected."
+        )
+    context = view.context
+    yield table(
+        f"Predicted if batch wants all {context.total_cores:g} cores and {s.lra} {context.lra_demand_cores:.1f}; "
+        "work and delay are ratios to the reference",
+        _LATTICE_HEADS,
+        [_lattice_row(item, view.confidence_z) for item in view.lattice if everything or _is_shown(item)],
+        right=(1, 3, 4, 5, 6, 7, 8),
+    )
+    yield text(
+        Styled(
+            "bars: █ at least, ▒ between the bounds. Support: samples that speak for a prediction; with few, physics "
+            "alone speaks.",
+            "dim",
+        )
+    )
+
+
+def bar(low: float, high: float, most: float) -> str:
+    """``low`` of ``most`` filled, up to ``high`` shaded."""
+    if not most > 0:
+        return "·" * BAR
+    full, shaded = (round(BAR * min(max(v / most, 0.0), 1.0)) for v in (low, high))
+    return "█" * full + "▒" * (shaded - full) + "·" * (BAR - max(shaded, full))
+
+
+def _kind(summary: ModelSummary) -> str:
+    return "closed" if summary.closed else "open"
+
+
+def _saved(summary: ModelSummary) -> str:
+    saved = summary.saved_ago_s
+    return f"{duration(saved)} ago" if available(saved) else "not yet"
+
+
+def _reference_rows(items: Sequence[ReferenceBelief]) -> Iterable[tuple[Cell, ...]]:
+    most: dict[str, float] = {}
+    for item in items:
+        most[item.signal] = max(most.get(item.signal, 0.0), item.high)
+    for item in items:
+        yield (
+            item.signal,
+            f"{item.load_per_s:.3g}" if available(item.load_per_s) else "all",
+            bar(item.low, item.high, most[item.signal]),
+            f"{item.value:.4g}",
+            f"{item.low:.3g}..{item.high:.3g}",
+            _support(item.support),
+        )
+
+
+def _is_shown(item: AllocationBelief) -> bool:
+    cpu = item.allocation.cpu
+    return cpu.exclusive or cpu.batch_weight in _SHOWN_WEIGHTS or item.work.support >= KNOWN_SUPPORT
+
+
+def _lattice_row(item: AllocationBelief, z: float) -> tuple[Cell, ...]:
+    cpu, work = item.allocation.cpu, item.work
+    style = "" if work.support >= KNOWN_SUPPORT else "dim"
+    where = f"{cpu.batch_cores}/{cpu.total_cores}" + (" apart" if cpu.exclusive else "")
+    return (
+        where,
+        "idle" if cpu.batch_weight is IDLE else str(cpu.batch_weight),
+        Styled(bar(work.at(-z), work.at(z), 1.0), style),
+        f"{work.value:.2f}",
+        _bounds(work, z),
+        f"{item.delay.value:.2f}",
+        _bounds(item.delay, z),
+        f"{item.batch_cores.value:.1f}",
+        Styled(_support(work.support), style),
+    )
+
+
+def _bounds(band: Band, z: float) -> str:
+    return f"{band.at(-z):.2f}..{band.at(z):.2f}"
+
+
+def _support(samples: float) -> str:
+    return f"{samples:.1f}" if samples >= 0.05 else NONE
