@@ -104,6 +104,21 @@ def settings_text(settings: Settings) -> str:
         words.append("LLC " + " ".join(f"{domain}:{mask:x}" for domain, mask in settings.llc_masks))
     if settings.mba_pct is not KEEP:
         words.append("bandwidth " + " ".join(f"{domain}:{pct} %" for domain, pct in settings.mba_pct))
+    if settings.mems is not KEEP:
+        words.append(f"memory nodes {settings.mems}")
+    if settings.memory_min_bytes is not KEEP:
+        words.append(f"{format_bytes(settings.memory_min_bytes)} never reclaimed")
+    if settings.memory_max_bytes is not KEEP:
+        words.append("memory ceiling " + format_bytes(float(settings.memory_max_bytes))
+                     if settings.memory_max_bytes is not NO_LIMIT else "no memory ceiling")  # fmt: skip
+    if settings.io_weight is not KEEP:
+        words.append(f"disk weight {settings.io_weight}")
+    if settings.io_max is not KEEP:
+        words.append("disks limited")
+    if settings.io_latency_us is not KEEP:
+        words.append("disk latency targets")
+    if settings.frozen is not KEEP:
+        words.append("frozen" if settings.frozen else "not frozen")
     return ", ".join(words) if words else "as found"
 
 
@@ -233,12 +248,18 @@ def _why(item: WorkloadStatus) -> list[Cell]:
     return lines
 
 
+_WANTED = frozenset({"cpus", "cpu_weight", "memory_low_bytes", "memory_high_bytes"})
+"""What every policy would set on any host: its absence is news. That a host has no resctrl is doctor's to say."""
+
+
 def _not_enforceable(workloads: Iterable[WorkloadStatus]) -> list[str]:
     notes: dict[str, list[str]] = {}
     for item in workloads:
         if item.mode is not Mode.ENFORCE or not item.present:
             continue
         for missing in item.not_enforceable:
+            if missing.knob not in _WANTED:
+                continue
             notes.setdefault(f"cannot be set here: {missing.reason}", []).append(
                 f"{missing.workload} {missing.knob}"
             )

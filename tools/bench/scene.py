@@ -23,9 +23,13 @@ T = TypeVar("T")
 
 
 def configuration(paths: Sequence[str], state: Path) -> str:
-    """A configuration with these groups as workloads, the LRAs first, and everything else as shipped."""
+    """A configuration with these groups as workloads, the LRAs first, and everything else as shipped.
+
+    But for the limit of changes a second: the reaction bench turns the same knobs back and forth without a pause.
+    """
     lras = max(1, len(paths) // LRA_SHARE)
     lines = ["[daemon]", 'mode = "enforce"', f'state_dir = "{state}"', f'socket = "{state}/perphd.sock"']
+    lines += ["", "[isolation]", "changes_per_s = 100"]
     for number, path in enumerate(paths):
         kind = "lra" if number < lras else "batch"
         lines += ["", f"[[{kind}]]", f'name = "{kind}-{number:03}"', f'cgroup = "{path}"']
