@@ -1,7 +1,7 @@
 """The policy bench.
 
 python -m tools.bench.policies --out out/policies [--quick] [--scenarios paper,mix-1lra-1batch-50] [--policies a,b]
-                               [--seeds 3] [--jobs 2] [--grids fig12] [--full-grids] [--agent] [--report-only]
+                               [--seeds 2] [--jobs 2] [--grids fig12] [--full-grids] [--agent] [--report-only]
 
 Interrupted, it goes on where it was: results of the same code are kept.
 """
@@ -98,7 +98,7 @@ def _options() -> argparse.Namespace:
     options.grids = [] if options.grids == ["none"] else options.grids
     if unknown := set(options.grids) - set(grids.GRIDS):
         parser.error(f"--grids {','.join(sorted(unknown))}: known are {', '.join(grids.GRIDS)}, none")
-    options.seeds = options.seeds or (1 if options.quick else 3)
+    options.seeds = options.seeds or (1 if options.quick else 2)
     return options
 
 
@@ -150,8 +150,8 @@ def _run_tasks(
         own = {
             key: Optimum(**optima.known[key]) for key in measure.situations(scenario) if key in optima.known
         }
-        for seed in range(options.seeds):
-            for policy in options.policies:
+        for seed in range(min(options.seeds, scenario.most_seeds)):
+            for policy in [p for p in options.policies if not scenario.only or p in scenario.only]:
                 key = _run_key(scenario.name, policy, seed)
                 if key not in known.known:
                     yield key, one_run, (scenario, policy, seed, own)

@@ -27,7 +27,7 @@ SETTLED_S: Final = 40.0
 MISSED_SHARE: Final = 0.10
 """... and may miss a target for no more than this share of the time."""
 GRIDS: Final = ("fig7", "fig8", "fig12")
-POLICIES: Final = ("oracle", "clite", "parties", "heracles-literal", "heracles", "perph")
+POLICIES: Final = ("oracle", "clite", "parties", "heracles-literal", "perph")
 _JOBS: Final = {"fig7": None, "fig8": "batch-compute", "fig12": "batch-stream"}
 
 
@@ -75,7 +75,9 @@ def scene(grid: str, row: float, column: float, third: float) -> Scenario:
     elif job is not None:
         actors.append(scenarios.batch(job, threads=20))
     name = f"{grid}-{row:.1f}-{column:.1f}-{third:.1f}"
-    return Scenario(name, grid, "a cell of CLITE's grids", machine, tuple(actors), LENGTH_S, partition=True)
+    return Scenario(
+        name, grid, "a cell of CLITE's grids", machine, tuple(actors), LENGTH_S, partition=True, step_s=0.5
+    )
 
 
 def optimum(grid: str, row: float, column: float, third: float) -> Optimum:

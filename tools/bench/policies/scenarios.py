@@ -121,6 +121,8 @@ def mixes(levels: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9)) -> list[Scenario]
             for level in levels:
                 if jobs == 0 and level != levels[len(levels) // 2]:
                     continue
+                if jobs > 1 and level not in levels[::2]:
+                    continue
                 actors = [service(SILVER_4114, name, level) for name in _SERVICES[:services]]
                 actors += [batch(name) for name in _JOBS[:jobs]]
                 found.append(
@@ -128,7 +130,7 @@ def mixes(levels: Sequence[float] = (0.1, 0.3, 0.5, 0.7, 0.9)) -> list[Scenario]
                         f"mix-{services}lra-{jobs}batch-{round(100 * level):02}", "mixes",
                         f"{services} services at {level:.0%} of their full load beside {jobs} batch jobs",
                         SILVER_4114, tuple(actors), 120.0,
-                        partition=services + jobs > 2 and services + jobs <= 4,
+                        partition=services + jobs > 2 and services + jobs <= 4, step_s=0.5,
                     )
                 )  # fmt: skip
     return found
@@ -183,18 +185,23 @@ def changes() -> list[Scenario]:
     ]  # fmt: skip
 
 
-def quiet_day(length_s: float = 86_400.0) -> list[Scenario]:
-    """A day of load that comes and goes with nobody to disturb it: whatever is done is a false action."""
+def quiet_day(length_s: float = 86_400.0, short_s: float = 7_200.0) -> list[Scenario]:
+    """Load that comes and goes with nobody to disturb it: whatever is done is a false action.
+
+    A whole day for perph, and the same in two hours for everybody.
+    """
     machine = SILVER_4114
-    actor = service(machine, "xapian", 0.8, load=Diurnal(0.25, 1.0, length_s))
     idle = replace(archetype("batch-pi").named("batch-idle"), threads=1)
     # A job that waits for work: it holds a group and uses next to nothing.
     waiting = Actor(idle, load=Steps(((0.0, 0.01),)))
+    kinds = (("quiet-day", length_s, ("perph",)), ("quiet-hours", short_s, ()))
     return [
         Scenario(
-            "quiet-day", "quiet", "a day of diurnal load without an antagonist", machine, (actor, waiting),
-            length_s, oracle=False,
+            name, "quiet", "diurnal load without an antagonist", machine,
+            (service(machine, "xapian", 0.8, load=Diurnal(0.25, 1.0, seconds)), waiting), seconds, oracle=False,
+            step_s=0.5, only=only, most_seeds=1,
         )
+        for name, seconds, only in kinds
     ]  # fmt: skip
 
 
@@ -234,7 +241,7 @@ def big(lras: int = 20) -> list[Scenario]:
     return [
         Scenario(
             "big-128", "big", f"{lras} services and three batch jobs on 2 x 64 cores", machine,
-            (*actors, *jobs), 180.0, count_from_s=20.0,
+            (*actors, *jobs), 180.0, count_from_s=20.0, step_s=0.5, most_seeds=1,
         )
     ]  # fmt: skip
 
@@ -260,4 +267,4 @@ def quick() -> list[Scenario]:
     """A few, short: to see that everything works."""
     short = [replace(s, duration_s=120.0) for s in paper(120.0) if s.name in ("paper-tpcc", "paper-kafka")]
     some = [s for s in mixes((0.3, 0.5)) if s.name in _QUICK_MIXES]
-    return short + some + quiet_day(1200.0)
+    return short + some + quiet_day(short_s=1200.0)[1:]

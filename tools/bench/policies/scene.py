@@ -93,7 +93,8 @@ class Scenario:
     ``patience_s``: an open loop's requests that wait longer are given up by who asked. ``count_from_s``: violations
     and throughput before that are not counted (undisturbed warm-up, in which batch has not come yet).
     ``oracle``: whether the optimum is computed. ``partition``: whether it also looks at disjoint parts for
-    every workload (CLITE's space).
+    every workload (CLITE's space). ``step_s``: resolution of the physics. ``only``: policies that run it, by name
+    (empty: all). ``most_seeds``: runs of each policy at most.
     """
 
     name: str
@@ -106,6 +107,9 @@ class Scenario:
     count_from_s: float = 0.0
     oracle: bool = True
     partition: bool = False
+    step_s: float = 0.25
+    only: tuple[str, ...] = ()
+    most_seeds: int = 100
 
     @property
     def lras(self) -> tuple[Actor, ...]:

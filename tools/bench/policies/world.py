@@ -26,8 +26,8 @@ from perphd.sim.node.state import State
 from perphd.sim.node.workload import NodeWorkload
 from tools.bench.policies.scene import Actor, Scenario
 
-STEP_S: Final = 0.25
-_LATENCY_NOISE: Final = 0.06  # of a quarter of a second
+_LATENCY_NOISE: Final = 0.06  # of a quarter of a second, less of a longer time
+_NOISE_S: Final = 0.25
 _COUNTER_NOISE: Final = 0.004
 _BANDWIDTH_NOISE: Final = 0.022  # measured between runs of MLC on cloud machines
 _OCCUPANCY_NOISE: Final = 0.05
@@ -126,8 +126,9 @@ class World:
 
     def advance(self, seconds: float) -> Interval:
         """Let time pass; how everybody fared."""
-        steps = max(1, round(seconds / STEP_S))
+        steps = max(1, round(seconds / self.scenario.step_s))
         dt_s = seconds / steps
+        noise = _LATENCY_NOISE * math.sqrt(_NOISE_S / dt_s)
         told: dict[str, list[Outcome]] = {}
         asked: dict[str, list[float]] = {}
         noises: dict[str, list[float]] = {}
@@ -136,7 +137,7 @@ class World:
             for name, (outcome, load) in self._step(dt_s).items():
                 told.setdefault(name, []).append(outcome)
                 asked.setdefault(name, []).append(load)
-                noises.setdefault(name, []).append(math.exp(self._random.gauss(0.0, _LATENCY_NOISE)))
+                noises.setdefault(name, []).append(math.exp(self._random.gauss(0.0, noise)))
             self.now_s += dt_s
         outcomes = {name: _mean(items) for name, items in told.items()}
         self._latency = {name: _latencies(items, noises[name]) for name, items in told.items()}
