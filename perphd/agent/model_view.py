@@ -49,6 +49,7 @@ def model_view(
         ),
         context=context,
         confidence_z=confidence_z,
+        current=current,
         lattice=_lattice(model, context, lattice(current, 1, _ALL_KNOBS)),
         skipped=tuple(SkippedSamples(reason, count) for reason, count in sorted(model.skipped.items())),
     )

@@ -30,7 +30,7 @@ def list_parts(summaries: Sequence[ModelSummary]) -> list[Part]:
 
 
 def model_parts(view: ModelView, everything: bool = False) -> Iterator[Part]:
-    """``perphctl model show``; ``everything``: also allocations that are neither typical nor visited."""
+    """``perphctl model show``; ``everything``: also batch's weights between idle and its usual one."""
     s = view.summary
     lines: list[Cell] = [
         f"{s.lra}: {s.samples} samples in {s.cells} cells, {_kind(s)} load; {s.origin}; saved: {_saved(s)}"
@@ -56,13 +56,13 @@ def model_parts(view: ModelView, everything: bool = False) -> Iterator[Part]:
         f"Predicted if batch wants all {context.total_cores:g} cores and {s.lra} {context.lra_demand_cores:.1f}; "
         "work and delay are ratios to the reference",
         _LATTICE_HEADS,
-        [_lattice_row(item, view.confidence_z) for item in view.lattice if everything or _is_shown(item)],
+        [_lattice_row(item, view) for item in _chosen(view, everything)],
         right=(1, 3, 4, 5, 6, 7, 8),
     )
     yield text(
         Styled(
-            "bars: █ at least, ▒ between the bounds. Support: samples that speak for a prediction; with few, physics "
-            "alone speaks.",
+            "*: in force. Bars: █ at least, ▒ between the bounds. Support: samples that speak for a prediction; with "
+            "few, physics alone speaks.",
             "dim",
         )
     )
@@ -100,15 +100,31 @@ def _reference_rows(items: Sequence[ReferenceBelief]) -> Iterable[tuple[Cell, ..
         )
 
 
-def _is_shown(item: AllocationBelief) -> bool:
-    cpu = item.allocation.cpu
-    return cpu.exclusive or cpu.batch_weight in _SHOWN_WEIGHTS or item.work.support >= KNOWN_SUPPORT
+def _chosen(view: ModelView, everything: bool) -> list[AllocationBelief]:
+    """From most that batch may have to least."""
+    found = [
+        item
+        for item in view.lattice
+        if everything
+        or item.allocation == view.current
+        or item.allocation.cpu.exclusive
+        or item.allocation.cpu.batch_weight in _SHOWN_WEIGHTS
+    ]
+    return sorted(
+        found,
+        key=lambda i: (
+            -i.allocation.cpu.batch_cores,
+            i.allocation.cpu.exclusive,
+            -i.allocation.cpu.weight_ratio,
+        ),
+    )
 
 
-def _lattice_row(item: AllocationBelief, z: float) -> tuple[Cell, ...]:
-    cpu, work = item.allocation.cpu, item.work
+def _lattice_row(item: AllocationBelief, view: ModelView) -> tuple[Cell, ...]:
+    cpu, work, z = item.allocation.cpu, item.work, view.confidence_z
     style = "" if work.support >= KNOWN_SUPPORT else "dim"
     where = f"{cpu.batch_cores}/{cpu.total_cores}" + (" apart" if cpu.exclusive else "")
+    where += " *" if item.allocation == view.current else ""
     return (
         where,
         "idle" if cpu.batch_weight is IDLE else str(cpu.batch_weight),

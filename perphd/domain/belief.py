@@ -60,7 +60,7 @@ class SkippedSamples:
 
 @dataclass(frozen=True, slots=True)
 class ModelView:
-    """All that a model believes. ``context``: the circumstances that ``lattice`` is asked for.
+    """All that a model believes. ``context``: the circumstances that ``lattice`` is asked for; ``current``: in force.
 
     ``confidence_z``: half width, in standard deviations, of the bounds that the policy acts on.
     """
@@ -69,5 +69,6 @@ class ModelView:
     reference: tuple[ReferenceBelief, ...]
     context: ModelContext
     confidence_z: float
+    current: Allocation
     lattice: tuple[AllocationBelief, ...]
     skipped: tuple[SkippedSamples, ...]

@@ -122,6 +122,7 @@ VIEW = ModelView(
     ),
     ModelContext(2.3, 4.0, 4.0),
     1.0,
+    Allocation(FREE),
     (
         AllocationBelief(
             Allocation(FREE), Band(0.62, 0.05, 18.0), Band(1.9, 0.2, 18.0), Band(3.1, 0.1, 18.0)

@@ -499,11 +499,11 @@ def test_what_a_model_believes_is_drawn(run: Run):
     lines = shown.splitlines()
     assert lines[0] == "db: 4711 samples in 3 cells, closed load; learned here; saved: 42 s ago"
     assert "not learned from: settling 12" in shown
-    (free,) = (line for line in lines if line.startswith("4/4"))
+    (free,) = (line for line in lines if line.startswith("4/4 *"))
     assert "█" * 12 + "▒" + "·" * 7 in free
     assert "0.62  0.59..0.65" in free
     assert free.endswith("18.0")
-    assert not any(line.startswith("2/4") for line in lines)  # of no typical weight, and never visited
+    assert not any(line.startswith("2/4") for line in lines)  # neither in force nor at a typical weight
     (tight,) = (
         line for line in ok(run("model", "show", "db", "--all")).splitlines() if line.startswith("2/4")
     )
