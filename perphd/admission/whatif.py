@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perphd.admission import inferer
-from perphd.admission.context import batches, lras, model_context, total_cores
+from perphd.admission.context import batch_demand_cores, batches, lras, model_context, total_cores
 from perphd.admission.detector import DetectorState, judge, target_of
 from perphd.admission.inferer import Assessed, Knobs
 from perphd.admission.settings import PolicySettings
@@ -21,6 +21,8 @@ from perphd.domain.whatif import Arrival, Effect, WhatIf
 
 CORRECTABLE_CHANCE = 0.6
 """Chance of an LRA to meet its target from which work is admitted beside it, where perphd can take batch back ..."""
+STARVED_SHARE = 0.1
+"""Below this share of what it wants, work is better started later."""
 LASTING_CHANCE = 0.84
 """... and where it is only observed, so that nobody would: its lower bound, one sigma down, must be enough."""
 
@@ -34,6 +36,9 @@ def whatif(snapshot: Snapshot, arrival: Arrival, settings: PolicySettings) -> Wh
     reasons += _memory(snapshot, arrival, settings)
     shares = [best.batch_cores for _, best in found if best is not None]
     batch: Reading = min(shares) if shares else Unavailable("nothing is known about sharing this host yet")
+    wanted = min(batch_demand_cores(snapshot) + arrival.cpu_cores, float(total_cores(snapshot)))
+    if available(batch) and batch < STARVED_SHARE * wanted:
+        reasons.append(f"all batch together would get about {batch:.1f} of the {wanted:.1f} cores it wants")
     accepted = not reasons
     if accepted:
         reasons.append(
