@@ -461,6 +461,8 @@ class Agent:
             )
             self._mode = config.daemon.mode
             self._modes.clear()
+            for name, old in self._specs.items():
+                self._models.keep_if_counted_alike(old, new.get(name, old), self._now_s)
             self._specs = {spec.name: spec for spec in config.workloads}
             self._enforceable.clear()
             self._parts.executor.forget_conflicts()

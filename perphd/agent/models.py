@@ -198,6 +198,11 @@ class Models:
                 problem = f"model of {lra}: {exc}"
         self._records.problem(_key(lra), problem, now_s)
 
+    def keep_if_counted_alike(self, old: WorkloadSpec, new: WorkloadSpec, now_s: float) -> None:
+        """An LRA whose work is counted by another kind of SLI from now on is learned anew."""
+        if old.kind is Kind.LRA and _sli(old) != _sli(new):
+            self.forget(old.name, now_s)
+
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _life(self, spec: WorkloadSpec) -> _Life:

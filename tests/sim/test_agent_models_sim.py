@@ -80,3 +80,18 @@ async def test_export_import_reset_and_what_is_shown(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no LRA"):
         await b.agent.reset_model("nope")
     await b.agent.stop(restore=True)
+
+
+async def test_work_that_is_counted_otherwise_is_learned_anew(tmp_path: Path) -> None:
+    b = Bench(tmp_path)
+    await b.run(25)
+    await b.agent.reload(b.config)
+    assert b.agent.model_view(DB.name).reference
+    specs = tuple(
+        replace(spec, sli=replace(spec.sli, source="other")) if spec.sli is not None else spec
+        for spec in b.config.workloads
+    )
+    await b.agent.reload(replace(b.config, workloads=specs))
+    assert b.agent.model_view(DB.name).reference == ()
+    await b.run(2)
+    await b.agent.stop(restore=True)
