@@ -1,10 +1,11 @@
 """ORACLE: the best that any setting of the actuators could do, found by looking at the node model's noise-free truth.
 
-Two lattices, and the better of both counts. *Shared*: batch on the last k cores at some weight, or on cores of its
-own, with some ways and some throttle, everywhere at once: every combination is computed. *Parts* (CLITE's space):
-disjoint cores and ways for every workload; here others can only do harm, so what a workload reaches alone with a part
-is an upper bound, parts with which an LRA misses its target alone need no look, and the rest is computed from the
-greatest bound downwards until nothing better can come.
+Three lattices, and the best of them counts. *Shared*: batch on the last k cores at some weight, or on cores of its
+own, with some ways and some throttle, everywhere at once: every combination is computed. *Own cores* (several LRAs):
+each on as few cores of its own as do with some margin, batch on the rest, with every number of ways and throttle.
+*Parts* (CLITE's space): disjoint cores and ways for every workload; here others can only do harm, so what a workload
+reaches alone with a part is an upper bound, parts with which an LRA misses its target alone need no look, and the rest
+is computed from the greatest bound downwards until nothing better can come.
 
 "Best": every target met, then batch's work greatest; if no setting meets all targets, the worst LRA's score greatest.
 Batch's work is the mean over batch workloads of rate / rate alone on the whole machine.
@@ -33,8 +34,10 @@ from tools.bench.policies.scene import GRACE, Actor, Goal
 
 Array = npt.NDArray[np.float64]
 _BIG: Final = 8
-"""Workloads from which the shared lattice is thinned out: one answer then costs milliseconds."""
+"""Workloads from which the shared lattice is thinned out (an answer then costs milliseconds): no exact optimum."""
 _CHUNK: Final = 192
+_MARGINS: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
+"""Above the target, alone, for LRAs on cores of their own: company costs something."""
 _MOST_LOOKS: Final = 6000
 """Divisions of the parts' lattice that are computed at most where no target can be met."""
 
@@ -124,12 +127,16 @@ def scores(here: Situation, told: Outcomes) -> Array:
 def best(here: Situation, *, parts: bool = False) -> Optimum:
     """The optimum. ``parts``: look at disjoint parts for every workload, too."""
     found = shared(here)
+    if len(here.lras) > 1 and here.batch:
+        found = _better(found, own_cores(here))
     if parts and len(here.works) > 1:
-        other = partitioned(here)
-        looks = found.looks + other.looks
-        winner = max((found, other), key=lambda o: (o.feasible, o.work if o.feasible else o.score))
-        found = Optimum(winner.feasible, winner.work, winner.score, winner.how, looks)
+        found = _better(found, partitioned(here))
     return found
+
+
+def _better(one: Optimum, other: Optimum) -> Optimum:
+    winner = max((one, other), key=lambda o: (o.feasible, o.work if o.feasible else o.score))
+    return Optimum(winner.feasible, winner.work, winner.score, winner.how, one.looks + other.looks)
 
 
 # -- shared cores -------------------------------------------------------------------------------------
@@ -145,7 +152,7 @@ def shared(here: Situation) -> Optimum:
     node = Node(machine, here.works)
     thin = len(here.works) >= _BIG
     ways = machine.llc_ways
-    kept = range(0, ways, 2) if thin else range(ways)
+    kept = range(0, ways, 4) if thin else range(ways)
     levels = (10, 30, 60, 100) if thin else machine.mba_levels_pct
     lras = set(here.lras)
     masks: list[tuple[int, ...]] = []
@@ -153,7 +160,7 @@ def shared(here: Situation) -> Optimum:
     for keep in kept:
         theirs = ((1 << (ways - keep)) - 1) << keep
         for own in (machine.full_mask, (1 << keep) - 1):
-            if own == 0 or (keep == 0 and own != machine.full_mask):
+            if own == 0 or (own != machine.full_mask and (keep == 0 or thin)):
                 continue
             masks.append(tuple(own if i in lras else theirs for i in range(len(here.works))))
             told_masks.append(
@@ -162,14 +169,15 @@ def shared(here: Situation) -> Optimum:
     throttles = [tuple(100 if i in lras else level for i in range(len(here.works))) for level in levels]
     looks, champion = 0, Optimum(False, 0.0, -1.0, "", 0)
     total = machine.cores
-    for exclusive, weight in [(False, w) for w in WEIGHTS] + [(True, WEIGHTS[-1])]:
+    weights = WEIGHTS[::2] if thin else WEIGHTS
+    for exclusive, weight in [(False, w) for w in weights] + [(True, WEIGHTS[-1])]:
         base = [
             Grant()
             if i in lras
             else Grant(idle=weight is IDLE, weight=100.0 if weight is IDLE else float(weight))
             for i in range(len(here.works))
         ]
-        counts = [k for k in core_steps(total, 1) if not (exclusive and k == total)]
+        counts = [k for k in core_steps(total, 1)[:: 2 if thin else 1] if not (exclusive and k == total)]
         rows = []
         for k in counts:
             room = machine.first_cores(k, total - k)
@@ -197,6 +205,58 @@ def _pick(worst: Array, done: Array) -> tuple[int, bool]:
     if good.any():
         return int(np.where(good, done, -1.0).argmax()), True
     return int(worst.argmax()), False
+
+
+# -- own cores ---------------------------------------------------------------------------------------
+
+
+def own_cores(here: Situation) -> Optimum:
+    """Every LRA on as few cores of its own as do alone with some margin, batch as one class on the rest."""
+    machine, names = here.machine, range(len(here.works))
+    room = range(1, min(machine.cores, 32) + 1)
+    champion = Optimum(False, 0.0, -1.0, "more is needed than there is", 0)
+    reach: dict[int, Array] = {}
+    for i in here.lras:
+        goal = here.goals[i]
+        told = Node(machine, [here.works[i]]).solve(
+            [[Grant(cpus=machine.first_cores(c))] for c in room], [here.loads[i]]
+        )
+        pairs = zip(told.work_per_s[:, 0], told.p95_ms[:, 0], strict=True)
+        reach[i] = np.array(
+            [goal.score(float(w), float(p)) if goal is not None else np.inf for w, p in pairs]
+        )
+    node, looks, ways = Node(machine, here.works), 0, machine.llc_ways
+    for margin in _MARGINS:
+        counts = {i: 1 + int(np.argmax(reach[i] >= (1.0 + margin) / GRACE)) for i in here.lras}
+        short = any((reach[i] < (1.0 + margin) / GRACE).all() for i in here.lras)
+        if short or sum(counts.values()) >= machine.cores:
+            continue
+        row, core = {}, 0
+        for i, count in counts.items():
+            row[i] = machine.first_cores(count, core)
+            core += count
+        rest = machine.first_cores(machine.cores - core, core)
+        masks = [
+            tuple(machine.full_mask if i in row else ((1 << k) - 1) << (ways - k) for i in names)
+            for k in range(1, ways + 1)
+        ]
+        levels = [tuple(100 if i in row else v for i in names) for v in machine.mba_levels_pct]
+        table, index = product(
+            machine, [Grant()] * len(here.works), cpus=[[row.get(i, rest) for i in names]], masks=masks,
+            mba_pct=levels,
+        )  # fmt: skip
+        told = node.solve(table, here.loads, chunk=_CHUNK)
+        looks += table.count
+        score, done = scores(here, told), batch_work(here, told.work_per_s)
+        at, feasible = _pick(score, done)
+        _, m, t = (int(v) for v in index[at])
+        how = (
+            f"LRAs on cores of their own ({'/'.join(map(str, counts.values()))}), batch on "
+            f"{machine.cores - core} in {m + 1} ways, throttle {machine.mba_levels_pct[t]} %"
+        )
+        mine = Optimum(feasible, float(done[at]) if feasible else 0.0, float(score[at]), how, 0)
+        champion = _better(champion, mine)
+    return Optimum(champion.feasible, champion.work, champion.score, champion.how, looks)
 
 
 # -- disjoint parts -----------------------------------------------------------------------------------
