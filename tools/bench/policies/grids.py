@@ -26,6 +26,8 @@ SETTLED_S: Final = 40.0
 """The last seconds of a run, in which its policy is to have found what it looks for ..."""
 MISSED_SHARE: Final = 0.10
 """... and may miss a target for no more than this share of the time."""
+LEVELS: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
+"""Loads of memcached that are tried, by halving."""
 GRIDS: Final = ("fig7", "fig8", "fig12")
 POLICIES: Final = ("oracle", "clite", "parties", "heracles-literal", "perph")
 _JOBS: Final = {"fig7": None, "fig8": "batch-compute", "fig12": "batch-stream"}
@@ -107,7 +109,6 @@ def greatest(test: Callable[[float], bool], levels: tuple[float, ...]) -> float:
 
 def compute(grid: str, row: float, column: float, policy: str, seed: int, reference: float) -> Cell:
     """One cell. ``reference``: ORACLE's value, from ``compute`` with the policy ``oracle``."""
-    levels = tuple(i / 10 for i in range(1, 11))
     if grid == "fig12":
         if policy == "oracle":
             found = optimum(grid, row, column, 0.1)
@@ -118,7 +119,7 @@ def compute(grid: str, row: float, column: float, policy: str, seed: int, refere
         good, work = settled(grid, row, column, 0.1, policy, seed)
         return Cell(grid, policy, row, column, seed, work / reference if good else 0.0, reference)
     if policy == "oracle":
-        value = greatest(lambda level: optimum(grid, row, column, level).feasible, levels)
+        value = greatest(lambda level: optimum(grid, row, column, level).feasible, LEVELS)
         return Cell(grid, policy, row, column, seed, value, value)
-    value = greatest(lambda level: settled(grid, row, column, level, policy, seed)[0], levels)
+    value = greatest(lambda level: settled(grid, row, column, level, policy, seed)[0], LEVELS)
     return Cell(grid, policy, row, column, seed, value, reference)
