@@ -57,8 +57,8 @@ def test_donors_shrink_before_receivers_grow_and_demotion_comes_first() -> None:
 
 def test_of_nested_groups_parents_widen_first_and_children_narrow_first() -> None:
     def nested(setting: str, file: str, now: str, original: str) -> tuple[KnobState, KnobState]:
-        outer = state(setting, 2, "a", **{file: (now, original)})
-        return outer, state(setting, 2, "a/b", **{file: (now, original)})
+        outer = state(setting, 2, "a", "0-3", **{file: (now, original)})
+        return outer, state(setting, 2, "a/b", "0-3", **{file: (now, original)})
 
     outer, inner = nested("memory_low_bytes", "memory__low", "8192", "0")
     for pair in ((outer, inner), (inner, outer)):

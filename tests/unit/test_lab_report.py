@@ -90,15 +90,13 @@ def test_a_second_without_any_transaction_misses_an_open_loops_target():
     assert on_target(run, [alone, run]) == 0.0
 
 
-def test_goals_compare_with_every_reference():
+def test_goals_compare_with_every_reference_that_was_run():
     met = {goal.text: goal.met for goal in goals(closed())}
     assert met == {
         "rate / native's": True,
         "p95 / native's": True,
         "rate / sbs-1024's": True,
         "batch work / sbs-1024's": True,
-        "rate / sbs-64's": None,
-        "batch work / sbs-64's": None,
         "recovery after the antagonist's start, s": True,
     }
 

@@ -1,6 +1,6 @@
 """The real experiment: a database, a load, a batch job, and the ways to run them on one machine.
 
-python -m tools.lab                      the whole experiment (about 45 minutes), report in out/lab
+python -m tools.lab                      the whole experiment (about 40 minutes), report in out/lab
 python -m tools.lab --quick              one repetition with short windows
 python -m tools.lab --only open-pi4 --schemes alone,native,perphd --reps 5
 python -m tools.lab --cleanup            undo what a killed lab left
@@ -71,8 +71,10 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="one repetition, short windows")
     parser.add_argument("--only", type=_cells, default=list(CELLS), metavar="CELL,...",
                         help=f"cells to run: {','.join(cell.name for cell in CELLS)}")  # fmt: skip
-    parser.add_argument("--schemes", type=_schemes, default=list(SCHEMES), metavar="SCHEME,...",
-                        help=f"schemes to run: {','.join(scheme.name for scheme in SCHEMES)}")  # fmt: skip
+    usual = [scheme for scheme in SCHEMES if not scheme.on_request]
+    parser.add_argument("--schemes", type=_schemes, default=usual, metavar="SCHEME,...",
+                        help=f"schemes to run: {','.join(scheme.name for scheme in SCHEMES)}; "
+                        f"by default {','.join(scheme.name for scheme in usual)}")  # fmt: skip
     parser.add_argument(
         "--window", type=_positive, default=None, metavar="S", help="measured seconds of a run"
     )

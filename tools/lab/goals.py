@@ -69,7 +69,7 @@ def _closed(cell: str, whole: Ratios, of_cell: Sequence[Run], scheme: str) -> li
         Goal(cell, scheme, "rate / native's", True, 1.35, whole.rate_to_native),
         Goal(cell, scheme, "p95 / native's", False, 0.5, whole.p95_to_native),
     ]
-    for sbs in _SBS:
+    for sbs in (name for name in _SBS if any(run.scheme == name for run in of_cell)):
         found += [
             Goal(cell, scheme, f"rate / {sbs}'s", True, 1.0, paired(mine, of_cell, sbs, lambda run: run.whole.tps)),
             Goal(

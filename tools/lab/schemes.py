@@ -15,7 +15,10 @@ PERPHD, PERPHD_30 = "perphd", "perphd-30"
 
 @dataclass(frozen=True, slots=True)
 class Scheme:
-    """One way to run both. ``prepare`` sets the groups, which are at their defaults, before the load starts."""
+    """One way to run both. ``prepare`` sets the groups, which are at their defaults, before the load starts.
+
+    ``on_request``: only run when it is named.
+    """
 
     name: str
     text: str
@@ -24,6 +27,7 @@ class Scheme:
     one_group: bool = False
     daemon: bool = False
     tolerance_pct: float = 10.0
+    on_request: bool = False
 
     @property
     def lra_group(self) -> str:
@@ -57,7 +61,7 @@ SCHEMES = (
     Scheme(ALONE, "the database without batch", with_batch=False),
     Scheme(NATIVE, "no control: both in one group, like processes without isolation", one_group=True),
     Scheme("sbs-1024", "CPU-SBS, equal shares: two groups, 1024:1024", _shares(1024)),
-    Scheme("sbs-64", "CPU-SBS, unequal shares: two groups, 1024:64", _shares(64)),
+    Scheme("sbs-64", "CPU-SBS, unequal shares: two groups, 1024:64", _shares(64), on_request=True),
     Scheme("static", "static cpusets: half of the CPUs each, exclusively", _split),
     Scheme(
         PERPHD, "perphd in enforce mode, started after the load, from two groups at defaults", daemon=True
