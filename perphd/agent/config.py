@@ -58,10 +58,14 @@ class DaemonConfig:
     admin_group: str = setting(
         "perphd-admin", "members may also change (mode, workloads, restore ...)", kind="group"
     )
-    policy: Literal["perph", "none", "cpu-sbs", "static"] = setting(
+    policy: Literal[
+        "perph", "none", "cpu-sbs", "static",
+        "koordinator", "heracles", "heracles-literal", "parties", "perph-literal",
+    ] = setting(
         "perph",
-        "who decides: perph; or for comparison none, CPU shares alone (cpu-sbs), a static partition",
-    )
+        "who decides: perph; or for comparison nobody (none), CPU shares alone (cpu-sbs), a static partition, or a "
+        "published policy",
+    )  # fmt: skip
     on_stop: Literal["restore", "keep"] = setting(
         "restore", "at stop: give every kernel file its original value back, or leave what is in force"
     )
