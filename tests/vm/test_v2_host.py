@@ -53,14 +53,18 @@ class Guest:
 
 
 @pytest.fixture(scope="module")
-def bare(request: pytest.FixtureRequest) -> Guest:
+def bare(request: pytest.FixtureRequest) -> Iterator[Guest]:
     """The named machine; else the one that was booted here, with the package installed and its daemon stopped."""
     if "PERPHD_VM" in os.environ:
         python = os.environ.get("PERPHD_VM_PYTHON", "python3")
-        return Guest(tuple(shlex.split(os.environ["PERPHD_VM"])), python)
+        yield Guest(tuple(shlex.split(os.environ["PERPHD_VM"])), python)
+        return
     installed = request.getfixturevalue("installed")
     installed.sh("systemctl stop perphd")
-    return Guest(installed.machine.ssh, "python3")
+    try:
+        yield Guest(installed.machine.ssh, "python3")
+    finally:
+        installed.sh("systemctl start perphd")
 
 
 @pytest.fixture(scope="module")
