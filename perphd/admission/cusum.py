@@ -29,7 +29,8 @@ class Baseline:
     """What a signal's residual does when nothing is wrong, and the evidence that it no longer does.
 
     ``mean``; ``variance`` and ``lagged`` (covariance with the sample before) give the correlation; ``deviation``: mean
-    absolute innovation; ``last``: the residual before, less the mean; ``evidence``: the CUSUM, in sigma.
+    absolute innovation; ``last``: the residual before, less the mean; ``evidence``: the CUSUM, in sigma, at most twice
+    the threshold, so that what is over is soon forgotten.
     """
 
     n: int = 0
@@ -65,7 +66,7 @@ def step(state: Baseline, residual: float, k: float, h: float) -> Baseline:
     error = residual - state.mean
     innovation = error - state.rho * state.last
     z = min(max(innovation / state.scale, -CLIP_SIGMA), CLIP_SIGMA) if state.n >= LEAST_SAMPLES else 0.0
-    evidence = max(0.0, state.evidence + z - k) if state.n >= LEAST_SAMPLES else 0.0
+    evidence = min(max(0.0, state.evidence + z - k), 2.0 * h) if state.n >= LEAST_SAMPLES else 0.0
     if evidence > h / 2.0:
         # Something may be wrong: what is seen now is not what is usual.
         return replace(state, last=error, evidence=evidence)

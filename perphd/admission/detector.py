@@ -122,8 +122,13 @@ def judge(
     target: Target,
     model: ResPerfModel,
     settings: PolicySettings,
+    alert: bool = False,
 ) -> Judgement:
-    """Judge one sample. Pure; UNKNOWN (with the reason as evidence) when it cannot be judged."""
+    """Judge one sample. Pure; UNKNOWN (with the reason as evidence) when it cannot be judged.
+
+    ``alert``: batch has just arrived. Then samples below target are believed without regard to their usual scatter:
+    there is a reason at hand, and what was believed in vain is soon given back.
+    """
     now_s = sample.at_s
     if _is_unfit(sample, perf) or not target.known or not available(perf.work):
         reason = _why_unknown(sample, perf, target)
@@ -156,7 +161,10 @@ def judge(
         work=cusum.step(state.work, work_residual, settings.cusum_k, h),
         delay=cusum.step(state.delay, delay_residual, settings.cusum_k, h),
     )
-    confirmed = below and _is_confirmed(new, h, settings)
+    if not below and new.above >= settings.confirm_ticks and new.cusum >= h:
+        # It has moved, and the target is kept: that is what is usual now.
+        new = replace(new, work=cusum.cleared(new.work), delay=cusum.cleared(new.delay))
+    confirmed = below and _is_confirmed(new, h, alert, settings)
     health = _health(state.health, new, below, confirmed, settings)
     since_s = state.since_s if health is state.health else now_s
     new = replace(new, health=health, since_s=since_s)
@@ -186,9 +194,9 @@ def _known(band: Band | None, settings: PolicySettings) -> Band | None:
     return band if band is not None and band.support >= settings.min_reference_samples else None
 
 
-def _is_confirmed(state: DetectorState, h: float, settings: PolicySettings) -> bool:
+def _is_confirmed(state: DetectorState, h: float, alert: bool, settings: PolicySettings) -> bool:
     lasting = state.severe >= settings.confirm_ticks or state.below >= MILD_FACTOR * settings.confirm_ticks
-    significant = state.short_sigma >= SIGNIFICANT_SIGMA * math.sqrt(max(state.below, 1))
+    significant = alert or state.short_sigma >= SIGNIFICANT_SIGMA * math.sqrt(max(state.below, 1))
     return (lasting and significant) or state.cusum >= h
 
 

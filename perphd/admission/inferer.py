@@ -20,8 +20,9 @@ WEIGHTS: tuple[Weight, ...] = (IDLE, 6, 12, 25, 50, 100)
 """Batch weights tried, weakest first. 100 is everybody's default: batch is never raised above an LRA."""
 MAX_CORE_STEPS = 16
 """At most so many different batch core counts are tried; on large hosts they are spread geometrically."""
-SURE, FAIR, SLIM = 0.9, 0.35, 0.1
-"""Chances of meeting the target: as good as certain; worth trying; worth exploring when the target is missed."""
+SURE, FAIR, BOLD, SLIM = 0.9, 0.35, 0.2, 0.1
+"""Chances of meeting the target: as good as certain; worth trying; worth a step back that would give batch much;
+worth exploring when the target is missed."""
 LEAST_GAIN_SHARE = 0.05
 """A step back must promise batch this share more than it has: less is within the noise of what is measured."""
 RESCUE_SCORE = 1.03
@@ -186,7 +187,7 @@ def cheaper(
 ) -> Assessed | None:
     """The step back towards batch with the greatest expected gain, if that is positive; None if there is none.
 
-    A step is a neighbour on the lattice with a fair chance to keep the target; where that is as good as certain it
+    A step is a neighbour on the lattice with some chance to keep the target; where that is as good as certain it
     may be further, for on a plateau no single neighbour promises anything. What protects no more than an allocation
     in ``avoid`` is left out.
     """
@@ -202,7 +203,7 @@ def cheaper(
         if any(protects_no_more(item.allocation.cpu, a.cpu) for a in avoid):
             continue
         keeps = chance(item.prediction, stakes.need, stakes.z)
-        if keeps < FAIR or (
+        if keeps < BOLD or (
             keeps < SURE and not is_step(current.allocation.cpu, item.allocation.cpu, counts)
         ):
             continue

@@ -55,6 +55,11 @@ def stronger(
         if lower:
             half = [level for level in lower if level <= current.mbw_pct / 2]
             found.append(replace(current, mbw_pct=half[-1] if half else lower[0]))
+    if can_protect_llc(host, batch):  # further rungs, for when the first was not enough to be felt
+        left = max(host.min_cbm_bits, (host.llc_ways - current.llc_ways) // 2)
+        while (fewer := max(host.min_cbm_bits, left // 2)) < left:
+            left = fewer
+            found.append(replace(current, llc_ways=host.llc_ways - left))
     if cause is Cause.MBW:
         found.sort(key=lambda a: a.mbw_pct == current.mbw_pct)
     return tuple(found)

@@ -87,7 +87,16 @@ def judge(
             return Came.WORSE
         if n < PATIENCE * settings.evaluate_ticks:
             return Came.OPEN
-    return Came.HELPED if after >= before * HELPED_RATIO else Came.NO_HELP
+    if after >= before * HELPED_RATIO:
+        return Came.HELPED
+    both = noise_sd * math.sqrt(1.0 / n + 1.0 / _BEFORE_SAMPLES)
+    doubtful = math.log(before * HELPED_RATIO / after) < both
+    same_cpu = (pending.before.cpu, pending.before.memory_bytes) == (
+        pending.after.cpu,
+        pending.after.memory_bytes,
+    )
+    # What is undone when it does not help is watched for as long as the samples leave that open.
+    return Came.OPEN if same_cpu and doubtful and n < PATIENCE * settings.evaluate_ticks else Came.NO_HELP
 
 
 def still_short(scores: Sequence[float], noise_sd: float, settings: PolicySettings) -> bool:
@@ -112,10 +121,16 @@ def regret(
     regrets: tuple[Regret, ...], allocation: Allocation, now_s: float, regret_s: float
 ) -> tuple[tuple[Regret, ...], float]:
     """Note that an allocation was not enough. Returns the new list and for how long it is not tried again (s)."""
-    times = 1 + max((r.times for r in regrets if r.allocation == allocation), default=0)
-    wait_s = regret_s * 2.0 ** min(times - 1, _MOST_DOUBLINGS)
+    alike = (r for r in regrets if r.allocation == allocation)
+    # Forgiven once it has not been repeated for as long as it was barred.
+    times = 1 + max((r.times for r in alike if now_s < r.until_s + _wait_s(r.times, regret_s)), default=0)
+    wait_s = _wait_s(times, regret_s)
     others = tuple(r for r in regrets if r.allocation != allocation)[1 - _MOST_REGRETS :]
     return (*others, Regret(allocation, now_s + wait_s, times)), wait_s
+
+
+def _wait_s(times: int, regret_s: float) -> float:
+    return regret_s * 2.0 ** min(times - 1, _MOST_DOUBLINGS)
 
 
 def alive(regrets: Sequence[Regret], now_s: float) -> tuple[Allocation, ...]:

@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from perphd.admission import culprit, inferer, ladder, outcomes
-from perphd.admission.context import batch_is_quiet, batches, model_context
+from perphd.admission.context import batch_is_quiet, batches, lras, model_context
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
 from perphd.admission.inferer import Assessed
 from perphd.admission.outcomes import HELPED_RATIO, Came, Pending, Regret, alive, mean
@@ -21,6 +21,11 @@ from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, O
 from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
 from perphd.domain.reading import Unavailable, available, value_or
 from perphd.domain.signals import Performance, performance
+
+ALERT_S = 30.0
+"""For so long after batch arrived, trouble is expected and believed sooner."""
+LEAST_SCORES = 30
+"""Clean scores since the last change that are remembered, at least."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,7 @@ class LraState:
     scores: tuple[float, ...] = ()
     slack_since_s: float | None = None
     quiet_since_s: float | None = None
+    busy_since_s: float | None = None
     unknown_since_s: float | None = None
     regrets: tuple[Regret, ...] = ()
     moments: tuple[culprit.Moment, ...] = ()
@@ -72,6 +78,10 @@ class Turn:
         """Judge, then decide; updates ``state`` and ``outcome``."""
         view = self.view
         if view.sample is None or view.model is None:
+            # What was in hand is void: the application that comes back begins anew.
+            self.state = replace(
+                self.state, pending=None, scores=(), slack_since_s=None, unknown_since_s=None
+            )
             reason = f"waiting for cgroup {view.spec.cgroup}: it does not exist"
             verdict = Verdict(Health.UNKNOWN, Cause.NONE, self.now_s, ())
             return self._record(verdict, Move(Action.RELEASE, self.nothing, reason))
@@ -83,10 +93,14 @@ class Turn:
                 self._regret(self.state.pending.after)
             self.state = replace(self.state, pending=None)
         self.target = target_of(view.spec.objective, view.model, perf, self.settings)
-        judged = judge(self.state.detector, view.sample, perf, self.target, view.model, self.settings)
+        self._note_batch()
+        judged = judge(
+            self.state.detector, view.sample, perf, self.target, view.model, self.settings, self._is_alert()
+        )
         clean = self.scene.is_clean()
         if clean and available(judged.score):
-            scores = (*self.state.scores, min(judged.score, 10.0))[-30:]
+            most = max(LEAST_SCORES, outcomes.PATIENCE * self.settings.evaluate_ticks)
+            scores = (*self.state.scores, min(judged.score, 10.0))[-most:]
             self.state = replace(self.state, detector=judged.state, scores=scores)
         elif not clean:
             # An own change is still taking effect: look, but do not hold it against the LRA.
@@ -110,7 +124,7 @@ class Turn:
     # -- what to do ---------------------------------------------------------------------------------
 
     def _move(self, judged: Judgement, perf: Performance, model: ResPerfModel, clean: bool) -> Move:
-        if self._batch_is_quiet():
+        if self.state.quiet_since_s is not None:
             return self._when_quiet()
         if not available(judged.score):
             return self._when_unknown(judged, perf)
@@ -133,12 +147,15 @@ class Turn:
             short = outcomes.still_short(self.state.scores, judged.noise_sd, self.settings)
             if not judged.confirmed and not short:
                 return self._hold("below target, but no further than its samples scatter: watching")
+            if blind:
+                return self._hold("below its objective; what it does undisturbed is still being learned")
             return self._with_cache(judged, model)
         return self._give_back(judged, model)
 
     def _rescue(self, judged: Judgement, model: ResPerfModel) -> Move:
         self.state = replace(self.state, slack_since_s=None)
-        if judged.verdict.cause not in (Cause.CPU, Cause.UNKNOWN) and not self.scene.cpu_is_contended():
+        # Fewer cores for batch also take less cache and bandwidth; memory and disks they do not relieve.
+        if judged.verdict.cause in (Cause.MEMORY, Cause.IO) and not self.scene.cpu_is_contended():
             what = judged.verdict.cause
             return self._hold(
                 f"{what} is contended: CPU would not help, and batch's use of it is not limited here"
@@ -154,7 +171,8 @@ class Turn:
             if a.allocation == self.current
             or not any(inferer.no_stronger_here(a.allocation.cpu, p) for p in poor)
         )
-        if self.scene.knobs().batch_weight:
+        near = self.current != self.nothing and measured >= 1.0 - self.settings.min_effect_pct / 100.0
+        if self.scene.knobs().batch_weight and not near:
             # Relief at once: the weakest batch of every place; what of it is not needed is given back afterwards.
             eligible = tuple(
                 a
@@ -163,7 +181,7 @@ class Turn:
                 or a.allocation.cpu.exclusive
                 or a.allocation.cpu.batch_weight is IDLE
             )
-        if self.current != self.nothing and measured >= 1.0 - self.settings.min_effect_pct / 100.0:
+        if near:
             # Close to the target, a guess may lose more than it wins: only what is sure, or a step tighter.
             counts = inferer.core_counts(assessed)
             here = self.current.cpu
@@ -286,6 +304,11 @@ class Turn:
         wanted = min(wanted, int(max(used, working_set) * margin))
         if wanted <= self.current.memory_bytes:
             return None
+        asked = alive(self.state.regrets, self.now_s)
+        if any(a.cpu == self.current.cpu and a.memory_bytes > self.current.memory_bytes for a in asked):
+            return None  # it was asked for and could not be had: other dimensions may still help
+        if self.current.memory_bytes == 0:
+            self._regret(self.current)  # without it did not do: it is not given back again soon
         reason = f"memory stalls {value_or(sample.memory_some_pct, 0.0):.0f} %: its working set is protected"
         return Move(Action.GROW, replace(self.current, memory_bytes=wanted), reason)
 
@@ -307,7 +330,11 @@ class Turn:
         cpu_is_worst = cpu_is_short and cause not in (Cause.LLC, Cause.MBW)
         shares = cpu_is_short and not self.current.cpu.exclusive
         if judged.hierarchy is not Cause.LLC and (cpu_is_worst or shares):
-            return self._rescue_blindly(judged, model)
+            move = self._rescue_blindly(judged, model)
+            step = self._next_step(judged.hierarchy) if move.action is Action.HOLD else None
+            if step is None or mean(self.state.scores) >= 1.0:
+                return move
+            return Move(Action.GROW, step, f"{move.reason}; its memory bandwidth may be what is left")
         step = self._next_step(judged.hierarchy)
         if step is None:
             return self._rescue_blindly(judged, model)
@@ -318,13 +345,28 @@ class Turn:
             move = self._rescue(judged, model)
             if move.chosen != self.current:
                 both = replace(move.chosen, llc_ways=step.llc_ways, mbw_pct=step.mbw_pct)
+                if self._is_regretted(both):
+                    return move
                 return replace(move, chosen=both, reason=f"{why}; CPU as well: {move.reason}")
         self.state = replace(self.state, slack_since_s=None)
         return Move(Action.GROW, step, why)
 
     def _next_step(self, cause: Cause) -> Allocation | None:
-        steps = ladder.stronger(self.current, cause, self.snapshot.host, self.scene.giving())
-        return next((s for s in steps if not self._is_regretted(s)), None)
+        """The next rung above what is in force on batch, whoever asked for that; None if there is none to try."""
+        others = (v.protection for v in lras(self.snapshot) if v.protection is not None)
+        held = [self.current, *others]
+        ways, pct = max(a.llc_ways for a in held), min(a.mbw_pct for a in held)
+        giving = tuple(v for v in self.scene.giving() if v.sample is not None)
+        in_force = replace(self.current, llc_ways=ways, mbw_pct=pct)
+        for rung in ladder.stronger(in_force, cause, self.snapshot.host, giving):
+            own = (
+                replace(self.current, llc_ways=rung.llc_ways)
+                if rung.llc_ways != ways
+                else replace(self.current, mbw_pct=rung.mbw_pct)
+            )
+            if not self._is_regretted(own):
+                return own
+        return None
 
     def _rescue_blindly(self, judged: Judgement, model: ResPerfModel) -> Move:
         """CPU, as far as it goes; after that cache and bandwidth are tried where no counter can speak for them."""
@@ -392,6 +434,7 @@ class Turn:
             pending=pending,
             scores=(),
             slack_since_s=None,
+            unknown_since_s=None,
             detector=rearm(self.state.detector),
         )
 
@@ -404,13 +447,24 @@ class Turn:
 
     # -- helpers ------------------------------------------------------------------------------------
 
-    def _batch_is_quiet(self) -> bool:
+    def _note_batch(self) -> None:
+        """Note since when batch is quiet, or busy."""
         quiet = batch_is_quiet(self.snapshot, self.settings.batch_idle_cores, self.current != self.nothing)
-        since_s = self.state.quiet_since_s
+        quiet_since_s, busy_since_s = self.state.quiet_since_s, self.state.busy_since_s
+        if quiet:
+            quiet_since_s = self.now_s if quiet_since_s is None else quiet_since_s
+        else:
+            busy_since_s = self.now_s if busy_since_s is None else busy_since_s
         self.state = replace(
-            self.state, quiet_since_s=(since_s if since_s is not None else self.now_s) if quiet else None
+            self.state,
+            quiet_since_s=quiet_since_s if quiet else None,
+            busy_since_s=None if quiet else busy_since_s,
         )
-        return quiet
+
+    def _is_alert(self) -> bool:
+        """True while batch has just arrived and nothing is done about it yet."""
+        since_s = self.state.busy_since_s
+        return self.current == self.nothing and since_s is not None and self.now_s - since_s <= ALERT_S
 
     def _was_before(self, allocation: Allocation) -> bool:
         return allocation.cpu.instrument is not CpuInstrument.NONE and any(

@@ -6,6 +6,7 @@ undisturbed performance is unknown is no reason to say yes.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from perphd.admission import inferer
@@ -42,9 +43,9 @@ def whatif(snapshot: Snapshot, arrival: Arrival, settings: PolicySettings) -> Wh
     accepted = not reasons
     if accepted:
         reasons.append(
-            "every LRA is expected to keep its target"
-            if effects
-            else "no LRA is declared: nobody can be harmed"
+            "every LRA that runs is expected to keep its target"
+            if any(effect.health is not Health.UNKNOWN for effect in effects)
+            else "no LRA runs here: nobody can be harmed"
         )
     return WhatIf(accepted, tuple(reasons), effects, batch)
 
@@ -70,10 +71,14 @@ def _effect(
     demand = min(context.batch_demand_cores + arrival.cpu_cores, context.total_cores)
     context = replace(context, batch_demand_cores=demand)
     z = settings.confidence_z
-    allocations = inferer.lattice(current, 1, _knobs(snapshot, view)) if view.enforced else (current,)
+    # Nothing can be taken back from batch that is only observed, nor below what batch is to keep.
+    gives = view.enforced and any(v.enforced for v in batches(snapshot))
+    wanted_cores = max([1, *(math.ceil(v.spec.min_cores) for v in batches(snapshot))])
+    floor = min(wanted_cores, total_cores(snapshot))
+    allocations = inferer.lattice(current, floor, _knobs(snapshot, view)) if gives else (current,)
     assessed = inferer.assess(allocations, view.model, context, target, z)
     as_is = next(a for a in assessed if a.allocation == current)
-    wanted = CORRECTABLE_CHANCE if view.enforced else LASTING_CHANCE
+    wanted = CORRECTABLE_CHANCE if gives else LASTING_CHANCE
     sure = [a for a in assessed if inferer.chance(a.prediction, 1.0, z) >= wanted]
     best = max(sure, key=lambda a: a.batch_cores) if sure else max(assessed, key=lambda a: a.prediction.lower)
     chance = inferer.chance(best.prediction, 1.0, z)
@@ -84,7 +89,7 @@ def _effect(
     elif sure:
         text = f"{name} keeps its target (chance {chance:.0%}) with {best.allocation}"
     else:
-        how = "even with the best protection" if view.enforced else "and it is only observed, not protected"
+        how = "even with the best protection" if gives else "and nothing could be taken back from batch"
         text = f"{name} would keep its target with a chance of {chance:.0%} only, {how}"
     health = Health.DEGRADED if short else Health.HEALTHY
     effect = Effect(

@@ -143,7 +143,7 @@ def build_agent(
         sli=SliBoard(sli_opener, SLI_TIMEOUT_SHARE * config.daemon.period_s),
         records=records,
         models=_models(config, records, wall_clock, len(topology.usable_cores)),
-        actuators=_actuators(fs),
+        actuators=lambda: _actuators(fs),
         owned=(
             host_load,
             journal,

@@ -56,6 +56,8 @@ RESYNC_S = 5.0
 """The kernel is read back so often even when nothing new is wanted, to notice foreign writers."""
 _STEADY_KNOBS = ("memory_high_bytes", "memory.high")
 """Writes of these do not disturb what a sample says about CPU."""
+_SHARED_KNOBS = frozenset({"cpus", "cpu_weight", "llc_masks", "mba_pct"})
+"""What of batch makes up every LRA's protection: if one of them is blocked, nobody has what was chosen for it."""
 ENFORCEABLE_S = 30.0
 """What can be enforced on a workload is looked at anew so often, and when its cgroup (re)appears."""
 
@@ -80,7 +82,7 @@ class Parts:
     sli: SliBoard
     records: Records
     models: Models
-    actuators: Actuators = Actuators()
+    actuators: Callable[[], Actuators] = Actuators
     owned: tuple[Closable, ...] = ()
 
 
@@ -110,6 +112,7 @@ class Agent:
         self._specs: dict[str, WorkloadSpec] = {spec.name: spec for spec in config.workloads}
         self._models = parts.models
         self._memory: object = None
+        self._actuators = parts.actuators()
         self._samples: dict[str, Sample] = {}
         self._protections: dict[str, _Protection] = {}
         self._enforceable: dict[str, _Enforceable] = {}
@@ -175,9 +178,9 @@ class Agent:
             host=HostView(
                 self._parts.topology,
                 busy_cores=self._busy_cores,
-                llc_ways=self._parts.actuators.llc_ways,
-                min_cbm_bits=self._parts.actuators.min_cbm_bits,
-                mba_levels_pct=self._parts.actuators.mba_levels_pct,
+                llc_ways=self._actuators.llc_ways,
+                min_cbm_bits=self._actuators.min_cbm_bits,
+                mba_levels_pct=self._actuators.mba_levels_pct,
             ),
             workloads=views,
             memory=self._memory,
@@ -202,6 +205,8 @@ class Agent:
         known = self._enforceable.get(spec.name)
         if known is None or known.present != present or now_s - known.looked_s >= ENFORCEABLE_S:
             knobs, missing = self._parts.executor.enforceable(spec)
+            if knobs & {"llc_masks", "mba_pct"} and self._actuators == Actuators():
+                self._actuators = self._parts.actuators()  # resctrl was mounted after the start
             known = _Enforceable(knobs, missing, now_s, present)
             self._enforceable[spec.name] = known
         return known.knobs
@@ -281,7 +286,9 @@ class Agent:
         )
         when_s = self._clock() if self._clock is not None else now_s
         if any(
-            self._parts.executor.blocked(spec.name) for spec in self._specs.values() if self._gives_way(spec)
+            _SHARED_KNOBS.intersection(self._parts.executor.blocked(spec.name))
+            for spec in self._specs.values()
+            if self._gives_way(spec)
         ):
             return  # what was chosen is not what is in force: the policy goes on judging what is
         for decision in target.decisions:

@@ -110,7 +110,9 @@ def remove_group(fs: KernelFs, path: str) -> bool:
     """
     groups = open_groups(fs)
     if isinstance(groups, str):
-        return False
+        if not fs.exists(path):
+            return False
+        raise errors.Broken(path, "rmdir", errno.EIO, detail=groups)
     try:
         return groups.remove(rdt.GroupRef(basename(path)), with_others_monitors=True)
     except rdt.ResctrlError as exc:

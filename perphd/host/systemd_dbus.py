@@ -48,13 +48,19 @@ class DbusFastBus:
                 answer = future.result(TIMEOUT_S)
             except (concurrent.futures.TimeoutError, TimeoutError) as exc:
                 future.cancel()
-                self._bus = None  # a late answer must not be taken for that of another call
+                self._drop()
                 raise bus_error(unit, member, f"systemd timed out after {TIMEOUT_S:g} s") from exc
             except Exception as exc:
-                self._bus = None
+                self._drop()
                 raise Broken(unit, member, errno.EIO, detail=f"D-Bus: {exc}") from exc
         if answer is not None and answer.error_name:
             raise bus_error(unit, member, f"{answer.error_name}: {' '.join(map(str, answer.body))}")
+
+    def _drop(self) -> None:
+        """A late answer must not be taken for that of another call, nor may connections pile up."""
+        bus, self._bus = self._bus, None
+        if bus is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(bus.disconnect)
 
     async def _ask(self, member: str, signature: str, body: list[Any]) -> Any:
         from dbus_fast import Message

@@ -287,8 +287,9 @@ class Caches:
         access = groups.resctrl.access
         group = groups.control(key)
         path = access.path(group.relative)
-        if path not in self._journal.originals:
-            self._journal.record([Original(path, b"", access.identity(), KNOB, workload)])
+        known, mount = self._journal.originals.get(path), access.identity()
+        if known is None or known.identity != mount:
+            self._journal.record([Original(path, b"", mount, KNOB, workload)])
         existed = groups.resctrl.exists(group)
         try:
             made = groups.make(key)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from posixpath import basename, dirname
 
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
-from perphd.domain.errors import Busy, Gone, KernelError
+from perphd.domain.errors import Broken, Busy, Gone, KernelError
 from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
 from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
@@ -307,10 +307,13 @@ class Executor:
                 if key in planned:
                     self._watch.succeeded(key, planned[key][1])
             self._standing.written((write.workload, write.knob) for write in writes)
-        self._settle({(write.workload, write.knob) for write in writes}, touched)
+        # systemd may yet do what it was asked in vain: then a file that holds its original proves nothing.
+        unclear = isinstance(result.failed, Busy | Broken) and isinstance(self._fs, Lasting)
+        late = result.at_fault if unclear else None
+        self._settle({(write.workload, write.knob) for write in writes}, touched, late)
         return result
 
-    def _settle(self, keys: set[Key], touched: set[str]) -> None:
+    def _settle(self, keys: set[Key], touched: set[str], late: Write | None = None) -> None:
         """Remember what the knobs read after a transaction, and close those that hold their originals (again)."""
         self._read.forget_around()
         entries: dict[Key, list[Original]] = defaultdict(list)
@@ -324,7 +327,9 @@ class Executor:
             holds = [
                 self._holds_original(entry, written, texts) for entry in group
             ]  # all: each takes note as well
-            if all(holds):
+            if late is not None and key == (late.workload, late.knob):
+                self._watch.forget(late.path)  # the next look goes by what was intended
+            elif all(holds):
                 closed += [entry.path for entry in group]
                 self._standing.drop(key)
             elif key in self._survey.planned:

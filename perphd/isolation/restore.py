@@ -103,8 +103,18 @@ def restore(
     with Journal(state_dir, boot_id=boot_id) as journal:
         if journal.unreadable is not None:
             raise journal.unreadable
-        kept = but if journal.take_kept() else ()
-        originals = [entry for entry in journal.originals.values() if entry.workload not in kept]
+        try:
+            kept = but if journal.take_kept() else ()
+        except (
+            KernelError
+        ):  # the mark cannot be taken off (a full disk): nothing is adopted, everything goes back
+            kept = ()
+        # A resctrl group may hold workloads that are to keep nothing: it goes, and is made anew when it is wanted.
+        originals = [
+            entry
+            for entry in journal.originals.values()
+            if entry.workload not in kept or entry.knob in RESCTRL_SETTINGS
+        ]
         return restore_journal(fs, journal, originals, force)
 
 

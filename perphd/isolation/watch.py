@@ -121,6 +121,8 @@ class Watch:
         # Changed by an earlier run: anything that it wrote, and the original, is its own.
         values = self._journal.intents(file.path)
         original = file.original or ""
+        if not values and not original:
+            return None  # a group of an earlier run: what it wrote there is not on record
         if is_own(file.path, file.now, original, (original, *values)):
             return None
         return values[-1] if values else original

@@ -158,7 +158,8 @@ class World:
     def _learn(self, snapshot: Snapshot) -> None:
         quiet = batch_is_quiet(snapshot, self.settings.batch_idle_cores, False)
         for view in lras(snapshot):
-            assert view.sample is not None
+            if view.sample is None:
+                continue
             model = self.registry.model(view.spec.name)
             context = model_context(snapshot, view, model)
             allocation = view.protection or untouched(total_cores(snapshot))

@@ -59,3 +59,15 @@ def test_nothing_that_is_measured_breaks_it(residuals: list[float]) -> None:
     assert math.isfinite(state.scale)
     if sum(math.isfinite(r) for r in residuals) < LEAST_SAMPLES:
         assert state.evidence == 0.0
+
+
+def test_what_is_over_is_soon_forgotten() -> None:
+    state = Baseline()
+    for i in range(200):
+        state = step(state, 0.02 * (-1) ** i, 0.5, 11.6)
+    for _ in range(3600):
+        state = step(state, 0.5, 0.5, 11.6)
+    assert state.evidence <= 2 * 11.6
+    for _ in range(60):
+        state = step(state, 0.0, 0.5, 11.6)
+    assert state.evidence < 11.6

@@ -184,3 +184,45 @@ def test_without_counters_cache_is_tried_when_cpu_does_not_help() -> None:
     world.step(60)
     assert world.protection.llc_ways >= world.enough_ways - 1
     assert world.true_work() >= 0.87 * world.work_alone
+
+
+def test_further_rungs_are_offered_behind_the_first() -> None:
+    rungs = [
+        step.llc_ways for step in ladder.stronger(untouched(4), Cause.LLC, host(), BATCH) if step.llc_ways
+    ]
+    assert rungs == [6, 9, 10]
+
+
+def test_another_lras_protection_is_climbed_from() -> None:
+    """What is in force already, whoever asked for it, is no step."""
+    world = CacheWorld(enough_ways=9)
+    other = WorkloadView(
+        WorkloadSpec("other", Kind.LRA, "/other"),
+        None,
+        protection=replace(untouched(8), llc_ways=6),
+        enforced=True,
+    )
+    world.more_batch = (other,)
+    world.step(20)
+    world.antagonist(True)
+    world.step(8)
+    tried = {d.chosen.llc_ways for d in world.history if d.workload == "db"} - {0}
+    assert tried
+    assert min(tried) > 6
+
+
+def test_batch_that_is_not_there_yet_does_not_keep_the_rest_from_giving_way() -> None:
+    world = CacheWorld(objective=Objective(tolerance_pct=10.0, delay_tolerance_pct=15.0))
+    world.more_batch = (WorkloadView(WorkloadSpec("nightly", Kind.BATCH, "/nightly"), None, enforced=True),)
+    world.step(20)
+    world.antagonist(True)
+    world.step(20)
+    assert any(d.chosen.llc_ways > 0 for d in world.history)
+
+
+def test_without_resctrl_fewer_cores_for_batch_are_the_answer_to_cache_trouble() -> None:
+    world = CacheWorld(batch_knobs=KNOBS, objective=Objective(tolerance_pct=10.0, delay_tolerance_pct=15.0))
+    world.step(20)
+    world.antagonist(True)
+    world.step(20)
+    assert any(d.chosen.cpu != untouched(8).cpu for d in world.history)

@@ -63,3 +63,17 @@ def test_regrets_double_and_end() -> None:
         regrets, wait_s = regret(regrets, Allocation(CpuGrant(99, n + 1)), 0.0, 60.0)
     assert len(regrets) == 16
     assert wait_s == 60.0
+
+
+def test_a_regret_is_forgiven_when_it_has_not_been_repeated_for_as_long_as_it_barred() -> None:
+    regrets, _ = regret((), CONFINED, 0.0, 60.0)
+    _, soon_s = regret(regrets, CONFINED, 119.0, 60.0)
+    _, later_s = regret(regrets, CONFINED, 121.0, 60.0)
+    assert (soon_s, later_s) == (120.0, 60.0)
+
+
+def test_a_cache_step_is_watched_for_as_long_as_the_samples_leave_it_open() -> None:
+    step = Pending(0.0, CONFINED, Allocation(CONFINED.cpu, llc_ways=6), Action.GROW, 0.80)
+    assert judge(step, [0.81, 0.80], 0.05, NOTHING, SETTINGS) is Came.OPEN
+    assert judge(step, [0.81, 0.80] * 3, 0.05, NOTHING, SETTINGS) is Came.NO_HELP
+    assert judge(step, [0.70, 0.70], 0.05, NOTHING, SETTINGS) in (Came.NO_HELP, Came.WORSE)

@@ -307,3 +307,23 @@ def test_a_large_tolerance_is_used_and_not_only_spoken_of() -> None:
     assert weight is not IDLE
     assert weight >= 12
     assert world.true_work() >= 0.7 * world.work_alone
+
+
+@pytest.mark.parametrize("ticks", [15, 40])
+def test_a_patient_operator_gets_an_answer_as_well(ticks: int) -> None:
+    world = World(settings=PolicySettings(evaluate_ticks=ticks), lra_demand=1.0)
+    world.step(20)
+    world.antagonist(True)
+    world.step(6 * ticks)
+    assert (
+        all(d.reason != "the last change is being judged" for d in world.history[-2:])
+        or len(actions(world)) > 1
+    )
+
+
+def test_nothing_is_guessed_while_undisturbed_performance_is_unknown() -> None:
+    """Batch was there first and the objective is absolute: after the probe it is learned, not squeezed."""
+    world = World(cores=16, lra_demand=6.0, objective=Objective(max_latency_ms=0.5))
+    world.antagonist(True)
+    world.step(12)
+    assert not any(d.chosen.cpu.exclusive for d in world.history)

@@ -50,7 +50,7 @@ def test_what_nobody_protects_is_not_risked() -> None:
     world = known(cores=2, demand=1.9, enforced=False)
     answer = ask(world, "batch:cpu=2")
     assert not answer.accepted
-    assert "only observed" in answer.reasons[0]
+    assert "nothing could be taken back" in answer.reasons[0]
 
 
 def test_an_unknown_application_is_no_reason_to_say_yes() -> None:

@@ -107,7 +107,7 @@ def test_the_daemon_is_watched_and_what_it_changed_comes_back() -> None:
     assert service["Restart"] == "on-failure"
     assert "perphd restore" in service["ExecStopPost"]
     # Not after a clean stop: on_stop = "keep" would be undone.
-    assert '"$$SERVICE_RESULT" = success ||' in service["ExecStopPost"]
+    assert '"$$SERVICE_RESULT/$$EXIT_CODE" = success/exited ||' in service["ExecStopPost"]
     # Read-only control groups would make every enforcement fail.
     assert service["ProtectControlGroups"] == "no"
     assert int(service["Nice"]) == OWN_NICE
