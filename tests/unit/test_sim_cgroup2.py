@@ -234,8 +234,8 @@ def test_a_nested_partition_falls_with_its_parent() -> None:
 
 _STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["a", "b", "b/c"]),
-        st.sampled_from(["cpus", "partition", "online"]),
+        st.sampled_from(["a", "b"]),
+        st.sampled_from(["cpus", "partition"]),
         st.sampled_from(["root", "isolated", "member"]),
         st.integers(1, 15),
     ),
@@ -246,16 +246,15 @@ _STEPS = st.lists(
 @settings(max_examples=60)
 @given(_STEPS)
 def test_valid_partitions_never_share_a_cpu(steps: list[tuple[str, str, str, int]]) -> None:
+    """Of siblings, while no CPU comes or goes: a partition may ask for more than its parent has, as on 6.1."""
     lab = Lab()
     lab.tree.make("/a")
     lab.tree.make("/b/c")
     for name, knob, state, mask in steps:
         if knob == "cpus":
             lab.write(f"/{name}/cpuset.cpus", f"{CpuSet(mask)}\n")
-        elif knob == "partition":
-            lab.write(f"/{name}/cpuset.cpus.partition", state)
         else:
-            lab.tree.set_online(CpuSet(mask | 1))
+            lab.write(f"/{name}/cpuset.cpus.partition", state)
     groups = [group for group in lab.tree.root.walk() if group.cpuset is not None]
     valid = [g for g in groups if g.cpuset is not None and g.cpuset.is_partition]
     for nth, one in enumerate(valid):
