@@ -1,6 +1,6 @@
 """What ``rdt`` costs: reading 50 groups, and laying out 16 groups on 20 ways; against their budgets.
 
-    python -m tools.bench.rdt [--out FILE.json] [--fast]
+    python -m tools.bench.resctrl [--out FILE.json] [--fast]
 
 Reading is measured over files in memory with the layout of mon_data, through the same system calls as on resctrl.
 What the kernel itself adds there depends on the machine (it asks a CPU of the domain to read the counter) and is not
@@ -143,7 +143,7 @@ def _slowest_s(tasks: list[Callable[[], Layout]]) -> float:
 
 def main() -> int:
     """Measure and compare; exit status 1 if a mean is over its budget."""
-    runner = pyperf.Runner(program_args=("-m", "tools.bench.rdt"), processes=3, values=3, min_time=0.05)
+    runner = pyperf.Runner(program_args=("-m", "tools.bench.resctrl"), processes=3, values=3, min_time=0.05)
     runner.parse_args()
     reading = Reading()
     kinds = layouts()
