@@ -90,6 +90,13 @@ def batch_mask(ways: int, total_ways: int) -> int:
     return ((1 << ways) - 1) << (total_ways - ways)
 
 
+def strictest_cache(protections: Sequence[Allocation]) -> tuple[int, int]:
+    """Protected ways, and batch's throttle (%), that satisfy all of these protections."""
+    return max((a.llc_ways for a in protections), default=0), min(
+        (a.mbw_pct for a in protections), default=100
+    )
+
+
 def divide(
     host: HostView,
     batch: Sequence[WorkloadView],
@@ -97,8 +104,7 @@ def divide(
     result: dict[str, Settings],
 ) -> None:
     """Put batch's masks and throttles into ``result``: the strictest of all protections, on every L3 domain."""
-    protected = max((a.llc_ways for a in protections), default=0)
-    throttle = min((a.mbw_pct for a in protections), default=100)
+    protected, throttle = strictest_cache(protections)
     domains = [domain.domain for domain in host.topology.l3_domains]
     for view in batch:
         settings = result[view.spec.name]

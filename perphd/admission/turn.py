@@ -354,8 +354,7 @@ class Turn:
     def _next_step(self, cause: Cause) -> Allocation | None:
         """The next rung above what is in force on batch, whoever asked for that; None if there is none to try."""
         others = (v.protection for v in lras(self.snapshot) if v.protection is not None)
-        held = [self.current, *others]
-        ways, pct = max(a.llc_ways for a in held), min(a.mbw_pct for a in held)
+        ways, pct = ladder.strictest_cache([self.current, *others])
         giving = tuple(v for v in self.scene.giving() if v.sample is not None)
         in_force = replace(self.current, llc_ways=ways, mbw_pct=pct)
         for rung in ladder.stronger(in_force, cause, self.snapshot.host, giving):

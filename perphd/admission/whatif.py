@@ -6,13 +6,13 @@ undisturbed performance is unknown is no reason to say yes.
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from perphd.admission import inferer
 from perphd.admission.context import batch_demand_cores, batches, lras, model_context, total_cores
 from perphd.admission.detector import DetectorState, judge, target_of
 from perphd.admission.inferer import Assessed, Knobs
+from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Health
 from perphd.domain.policy import Snapshot, WorkloadView
@@ -65,17 +65,16 @@ def _effect(
         text = f"{name}: what it does undisturbed is not known yet"
         unknown = Effect(name, Health.UNKNOWN, None, None, None, Unavailable(text), bearable=False, text=text)
         return unknown, None
-    nothing = inferer.untouched(total_cores(snapshot))
-    current = view.protection if view.protection is not None else nothing
+    scene = Scene(settings, snapshot, view)
+    current = scene.current
     context = model_context(snapshot, view, view.model)
     demand = min(context.batch_demand_cores + arrival.cpu_cores, context.total_cores)
     context = replace(context, batch_demand_cores=demand)
     z = settings.confidence_z
     # Nothing can be taken back from batch that is only observed, nor below what batch is to keep.
     gives = view.enforced and any(v.enforced for v in batches(snapshot))
-    wanted_cores = max([1, *(math.ceil(v.spec.min_cores) for v in batches(snapshot))])
-    floor = min(wanted_cores, total_cores(snapshot))
-    allocations = inferer.lattice(current, floor, _knobs(snapshot, view)) if gives else (current,)
+    knobs = _knobs(snapshot, view)
+    allocations = inferer.lattice(current, scene.floor_cores(), knobs) if gives else (current,)
     assessed = inferer.assess(allocations, view.model, context, target, z)
     as_is = next(a for a in assessed if a.allocation == current)
     wanted = CORRECTABLE_CHANCE if gives else LASTING_CHANCE

@@ -14,17 +14,10 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from perphd import __version__
-from perphd.admission.arbiter import strictest
-from perphd.admission.context import (
-    batch_is_quiet,
-    batch_use_cores,
-    lras,
-    model_context,
-    total_cores,
-)
 from perphd.admission.inferer import untouched
 from perphd.admission.whatif import whatif
 from perphd.agent.config import Config
+from perphd.agent.learning import observations
 from perphd.agent.model_view import model_view
 from perphd.agent.models import Models
 from perphd.agent.records import Records
@@ -38,7 +31,7 @@ from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import NotEnforceable
 from perphd.domain.policy import HostView, Policy, Snapshot, TargetState, WorkloadView
-from perphd.domain.reading import NOT_MEASURED, Reading, available
+from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.status import AgentStatus, WorkloadStatus
 from perphd.domain.topology import Topology
@@ -50,7 +43,6 @@ from perphd.isolation.restore import RestoreReport
 from perphd.monitor.hostload import HostLoad
 from perphd.monitor.sampler import Monitor
 from perphd.monitor.sli import SliReading
-from perphd.predictor import Observation
 
 RESYNC_S = 5.0
 """The kernel is read back so often even when nothing new is wanted, to notice foreign writers."""
@@ -212,36 +204,9 @@ class Agent:
         return known.knobs
 
     def _learn(self, snapshot: Snapshot) -> None:
-        total = total_cores(snapshot)
-        use = batch_use_cores(snapshot)
-        held = any(p.allocation != untouched(total) for p in self._protections.values())
-        quiet = available(use) and batch_is_quiet(snapshot, self._config.policy.batch_idle_cores, held)
-        allocations = [p.allocation for p in self._protections.values()]
-        in_force = strictest([a.cpu for a in allocations])
-        for view in lras(snapshot):
-            if view.sample is None:
-                continue
-            model = self._models.model(view.spec.name)
-            allocation = view.protection if view.protection is not None else untouched(total)
-            if in_force is not None:
-                # Batch is held back by whoever asked for most: that is what this LRA's sample was taken under.
-                shared = replace(in_force, exclusive=allocation.cpu.exclusive)
-                allocation = replace(
-                    allocation,
-                    cpu=shared,
-                    llc_ways=max(a.llc_ways for a in allocations),
-                    mbw_pct=min(a.mbw_pct for a in allocations),
-                )
-            model.observe(
-                Observation(
-                    view.sample,
-                    allocation,
-                    model_context(snapshot, view, model),
-                    undisturbed=quiet and not allocation.cpu.exclusive,
-                    batch_cores=use,
-                    latency_percentile=view.spec.objective.latency_percentile,
-                )
-            )
+        in_force = [protection.allocation for protection in self._protections.values()]
+        for name, seen in observations(snapshot, in_force, self._config.policy.batch_idle_cores):
+            self._models.model(name).observe(seen)
 
     async def _enforce(self, target: TargetState, now_s: float, deciding: float) -> None:
         wanted = {

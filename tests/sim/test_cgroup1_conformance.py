@@ -48,7 +48,7 @@ class Simulated:
         return ""
 
     def happen(self, step: Step) -> None:
-        raise NotImplementedError
+        raise AssertionError(f"no step of this table needs anything to happen: {step}")
 
 
 class ThisKernel:
@@ -79,7 +79,7 @@ class ThisKernel:
         return ""
 
     def happen(self, step: Step) -> None:
-        raise NotImplementedError
+        raise AssertionError(f"no step of this table needs anything to happen: {step}")
 
     def close(self) -> None:
         for process in self._started:

@@ -7,22 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from perphd.admission.arbiter import strictest
-from perphd.admission.context import (
-    batch_is_quiet,
-    batch_use_cores,
-    lras,
-    model_context,
-    total_cores,
-)
 from perphd.admission.inferer import untouched
 from perphd.admission.settings import PolicySettings
+from perphd.agent.learning import observations
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action
 from perphd.domain.policy import Policy, Snapshot, TargetState, WorkloadView
-from perphd.domain.reading import available
 from perphd.domain.sample import Quality, Sample
-from perphd.predictor import Observation, Registry
+from perphd.predictor import Registry
 from tools.bench.policies.scene import Scenario
 from tools.bench.policies.world import Interval, World, host_view
 
@@ -130,34 +122,9 @@ class Seat:
         )
 
     def _learn(self, snapshot: Snapshot, registry: Registry) -> None:
-        total = total_cores(snapshot)
-        use = batch_use_cores(snapshot)
-        held = any(p != untouched(total) for p, _ in self._protections.values())
-        quiet = available(use) and batch_is_quiet(snapshot, self._settings.batch_idle_cores, held)
-        allocations = [p for p, _ in self._protections.values()]
-        in_force = strictest([a.cpu for a in allocations])
-        for view in lras(snapshot):
-            if view.sample is None:
-                continue
-            model = registry.model(view.spec.name)
-            allocation = view.protection if view.protection is not None else untouched(total)
-            if in_force is not None:
-                allocation = replace(
-                    allocation,
-                    cpu=replace(in_force, exclusive=allocation.cpu.exclusive),
-                    llc_ways=max(a.llc_ways for a in allocations),
-                    mbw_pct=min(a.mbw_pct for a in allocations),
-                )
-            model.observe(
-                Observation(
-                    view.sample,
-                    allocation,
-                    model_context(snapshot, view, model),
-                    undisturbed=quiet and not allocation.cpu.exclusive,
-                    batch_cores=use,
-                    latency_percentile=view.spec.objective.latency_percentile,
-                )
-            )
+        in_force = [allocation for allocation, _ in self._protections.values()]
+        for name, seen in observations(snapshot, in_force, self._settings.batch_idle_cores):
+            registry.model(name).observe(seen)
 
 
 def run(

@@ -1,0 +1,46 @@
+"""What the models may learn from a tick: each LRA's sample with the circumstances under which it was taken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from perphd.admission.arbiter import strictest
+from perphd.admission.context import batch_is_quiet, batch_use_cores, lras, model_context, total_cores
+from perphd.admission.inferer import untouched
+from perphd.admission.ladder import strictest_cache
+from perphd.domain.allocation import Allocation
+from perphd.domain.policy import Snapshot
+from perphd.domain.reading import available
+from perphd.predictor import Observation
+
+
+def observations(
+    snapshot: Snapshot, protections: Sequence[Allocation], batch_idle_cores: float
+) -> Iterator[tuple[str, Observation]]:
+    """Name and observation of every LRA that has a sample. ``protections``: what is in force, for whichever LRA."""
+    nothing = untouched(total_cores(snapshot))
+    use = batch_use_cores(snapshot)
+    held = any(protection != nothing for protection in protections)
+    quiet = available(use) and batch_is_quiet(snapshot, batch_idle_cores, held)
+    in_force = strictest([protection.cpu for protection in protections])
+    ways, pct = strictest_cache(protections)
+    for view in lras(snapshot):
+        if view.sample is None:
+            continue
+        allocation = view.protection if view.protection is not None else nothing
+        if in_force is not None:
+            # Batch is held back by whoever asked for most: that is what this LRA's sample was taken under.
+            cpu = replace(in_force, exclusive=allocation.cpu.exclusive)
+            allocation = replace(allocation, cpu=cpu, llc_ways=ways, mbw_pct=pct)
+        yield (
+            view.spec.name,
+            Observation(
+                view.sample,
+                allocation,
+                model_context(snapshot, view, view.model),
+                undisturbed=quiet and not allocation.cpu.exclusive,
+                batch_cores=use,
+                latency_percentile=view.spec.objective.latency_percentile,
+            ),
+        )
