@@ -11,7 +11,7 @@ from perphd.admission.inferer import untouched
 from perphd.admission.ladder import strictest_cache
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import Snapshot
-from perphd.domain.reading import available
+from perphd.domain.reading import NOT_MEASURED, available
 from perphd.predictor import Observation
 
 
@@ -29,10 +29,13 @@ def observations(
         if view.sample is None:
             continue
         allocation = view.protection if view.protection is not None else nothing
+        apart = False
         if in_force is not None:
             # Batch is held back by whoever asked for most: that is what this LRA's sample was taken under.
-            cpu = replace(in_force, exclusive=allocation.cpu.exclusive)
-            allocation = replace(allocation, cpu=cpu, llc_ways=ways, mbw_pct=pct)
+            own = allocation.cpu.own_cores
+            cpu = replace(in_force, exclusive=allocation.cpu.exclusive, own_cores=own)
+            apart = own is not None
+            allocation = replace(allocation, cpu=cpu.as_its_lra_sees_it(), llc_ways=ways, mbw_pct=pct)
         yield (
             view.spec.name,
             Observation(
@@ -40,7 +43,8 @@ def observations(
                 allocation,
                 model_context(snapshot, view, view.model),
                 undisturbed=quiet and not allocation.cpu.exclusive,
-                batch_cores=use,
+                # Where every LRA has cores of its own, what batch has left depends on all of them.
+                batch_cores=NOT_MEASURED if apart else use,
                 latency_percentile=view.spec.objective.latency_percentile,
             ),
         )

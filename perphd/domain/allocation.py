@@ -59,12 +59,15 @@ class CpuGrant:
     ``batch_cores``: whole physical cores that batch may run on; ``batch_weight``: its weight there;
     ``exclusive``: the LRA is kept off batch's cores (it then owns all the others).
     ``total_cores``: the usable cores of the host, so that a grant can be read on its own.
+    ``own_cores``: with ``exclusive``, how many cores are the LRA's alone, no other LRA's either; None: it has all
+    that batch has not, together with whatever other LRAs there are.
     """
 
     total_cores: int
     batch_cores: int
     batch_weight: Weight = 100
     exclusive: bool = False
+    own_cores: int | None = None
 
     @property
     def instrument(self) -> CpuInstrument:
@@ -82,8 +85,24 @@ class CpuGrant:
         """Batch's weight divided by an LRA's default of 100; IDLE counts as the kernel does: 3/1024."""
         return 3 / 1024 if self.batch_weight is IDLE else self.batch_weight / 100
 
+    @property
+    def lra_cores(self) -> int:
+        """Cores that the LRA may run on."""
+        if self.own_cores is not None:
+            return self.own_cores
+        return self.total_cores - self.batch_cores if self.exclusive else self.total_cores
+
+    def as_its_lra_sees_it(self) -> CpuGrant:
+        """The same for the LRA without ``own_cores``: whose the cores are that it may not use is nothing to it."""
+        if self.own_cores is None:
+            return self
+        others = self.total_cores - self.own_cores
+        return CpuGrant(self.total_cores, others, self.batch_weight, exclusive=True)
+
     def __str__(self) -> str:
         weight = "idle" if self.batch_weight is IDLE else f"weight {self.batch_weight}"
+        if self.own_cores is not None:
+            return f"{self.own_cores} cores of its own(batch on {self.batch_cores}/{self.total_cores} cores, {weight})"
         where = f"{self.batch_cores}/{self.total_cores} cores"
         return f"{self.instrument}(batch on {where}, {weight})"
 
