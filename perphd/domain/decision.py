@@ -22,11 +22,15 @@ class Health(StrEnum):
 class Cause(StrEnum):
     """Which resource is contended, as far as it can be told."""
 
-    CPU = "cpu"
+    CPU = "cpu"  # its threads wait for a processor: the run-queue
+    SMT = "smt"  # they run beside busy hyperthreads
     MEMORY = "memory"
     LLC = "llc"
     MBW = "mbw"
-    IO = "io"
+    IO = "io"  # disks
+    NETWORK = "network"
+    THROTTLED = "throttled"  # its own CPU limit holds it back
+    REMOTE = "remote"  # nothing of this host explains it: what the application itself waits for is slower
     UNKNOWN = "unknown"
     NONE = "none"
 

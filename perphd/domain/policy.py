@@ -100,7 +100,8 @@ class WorkloadView:
 class HostView:
     """The host: its topology, how much CPU everybody together used, and the bounds of its actuators.
 
-    ``llc_ways`` 0 or ``mba_levels_pct`` empty: that actuator is absent.
+    ``llc_ways`` 0 or ``mba_levels_pct`` empty: that actuator is absent. ``network_pct``: how full the fullest of its
+    links is, in the fuller direction.
     """
 
     topology: Topology
@@ -108,6 +109,7 @@ class HostView:
     llc_ways: int = 0
     min_cbm_bits: int = 1
     mba_levels_pct: tuple[int, ...] = ()
+    network_pct: Reading = NOT_MEASURED
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,265 @@
+"""One resource is taken from an LRA, nothing else: what the detector says of it.
+
+The node model in virtual time, perphd's own models learning beside it, nothing enforced: only verdicts are looked at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, Final
+
+from perphd.admission.perph import PerphPolicy
+from perphd.agent.learning import observations
+from perphd.domain.allocation import Settings
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.decision import Cause, Decision, Health
+from perphd.domain.policy import Policy, Snapshot, WorkloadView
+from perphd.predictor import Registry
+from perphd.sim.node.archetypes import archetype
+from perphd.sim.node.load import LoadTrace, Steps
+from perphd.sim.node.machine import SILVER_4114
+from perphd.sim.node.workload import Code, MemoryUse, NodeWorkload
+from tools.bench.policies.driver import KNOBS
+from tools.bench.policies.scene import Actor, Scenario
+from tools.bench.policies.world import World, host_view
+
+MACHINE: Final = SILVER_4114
+STARTS_S: Final = 90.0
+ENDS_S: Final = 170.0
+_OPEN: Final = ("xapian", "img-dnn", "masstree", "specjbb", "memcached")
+_HOME: Final = MACHINE.first_cores(6)
+_AWAY: Final = MACHINE.first_cores(4, 6)
+
+
+@dataclass(frozen=True, slots=True)
+class Injection:
+    """What happens at ``STARTS_S``: these workloads come, these settings are found. ``cause``: the true one."""
+
+    cause: Cause
+    actors: tuple[Actor, ...]
+    before: Mapping[str, Settings] = field(default_factory=dict)
+    after: Mapping[str, Settings] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What the detector said. ``delay_samples``: from the injection to DEGRADED, None if it never came.
+
+    ``suffered``: the true score's worst mean over ten samples; ``first``, ``later``: causes told then and five samples
+    after; ``false_before``: samples called DEGRADED before anything happened; ``culprit``: named five samples after.
+    """
+
+    cause: Cause
+    lra: str
+    suffered: float
+    delay_samples: int | None
+    first: Cause
+    later: Cause
+    culprit: str | None
+    false_before: int
+
+
+def play(
+    actors: tuple[Actor, ...],
+    seed: int,
+    ends_s: float,
+    policy: Policy | None = None,
+    before: Mapping[str, Settings] | None = None,
+    after: Mapping[str, Settings] | None = None,
+    at_s: float = STARTS_S,
+    see: Callable[[Snapshot, Decision, dict[str, Any]], None] = lambda *_: None,
+) -> None:
+    """Run actors on the machine, observing only; ``see`` is told of every decision and of true outcomes."""
+    scenario = Scenario("injected", "detector", "", MACHINE, actors, ends_s, step_s=0.5)
+    world, registry, policy = World(scenario, seed), Registry(), policy or PerphPolicy()
+    memory: Any = None
+    tick = 0
+    world.apply(before or {})
+    while world.now_s < ends_s - 1e-9:
+        if after is not None and at_s <= world.now_s < at_s + 1.0:
+            world.apply({**(before or {}), **after})
+        interval = world.advance(1.0)
+        samples = {s.workload: s for s in world.samples(interval)}
+        link = sum(o.net_bytes_per_s for o in interval.outcomes.values()) / MACHINE.net_bytes_per_s
+        host = replace(host_view(MACHINE, world.busy_cores(interval)), network_pct=100.0 * link)
+        views = tuple(
+            WorkloadView(
+                a.spec, samples.get(a.name), registry.model(a.name) if a.is_lra else None, enforceable=KNOBS
+            )
+            for a in actors
+        )
+        snapshot = Snapshot(tick, world.now_s, 1.0, host, views, memory)
+        for name, seen in observations(snapshot, [], 0.05):
+            registry.model(name).observe(seen)
+        target = policy.decide(snapshot)
+        memory, tick = target.memory, tick + 1
+        for decision in target.decisions:
+            see(snapshot, decision, dict(interval.outcomes))
+
+
+def run(injection: Injection, seed: int) -> Found:
+    """One injection, once."""
+    lra = next(a for a in injection.actors if a.is_lra)
+    told: list[tuple[float, Decision]] = []
+    truth: list[tuple[float, float, float]] = []
+
+    def see(snapshot: Snapshot, decision: Decision, outcomes: dict[str, Any]) -> None:
+        told.append((snapshot.at_s, decision))
+        truth.append((snapshot.at_s, outcomes[lra.name].work_per_s, outcomes[lra.name].p95_ms))
+
+    play(injection.actors, seed, ENDS_S, None, injection.before, injection.after, see=see)
+    usual = [t for t in truth if 30.0 < t[0] <= STARTS_S]
+    work, p95 = (sum(t[n] for t in usual) / len(usual) for n in (1, 2))
+    hurt = [t for t in truth if t[0] > STARTS_S + 5.0]
+    worst = min(
+        min(
+            sum(t[1] for t in hurt[i : i + 10]) / 10 / work / 0.9,
+            1.5 * p95 * 10 / max(sum(t[2] for t in hurt[i : i + 10]), 1e-9),
+        )
+        for i in range(len(hurt) - 9)
+    )
+    after = [(at_s, d) for at_s, d in told if at_s > STARTS_S]
+    sick = [i for i, (_, d) in enumerate(after) if d.verdict.health is Health.DEGRADED]
+    first = later = Cause.NONE
+    culprit = None
+    if sick:
+        first = after[sick[0]][1].verdict.cause
+        rest = [after[i][1].verdict for i in sick if i >= sick[0] + 5] or [after[sick[-1]][1].verdict]
+        later, culprit = rest[0].cause, rest[0].culprit
+    false_before = sum(1 for at_s, d in told if at_s <= STARTS_S and d.verdict.health is Health.DEGRADED)
+    return Found(
+        injection.cause, lra.name, worst, sick[0] + 1 if sick else None, first, later, culprit, false_before
+    )
+
+
+# -- what is taken away ---------------------------------------------------------------------------------
+
+
+def _lra(random: Random, names: tuple[str, ...] = _OPEN, low: float = 0.15, high: float = 0.4) -> Actor:
+    """A service at a share of what the whole machine can serve; closed loops as they are."""
+    work = archetype(random.choice(names)).workload
+    if work.requests is not None and work.requests.rate_per_s is not None:
+        work = work.asked(rate_per_s=work.requests.rate_per_s * random.uniform(low, high))
+    return Actor(work)
+
+
+def _bystander() -> Actor:
+    """A little batch work that harms nobody and is there from the moment on at which something happens."""
+    work = replace(archetype("batch-compress").named("bystander"), threads=1)
+    return Actor(work, starts_s=STARTS_S)
+
+
+def _batch(name: str, threads: int) -> Actor:
+    return Actor(replace(archetype(name).workload, threads=threads), starts_s=STARTS_S)
+
+
+def _apart(lra: Actor, *others: Actor, **more: Any) -> dict[str, Settings]:
+    """The LRA on six cores, everybody else on the other four."""
+    homes = {lra.name: Settings(cpus=_HOME, **more)}
+    return homes | {o.name: Settings(cpus=_AWAY) for o in others}
+
+
+def cpu(random: Random) -> Injection:
+    """Compute jobs on the same CPUs, more threads than there are CPUs."""
+    return Injection(Cause.CPU, (_lra(random), _batch("batch-pi", random.choice((24, 32, 40)))))
+
+
+def smt(random: Random) -> Injection:
+    """Compute jobs on the siblings of the LRA's CPUs, none on its own."""
+    lra, pi = _lra(random, low=0.3, high=0.5), _batch("batch-pi", 10)
+    first = CpuSet.of(range(MACHINE.cores))
+    homes = {lra.name: Settings(cpus=first), pi.name: Settings(cpus=MACHINE.online - first)}
+    return Injection(Cause.SMT, (lra, pi), homes)
+
+
+def llc(random: Random) -> Injection:
+    """A cache thrasher on cores of its own; the channels are far from full."""
+    lra = _lra(random, ("xapian", "masstree", "specjbb", "img-dnn"), 0.3, 0.45)
+    thrash = _batch("batch-thrash", random.choice((2, 3, 4)))
+    return Injection(Cause.LLC, (lra, thrash), _apart(lra, thrash))
+
+
+def mbw(random: Random) -> Injection:
+    """Streamers on cores of their own, in one way of the cache."""
+    lra = _lra(random, ("xapian", "masstree", "specjbb", "img-dnn"), 0.3, 0.45)
+    stream = _batch("batch-stream", random.choice((6, 8)))
+    found = _apart(lra, stream)
+    ways = MACHINE.llc_ways
+    found[lra.name] = replace(found[lra.name], llc_masks=((0, (1 << ways) - 2),))
+    found[stream.name] = replace(found[stream.name], llc_masks=((0, 1),))
+    return Injection(Cause.MBW, (lra, stream), found)
+
+
+def memory(random: Random) -> Injection:
+    """A job whose memory leaves the LRA's page cache no room."""
+    lra = _lra(random, ("xapian", "mysql-oltp", "kafka-stream"))
+    left = lra.work.memory.anon_bytes + random.uniform(0.1, 0.3) * lra.work.memory.cache_bytes
+    anon = MACHINE.memory_bytes * 0.97 - left
+    hog = NodeWorkload("hog", Code(1e7), threads=1, memory=MemoryUse(anon_bytes=anon))
+    actor = Actor(hog, starts_s=STARTS_S)
+    return Injection(Cause.MEMORY, (lra, actor), _apart(lra, actor))
+
+
+def disk(random: Random) -> Injection:
+    """Random reads with many in flight."""
+    lra, fio = _lra(random, ("mysql-oltp",)), _batch("batch-fio", random.choice((96, 128, 192)))
+    return Injection(Cause.IO, (lra, fio), _apart(lra, fio))
+
+
+def network(random: Random) -> Injection:
+    """Bulk transfers that fill the link."""
+    base = archetype("kafka-stream").workload
+    lra = Actor(replace(base, io=replace(base.io, net_bytes=base.io.net_bytes * random.uniform(1.0, 2.0))))
+    bulk = _batch("batch-network", random.choice((24, 32, 48)))
+    return Injection(Cause.NETWORK, (lra, bulk), _apart(lra, bulk))
+
+
+def throttled(random: Random) -> Injection:
+    """The LRA's own cpu.max is lowered."""
+    lra, other = _lra(random, ("xapian", "img-dnn", "specjbb"), 0.3, 0.45), _bystander()
+    rate = lra.work.requests.rate_per_s if lra.work.requests is not None else None
+    full = archetype(lra.name).workload.requests
+    share = (rate or 1.0) / ((full.rate_per_s if full is not None else None) or 1.0)
+    limit = random.uniform(0.8, 1.05) * share * 16.0
+    found = _apart(lra, other)
+    later = {lra.name: replace(found[lra.name], cpu_max_cores=round(limit, 1))}
+    return Injection(Cause.THROTTLED, (lra, other), found, later)
+
+
+def remote(random: Random) -> Injection:
+    """What the LRA itself asks answers later; some batch work comes at the same moment and is innocent."""
+    lra, other = _lra(random, ("xapian", "specjbb", "mysql-oltp", "img-dnn")), _bystander()
+    requests = lra.work.requests
+    assert requests is not None
+    slower = replace(requests, wait_ms=requests.wait_ms + random.uniform(6.0, 20.0))
+    lra = replace(lra, becomes=((STARTS_S, replace(lra.work, requests=slower)),))
+    return Injection(Cause.REMOTE, (lra, other))
+
+
+INJECTIONS: Final[Mapping[str, Callable[[Random], Injection]]] = {
+    "CPU run-queue": cpu,
+    "SMT": smt,
+    "LLC": llc,
+    "memory bandwidth": mbw,
+    "memory capacity": memory,
+    "disk": disk,
+    "network": network,
+    "own throttling": throttled,
+    "remote": remote,
+}
+
+
+# -- who is to blame ------------------------------------------------------------------------------------
+
+
+def pulses(random: Random, until_s: float) -> LoadTrace:
+    """On and off at random, as jobs do; mostly off before something happens."""
+    steps: list[tuple[float, float]] = [(0.0, 0.02)]
+    at_s = random.uniform(5.0, 20.0)
+    while at_s < until_s:
+        length_s = random.uniform(6.0, 20.0)
+        steps += [(at_s, 1.0), (at_s + length_s, 0.02)]
+        at_s += length_s + random.uniform(6.0, 25.0)
+    return Steps(tuple(steps))
