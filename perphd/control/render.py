@@ -117,6 +117,9 @@ def settings_text(settings: Settings) -> str:
         words.append("disks limited")
     if settings.io_latency_us is not KEEP:
         words.append("disk latency targets")
+    if settings.egress_max is not KEEP:
+        words.append("sends " + ", ".join(f"{format_bytes(float(rate))}/s on {device}"
+                                          for device, rate in settings.egress_max))  # fmt: skip
     if settings.frozen is not KEEP:
         words.append("frozen" if settings.frozen else "not frozen")
     return ", ".join(words) if words else "as found"

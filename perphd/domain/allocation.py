@@ -157,6 +157,8 @@ class Settings:
     - ``memory_max_bytes``: above it the kernel kills; only ever set above use and above ``memory.high``.
     - ``io_weight``: share of contended disks, 1..10000, 100 being everybody's default.
     - ``io_max``: ceilings by disk; ``io_latency_us``: pairs (device, target): others are throttled above it.
+    - ``egress_max``: pairs (network device, bytes per second) that the group may send, and together with the other
+      groups that have such a ceiling no more than the largest of them.
     - ``frozen``: True stops every process of the group where it is, until it is given back.
     - ``llc_masks``, ``mba_pct``: pairs (domain id, value).
     """
@@ -175,6 +177,7 @@ class Settings:
     io_max: tuple[IoLimit, ...] | Keep = KEEP
     io_latency_us: tuple[tuple[str, int], ...] | Keep = KEEP
     frozen: bool | Keep = KEEP
+    egress_max: tuple[tuple[str, int], ...] | Keep = KEEP
 
     def is_untouched(self) -> bool:
         """True if every knob is KEEP."""

@@ -260,5 +260,6 @@ _PLANNERS = {
     "io_weight": _plan_lines,
     "io_max": _plan_lines,
     "io_latency_us": _plan_lines,
+    "egress_max": _plan_lines,
     "frozen": _plan_freeze,
 }

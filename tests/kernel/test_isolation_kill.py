@@ -119,7 +119,7 @@ async def test_the_kernel_takes_every_write_and_gives_the_expected_readings(
         assert knobs - {"io_weight", "io_max", "frozen"} == {"cpus", "mems", "cpu_weight", "cpu_max_cores"}
         assert {left.knob for left in missing} - {"io_weight", "io_max", "frozen"} == {
             *("memory_low_bytes", "memory_min_bytes", "memory_high_bytes", "memory_max_bytes"),
-            *("io_latency_us", "llc_masks", "mba_pct"),
+            *("io_latency_us", "egress_max", "llc_masks", "mba_pct"),
         }
         assert all(left.reason for left in missing)
         assert (await executor.apply(executor.plan({"batch": Settings(cpu_weight=IDLE)}, specs))).ok

@@ -159,7 +159,7 @@ async def test_the_kernel_takes_every_write_and_gives_the_expected_readings(
             *("memory_low_bytes", "memory_min_bytes", "memory_high_bytes", "memory_max_bytes"),
         }
         assert {left.knob for left in missing} == {
-            *("io_weight", "io_max", "io_latency_us", "llc_masks", "mba_pct"),
+            *("io_weight", "io_max", "io_latency_us", "egress_max", "llc_masks", "mba_pct"),
         }
         target = {
             "batch": Settings(

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from posixpath import basename, dirname
+from typing import Protocol, runtime_checkable
 
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.cpuset import CpuSet
@@ -23,6 +24,7 @@ from perphd.host.cgroup.knobs import (
     OPTIONAL_FILES,
     RESCTRL_SETTINGS,
     Value,
+    check_egress,
     check_latencies,
     check_limits,
     cpu_max_text,
@@ -41,6 +43,20 @@ RESCTRL_ABSENT = (
     "cache ways and memory bandwidth are not set through cgroups: this needs resctrl "
     "(a bare-metal host with Intel RDT or AMD PQoS)"
 )
+
+
+EGRESS_ABSENT = (
+    "network egress is limited only with a cgroup v2 hierarchy (mount cgroup2; beside v1 as a hybrid), on this "
+    "machine's own kernel"
+)
+
+
+@runtime_checkable
+class Explains(Protocol):
+    """Files that know better than their names why one of them is not there."""
+
+    def why_absent(self, path: str) -> str:
+        """The reason; empty: nothing is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +145,8 @@ class Cgroup:
             return RESCTRL_ABSENT
         controller = CONTROLLERS[setting]
         hierarchy = self._hierarchies.of(controller)
+        if hierarchy is None and setting == "egress_max":
+            return EGRESS_ABSENT
         if hierarchy is None:
             return f"the {controller} controller is in no mounted cgroup hierarchy"
         if hierarchy.version == 1 and setting in NOT_ON_V1:
@@ -149,6 +167,8 @@ class Cgroup:
     def _why_missing(self, hierarchy: Hierarchy, controller: str, directory: str, file: str) -> str:
         if not self._fs.exists(directory):
             return f"{directory} does not exist"
+        if isinstance(self._fs, Explains) and (reason := self._fs.why_absent(f"{directory}/{file}")):
+            return reason
         if hierarchy.version == 2 and not _has_controller(self._fs, directory, controller):
             control = f"{dirname(directory)}/cgroup.subtree_control"
             return (
@@ -225,6 +245,8 @@ def encode(knob: Knob, target: Value, now: Mapping[str, str]) -> dict[str, str]:
         return _encode_weight(knob, target)
     if knob.setting == "frozen":
         return {lead: frozen_text(bool(target), knob.version)}
+    if knob.setting == "egress_max":
+        return {lead: lines.with_egress(now.get(lead, ""), check_egress(target))}  # type: ignore[arg-type]
     if knob.setting.startswith("io_"):
         return _encode_io(knob, target, now)
     if knob.setting == "cpu_max_cores":

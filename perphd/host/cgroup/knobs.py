@@ -49,6 +49,7 @@ CONTROLLERS: Final[Mapping[str, str]] = {
     "io_max": "io",
     "io_latency_us": "io",
     "frozen": "freezer",
+    "egress_max": "egress",
 }
 """The settings that live in cgroups, each with the controller that owns it."""
 
@@ -78,6 +79,7 @@ FILES: Final[Mapping[tuple[str, int], tuple[str, ...]]] = {
     ("io_latency_us", 2): ("io.latency",),
     ("frozen", 1): ("freezer.state",),
     ("frozen", 2): ("cgroup.freeze",),
+    ("egress_max", 2): (lines.EGRESS,),
 }
 """(setting, cgroup version) -> its files, the leading one first. ``cpu.cfs_period_us`` is read, never written."""
 
@@ -122,7 +124,11 @@ EMPTY_ALLOWED: Final = frozenset({"cpuset.cpus", "cpuset.mems"})
 """Files for which an empty line means "no own value"; elsewhere it is destructive (memory.max becomes 0)."""
 
 MAX_LATENCY_US: Final = 60_000_000
+MIN_EGRESS_BYTES: Final = 10_000
+MAX_EGRESS_BYTES: Final = 1 << 40
+"""Bounds of an egress ceiling, in bytes per second: below the first a single large packet takes seconds."""
 _DEVICE = re.compile(r"[0-9]{1,4}:[0-9]{1,7}", re.ASCII)
+_NETWORK_DEVICE = re.compile(r"(?!\.{1,2}$)[!-.0-~]{1,15}", re.ASCII)  # no space, no slash: dev_valid_name()
 DEFAULT_PERIOD_US: Final = 100_000
 MIN_QUOTA_US: Final = 1_000
 _PAGE_SIZES = {PAGE_BYTES, mmap.PAGESIZE}
@@ -212,6 +218,32 @@ def check_latencies(targets: tuple[tuple[str, int], ...]) -> tuple[tuple[str, in
         if not 1 <= target_us <= MAX_LATENCY_US:
             raise ParseError("a latency target of a disk", str(target_us), f"1 to {MAX_LATENCY_US} us")
     return targets
+
+
+def check_network_device(name: str) -> str:
+    """The name, if the kernel could have a network device of it.
+
+    Raises:
+        ParseError: it could not.
+    """
+    if not _NETWORK_DEVICE.fullmatch(name):
+        allowed = "1 to 15 printable characters without space or slash, e.g. eth0 (ip link shows them)"
+        raise ParseError("the name of a network device", name, allowed)
+    return name
+
+
+def check_egress(ceilings: tuple[tuple[str, int], ...]) -> tuple[tuple[str, int], ...]:
+    """The ceilings, if they can be had.
+
+    Raises:
+        ParseError: not the name of a device, or a ceiling out of bounds.
+    """
+    for device, rate_bytes in ceilings:
+        check_network_device(device)
+        if not MIN_EGRESS_BYTES <= rate_bytes <= MAX_EGRESS_BYTES:
+            allowed = f"{MIN_EGRESS_BYTES} to {MAX_EGRESS_BYTES} bytes per second"
+            raise ParseError("an egress ceiling", str(rate_bytes), allowed)
+    return ceilings
 
 
 def _check_device(device: str) -> None:
@@ -327,6 +359,8 @@ def decode(setting: str, version: int, texts: Mapping[str, str]) -> Value:
             return CpuSet.parse(lead) if lead else KEEP
         if setting.startswith("io_"):
             return _decode_io(setting, texts)
+        if setting == "egress_max":
+            return lines.egress_of(lead) or KEEP
         if setting == "frozen":
             return True if is_frozen(lead) else KEEP
         if setting == "cpu_weight":

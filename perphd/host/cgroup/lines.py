@@ -1,4 +1,4 @@
-"""Cgroup files with one line a disk: ``io.max``, ``io.latency``, ``io.weight`` and v1's ``blkio.throttle.*``.
+"""Files with one line a device: ``io.max``, ``io.latency``, ``io.weight``, v1's ``blkio.throttle.*``, ``egress.max``.
 
 A text of such a file stands for a table disk -> value. The kernel takes one line a write, and a disk that is not named
 keeps what it has; so going from one text to another takes a write for every disk that differs. Pure.
@@ -16,6 +16,11 @@ from perphd.domain.allocation import IoLimit
 
 DEFAULT_KEY: Final = "default"
 """The line of ``io.weight`` that holds for every disk without one of its own."""
+
+EGRESS: Final = "egress.max"
+"""What a group may send by network device, in bytes per second: ``perphd.host.egress_fs`` stands for this file."""
+RATE_STEP_BYTES: Final = 1000
+"""Egress ceilings are multiples of this: what tc(8) prints of them is then exact."""
 
 _FIELDS: Final = (
     ("rbps", "read_bytes"),
@@ -45,6 +50,7 @@ FORMATS: Final[Mapping[str, LineFormat]] = {
     "io.weight": LineFormat("default"),
     "io.bfq.weight": LineFormat("default"),
     **{name: LineFormat("0") for name in THROTTLE},
+    EGRESS: LineFormat("max"),
 }
 
 
@@ -133,6 +139,20 @@ def with_latency(found: str, targets: Iterable[tuple[str, int]]) -> str:
         strictest = min(target_us, int(old)) if old.isdecimal() and int(old) > 0 else target_us
         values[device] = f"target={strictest}"
     return text_of(values)
+
+
+def with_egress(found: str, ceilings: Iterable[tuple[str, int]]) -> str:
+    """``found`` with these ceilings (device, bytes per second); a stricter one that was found stays."""
+    values = table(EGRESS, found)
+    for device, rate_bytes in ceilings:
+        step = rate_bytes - rate_bytes % RATE_STEP_BYTES
+        values[device] = str(min(step, int(values.get(device, step))))
+    return text_of(values)
+
+
+def egress_of(text: str) -> tuple[tuple[str, int], ...]:
+    """(device, bytes per second) pairs of an ``egress.max``."""
+    return tuple((device, int(value)) for device, value in sorted(table(EGRESS, text).items()))
 
 
 def with_default(file: str, found: str, weight: int) -> str:
