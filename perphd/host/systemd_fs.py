@@ -20,14 +20,15 @@ from dataclasses import dataclass
 from posixpath import basename, dirname
 from typing import TYPE_CHECKING, Final, Protocol, runtime_checkable
 
-from perphd.domain.errors import Gone, Invalid, KernelError
+from perphd.domain.errors import Busy, Gone, Invalid, KernelError
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.hierarchy import Hierarchies, Layout
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.fs import KernelFile, KernelFs, read_text
 from perphd.host.systemd import is_systemd, owner_unit
 from perphd.host.systemd_bus import Bus
-from perphd.host.systemd_properties import ABSENT, FILES, IDLE_SINCE, drop_ins, properties
+from perphd.host.systemd_dropins import DropIns, touch
+from perphd.host.systemd_properties import ABSENT, FILES, IDLE_SINCE, properties
 
 if TYPE_CHECKING:
     import rdt
@@ -36,7 +37,6 @@ FREEZE: Final = "cgroup.freeze"
 SETTLE_S: Final = 0.5
 """systemd writes the file a little after it has answered; so long the file may take to show it."""
 _STEP_S: Final = 0.005
-_DROP_INS: Final = "/run/systemd/system.control"
 _UNIT_DEVICE: Final = -1
 _SLICE: Final = re.compile(r"[A-Za-z0-9:_.\\@-]+\.slice", re.ASCII)
 _UNIT: Final = re.compile(r"[A-Za-z0-9:_.\\@-]{1,245}\.(?:service|scope|slice|mount|socket|swap)", re.ASCII)
@@ -66,7 +66,7 @@ class _Place:
 class UnitFs:
     """``fs`` with units written through ``bus``. Only for hosts with systemd and cgroup v2.
 
-    ``version``: systemd's; ``unlink``, ``sleep``: for hosts that are simulated.
+    ``version``: systemd's; ``unlink``, ``mark``, ``sleep``: for hosts that are simulated.
     """
 
     def __init__(
@@ -77,10 +77,13 @@ class UnitFs:
         *,
         version: int = IDLE_SINCE,
         unlink: Callable[[str], None] = os.unlink,
+        mark: Callable[[str], None] = touch,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._fs, self._hierarchies, self._bus = fs, hierarchies, bus
-        self._version, self._unlink, self._sleep = version, unlink, sleep
+        self._version, self._sleep = version, sleep
+        self._drop_ins = DropIns(fs, unlink, mark)
+        self._released: dict[str, str] = {}
         unified = hierarchies.unified
         self._mount = "" if unified is None else unified.mount
         self._controllers = frozenset() if unified is None else unified.controllers
@@ -124,14 +127,21 @@ class UnitFs:
         return self._fs.open(path)
 
     def read(self, path: str) -> bytes:
-        """As ``fs``; a unit's file that its controller would bring reads as what it stands for."""
+        """As ``fs``; a unit's file that its controller would bring reads as what it stands for.
+
+        A list that was given up reads empty: that the kernel still shows in it all that there is, since it does not
+        empty the list of a group with processes, ends whenever systemd switches the controller off.
+        """
         try:
-            return self._fs.read(path)
+            raw = self._fs.read(path)
         except Gone:
             text = self._stands_for(path)
             if text is None:
                 raise
             return f"{text}\n".encode()
+        if path in self._released and same(path, self._released[path], raw.decode().strip()):
+            return b"\n"
+        return raw
 
     def exists(self, path: str) -> bool:
         """As ``fs``, and true for a unit's file that its controller would bring."""
@@ -166,29 +176,50 @@ class UnitFs:
         if place.file == FREEZE:
             self._bus.freeze(place.unit, text == "1")
             return
-        if place.file in EMPTY_ALLOWED and not text:
-            # The kernel does not take an empty list from a group with processes, and systemd does not say so:
-            # first everything that there is, then nothing of its own.
-            around = parent_list(self._fs, path)
-            if around:
-                self._bus.set_properties(place.unit, properties(place.file, around))
-                self._await(path, around)
         try:
             wanted = properties(place.file, text)
         except (KeyError, ValueError) as exc:
             raise Invalid(path, "set through systemd", errno.EINVAL, text) from exc
+        self._drop_ins.expect(place.unit, place.file)
+        self._released.pop(path, None)
+        if place.file in EMPTY_ALLOWED and not text:
+            self._release(place, path)
         self._bus.set_properties(place.unit, wanted)
 
-    def _await(self, path: str, text: str) -> None:
+    def _release(self, place: _Place, path: str) -> None:
+        """Make the list hold everything that there is, before it is given up.
+
+        The kernel does not take an empty list from a group with processes, and systemd does not say so. Nor must it
+        be given up before the kernel shows everything: systemd writes a little later, and only what it was asked last.
+        """
+        everything = self._everything(path)
+        if not everything or not self._fs.exists(path):
+            return
+        self._bus.set_properties(place.unit, properties(place.file, everything))
+        if not self._await(path, everything):
+            advice = "it is tried again; systemctl status shows whether systemd is busy"
+            detail = f"systemd has not given it {everything} within {SETTLE_S:g} s"
+            raise Busy(path, "give up", errno.ETIMEDOUT, "", detail, advice)
+        self._released[path] = everything
+
+    def _everything(self, path: str) -> str:
+        """All CPUs or memory nodes of the host: those of a slice that is confined may become more again."""
+        with suppress(KernelError):
+            return read_text(self._fs, f"{self._mount}/{basename(path)}.effective")
+        return parent_list(self._fs, path)
+
+    def _await(self, path: str, text: str) -> bool:
+        """True as soon as the file shows this text, or is gone; false if it does not in ``SETTLE_S``."""
         for _ in range(int(SETTLE_S / _STEP_S)):
             try:
                 if same(path, text, read_text(self._fs, path)):
-                    return
+                    return True
             except Gone:
-                return
+                return True
             if not text:
-                return
+                return True
             self._sleep(_STEP_S)
+        return False
 
     # -- what outlives the cgroup ----------------------------------------------------------------------------------
 
@@ -209,24 +240,10 @@ class UnitFs:
         return True
 
     def given_back(self, path: str) -> None:
-        """See ``Lasting``: empty drop-ins would hide what the unit's file says later."""
+        """See ``Lasting``: drop-ins that perphd's requests made would hide what the unit's file says later."""
         place = self._place(path)
-        if place is None:
-            return
-        for name in drop_ins(place.file):
-            drop_in = f"{_DROP_INS}/{place.unit}.d/50-{name}.conf"
-            if self._says_nothing(drop_in):
-                with suppress(OSError):  # a sandbox may forbid it: the drop-in then stays until the next boot
-                    self._unlink(drop_in)
-
-    def _says_nothing(self, drop_in: str) -> bool:
-        """True if the drop-in says no more than that the property has no value."""
-        try:
-            lines = read_text(self._fs, drop_in).splitlines()
-        except KernelError:
-            return False
-        said = [line for line in lines if line.strip() and line[0] not in "#["]
-        return all(line.rstrip().endswith(("=", "=infinity", "=0")) for line in said)
+        if place is not None:
+            self._drop_ins.given_back(place.unit, place.file)
 
 
 def unit_of(cgroup: str) -> str:

@@ -45,7 +45,12 @@ class FakeSystemd:
 
     def fs(self) -> UnitFs:
         return UnitFs(
-            self.kernel, self.kernel.hierarchies, self, sleep=lambda s: None, unlink=lambda path: None
+            self.kernel,
+            self.kernel.hierarchies,
+            self,
+            sleep=lambda s: None,
+            unlink=lambda path: None,
+            mark=lambda path: None,
         )
 
     # -- what an administrator does ------------------------------------------------------------------------------

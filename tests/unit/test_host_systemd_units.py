@@ -220,7 +220,9 @@ async def test_a_systemd_that_refuses_or_hangs_leaves_everything_as_it_was(
         assert isinstance(applied.failed, kinds[fault])
         assert systemd.kernel.texts() == before
         # What systemd did not refuse it may yet do: the originals of that one setting stay on record.
-        assert {o.knob for o in journal.originals.values()} == (set() if fault == errno.EACCES else {"cpu_weight"})
+        assert {o.knob for o in journal.originals.values()} == (
+            set() if fault == errno.EACCES else {"cpu_weight"}
+        )
 
 
 class _Killed(BaseException):
@@ -297,22 +299,96 @@ def test_freezing_goes_through_systemd_and_delegated_subtrees_are_written_direct
     assert fs.identity(AT) != systemd.kernel.identity(AT)
 
 
-def test_empty_drop_ins_are_taken_away_and_others_stay(
-    systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    removed: list[str] = []
-    texts = {
-        "/run/systemd/system.control/job.service.d/50-MemoryHigh.conf": "# made by\n[Service]\nMemoryHigh=infinity\n",
-        "/run/systemd/system.control/job.service.d/50-AllowedCPUs.conf": "[Service]\nAllowedCPUs=\nAllowedCPUs=0-1\n",
+class _Files:
+    """Drop-ins and marks, beside the kernel's files."""
+
+    def __init__(self, kernel: FakeKernel, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.texts: dict[str, str] = {}
+        read, exists = kernel.read, kernel.exists
+        monkeypatch.setattr(kernel, "read", lambda p: self.texts[p].encode() if p in self.texts else read(p))
+        monkeypatch.setattr(kernel, "exists", lambda p: p in self.texts or exists(p))
+
+    def mark(self, path: str) -> None:
+        self.texts[path] = ""
+
+    def unlink(self, path: str) -> None:
+        if self.texts.pop(path, None) is None:
+            raise FileNotFoundError(path)
+
+    def fs(self, systemd: FakeSystemd) -> UnitFs:
+        kernel = systemd.kernel
+        return UnitFs(
+            kernel, kernel.hierarchies, systemd, unlink=self.unlink, mark=self.mark, sleep=lambda s: None
+        )
+
+
+@pytest.fixture
+def files(systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch) -> _Files:
+    return _Files(systemd.kernel, monkeypatch)
+
+
+def test_empty_drop_ins_are_taken_away_and_others_stay(systemd: FakeSystemd, files: _Files) -> None:
+    control = "/run/systemd/system.control/job.service.d"
+    files.texts = {
+        f"{control}/50-MemoryHigh.conf": "# made by\n[Service]\nMemoryHigh=infinity\n",
+        f"{control}/50-AllowedCPUs.conf": "[Service]\nAllowedCPUs=\nAllowedCPUs=0-1\n",
     }
-    real = systemd.kernel.read
-    monkeypatch.setattr(
-        systemd.kernel, "read", lambda path: texts[path].encode() if path in texts else real(path)
-    )
-    fs = UnitFs(systemd.kernel, systemd.kernel.hierarchies, systemd, unlink=removed.append)
+    fs = files.fs(systemd)
     for file in ("memory.high", "cpuset.cpus", "memory.low"):
         fs.given_back(f"{AT}/{file}")
-    assert removed == ["/run/systemd/system.control/job.service.d/50-MemoryHigh.conf"]
+    assert set(files.texts) == {f"{control}/50-AllowedCPUs.conf"}
+
+
+@pytest.mark.parametrize("folder", ["system.control", "transient"])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_drop_in_that_restates_an_original_goes_unless_it_was_there_before(
+    systemd: FakeSystemd, files: _Files, folder: str, before: bool
+) -> None:
+    drop_in = f"/run/systemd/{folder}/job.service.d/50-CPUWeight.conf"
+    if before:
+        files.texts[drop_in] = "[Service]\nCPUWeight=70\n"
+    files.fs(systemd).write(f"{AT}/cpu.weight", b"20\n")
+    files.texts[drop_in] = "[Service]\nCPUWeight=70\n"
+    # Another process, which gives back what the first has left.
+    fs = files.fs(systemd)
+    fs.write(f"{AT}/cpu.weight", b"70\n")
+    fs.given_back(f"{AT}/cpu.weight")
+    assert set(files.texts) == ({drop_in} if before else set())
+
+
+def test_marks_that_cannot_be_made_do_not_keep_systemd_from_being_asked(systemd: FakeSystemd) -> None:
+    def full(path: str) -> None:
+        raise OSError(errno.ENOSPC, "full", path)
+
+    fs = UnitFs(systemd.kernel, systemd.kernel.hierarchies, systemd, mark=full)
+    fs.write(f"{AT}/memory.high", b"4096\n")
+    assert systemd.kernel.read(f"{AT}/memory.high") == b"4096\n"
+
+
+async def test_a_controller_that_systemd_switches_off_late_is_nobodys_change(
+    systemd: FakeSystemd, tmp_path: Path
+) -> None:
+    """Given up, the list shows all CPUs until systemd gets round to switching the controller off."""
+    target = {"job": Settings(cpus=CpuSet.of([3]))}
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        assert (await agent.apply(agent.plan(target, SPECS, 0.0))).ok
+        assert (await agent.apply(agent.plan({}, SPECS, 10.0))).ok
+        assert systemd.kernel.read(f"{AT}/cpuset.cpus") == b"0-3\n"
+        assert not journal.originals, "it is given back all the same"
+        del systemd.kernel.directories[AT].files["cpuset.cpus"]
+        assert (await agent.apply(agent.plan(target, SPECS, 20.0))).ok
+        assert not agent.conflicts()
+        assert [entry.text for entry in journal.originals.values()] == [""]
+
+
+def test_a_list_is_not_given_up_before_the_kernel_shows_all_of_it(systemd: FakeSystemd) -> None:
+    fs = systemd.fs()
+    fs.write(f"{AT}/cpuset.cpus", b"3\n")
+    systemd._set = lambda unit, file, text: None  # type: ignore[method-assign]
+    with pytest.raises(Busy, match="has not given it 0-3"):
+        fs.write(f"{AT}/cpuset.cpus", b"\n")
+    assert [item.value for _, (item, *_) in systemd.calls] == [b"\x08", b"\x0f"]
 
 
 def test_hosts_without_systemd_or_with_v1_are_written_directly(systemd: FakeSystemd) -> None:
