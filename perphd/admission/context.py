@@ -111,4 +111,5 @@ def model_context(snapshot: Snapshot, lra: WorkloadView, model: ResPerfModel | N
         batch_demand_cores=batch_demand_cores(snapshot),
         total_cores=total,
         other_cores=other_cores(snapshot),
+        threads_per_core=1.0 / cores_per_cpu(snapshot),
     )

@@ -11,8 +11,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from perphd.admission import cusum
+from perphd.admission import cause as causes
+from perphd.admission import cusum, scatter
+from perphd.admission.cause import Ledger, Surroundings
 from perphd.admission.cusum import Baseline
+from perphd.admission.scatter import Scatter
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Cause, Evidence, Health, Verdict
 from perphd.domain.policy import Band, ResPerfModel
@@ -25,11 +28,10 @@ MILD_FACTOR = 3
 """A shortfall below the effect size must last so many times longer before it is believed."""
 SIGNIFICANT_SIGMA = 1.5
 """Samples in a row below target are believed when together they are so many sigma of their scatter below it."""
-CPI_RATIO = 1.08
-"""Growth of cycles per instruction from which the memory hierarchy is believed to be contended ..."""
-MPKI_RATIO = 1.2
-"""... by the cache, if misses per instruction grow by so much, else by bandwidth, if there are misses to speak of:"""
-LEAST_MPKI = 0.5
+BLATANT_RATIO, BLATANT_SIGMA = 0.85, 4.0
+"""One sample is enough when it is so far below target, and by so many times its scatter."""
+CLIP_SIGMA = 3.0
+"""What one sample below target can add to that: an outlier is no evidence."""
 UNKNOWN_NOISE_SD = 0.05
 """Scatter of one sample (log units) where the target comes from no reference."""
 UNEXPLAINED_RATIO = 1.2
@@ -57,6 +59,7 @@ class DetectorState:
 
     ``below``, ``severe``, ``above``: samples in a row below target, below it by the effect size, on target;
     ``short_sigma``: by how much those below were short, added up, in units of one sample's scatter;
+    ``extra``: where the extra time of the samples below target went;
     ``work``, ``delay``: what the residuals of both channels usually do, and the evidence that they no longer do.
     """
 
@@ -66,6 +69,8 @@ class DetectorState:
     severe: int = 0
     above: int = 0
     short_sigma: float = 0.0
+    scatter: Scatter = Scatter()
+    extra: Ledger = Ledger()
     work: Baseline = Baseline()
     delay: Baseline = Baseline()
 
@@ -80,9 +85,10 @@ class Judgement:
     """The detector's answer to one sample.
 
     ``score``: the worse of work/target and target/delay; >= 1 is well. ``noise_sd``: scatter of one score, in log
-    units, as the undisturbed application showed it. ``confirmed``: what was seen since the last own change is enough
-    to believe in degradation now; a verdict of DEGRADED may be older. ``hierarchy``: LLC or MBW if instructions take
-    clearly longer because of them, whatever else is contended; else NONE.
+    units, as its latest samples show it (else the undisturbed application's). ``confirmed``: what was seen since the last own change is enough
+    to believe in degradation now; a verdict of DEGRADED may be older. ``hierarchy``: LLC, MBW or SMT if instructions take
+    clearly longer because of them, whatever else is contended; else NONE. ``blatant``: this one sample is so far below
+    target that no scatter explains it.
     """
 
     verdict: Verdict
@@ -91,6 +97,7 @@ class Judgement:
     noise_sd: float = UNKNOWN_NOISE_SD
     confirmed: bool = False
     hierarchy: Cause = Cause.NONE
+    blatant: bool = False
 
 
 def target_of(
@@ -123,6 +130,8 @@ def judge(
     model: ResPerfModel,
     settings: PolicySettings,
     alert: bool = False,
+    protected: bool = False,
+    around: Surroundings = Surroundings(),
 ) -> Judgement:
     """Judge one sample. Pure; UNKNOWN (with the reason as evidence) when it cannot be judged.
 
@@ -140,7 +149,7 @@ def judge(
         return _unknown(state if gap else rearm(state), now_s, reason, keep_health=gap)
 
     evidence: list[Evidence] = []
-    counted = _counted(sample, perf, model, evidence)
+    counted = causes.counted(sample, perf, model, around, settings, evidence)
     witnesses, cause = _witnesses(sample, perf, target, model, settings, counted, evidence)
     stalled = "memory_some_pct" in witnesses or "io_some_pct" in witnesses
     in_flight = model.reference("in_flight", perf.load)
@@ -149,35 +158,55 @@ def judge(
     delay_score = _delay_score(perf, target, evidence)
     score = min(work_score, delay_score)
     below = score < 1.0 and bool(witnesses)
+    extra = state.extra.blend(causes.ledger(sample, perf, model)) if below else Ledger()
+    if below and (found := causes.cause(extra, counted[0], sample, around, settings, evidence)) is not Cause.UNKNOWN:
+        cause = found
     h = cusum.threshold(settings.false_alarms_per_day, sample.interval_s, settings.cusum_k)
     work_residual, delay_residual = _residuals(perf, target, work_score)
-    noise_sd = _noise_sd(target.work_band if work_score <= delay_score else target.delay_band)
+    known_sd = state.scatter.sd
+    noise_sd = (
+        _noise_sd(target.work_band if work_score <= delay_score else target.delay_band)
+        if known_sd is None
+        else known_sd
+    )
     new = replace(
         state,
         below=state.below + 1 if below else 0,
-        short_sigma=state.short_sigma - math.log(score) / noise_sd if below else 0.0,
+        short_sigma=state.short_sigma + min(-math.log(score) / noise_sd, CLIP_SIGMA) if below else 0.0,
+        scatter=scatter.step(state.scatter, math.log(max(score, 1e-3))),
         severe=state.severe + 1 if below and score < 1.0 - settings.min_effect_pct / 100.0 else 0,
         above=0 if below else state.above + 1,
+        extra=extra,
         work=cusum.step(state.work, work_residual, settings.cusum_k, h),
         delay=cusum.step(state.delay, delay_residual, settings.cusum_k, h),
     )
     if not below and new.above >= settings.confirm_ticks and new.cusum >= h:
         # It has moved, and the target is kept: that is what is usual now.
         new = replace(new, work=cusum.cleared(new.work), delay=cusum.cleared(new.delay))
-    confirmed = below and _is_confirmed(new, h, alert, settings)
+    blatant = below and score < min(BLATANT_RATIO, math.exp(-BLATANT_SIGMA * noise_sd))
+    confirmed = below and (_is_confirmed(new, h, alert, settings) or (blatant and (alert or protected)))
     health = _health(state.health, new, below, confirmed, settings)
     since_s = state.since_s if health is state.health else now_s
     new = replace(new, health=health, since_s=since_s)
     shown = cause if health in (Health.SUSPECT, Health.DEGRADED) else Cause.NONE
     return Judgement(
-        Verdict(health, shown, since_s, tuple(evidence)), new, score, noise_sd, confirmed, counted[0]
+        Verdict(health, shown, since_s, tuple(evidence)), new, score, noise_sd, confirmed, counted[0], blatant
     )
 
 
 def rearm(state: DetectorState) -> DetectorState:
     """Forget evidence gathered before an own change (lock-out), keeping the health."""
     work, delay = cusum.cleared(state.work), cusum.cleared(state.delay)
-    return replace(state, below=0, severe=0, above=0, short_sigma=0.0, work=work, delay=delay)
+    return replace(
+        state,
+        below=0,
+        severe=0,
+        above=0,
+        short_sigma=0.0,
+        scatter=scatter.broken(state.scatter),
+        work=work,
+        delay=delay,
+    )
 
 
 def _noise_sd(band: Band | None) -> float:
@@ -302,31 +331,6 @@ def _witnesses(
         weight[hierarchy] = excess
     cause = max(weight, key=lambda c: weight[c]) if weight else Cause.UNKNOWN
     return tuple(found), cause
-
-
-def _counted(
-    sample: Sample, perf: Performance, model: ResPerfModel, evidence: list[Evidence]
-) -> tuple[Cause, float]:
-    """What the processor's counters say: more cycles per instruction, because more misses or because dearer ones.
-
-    More misses per instruction are a cache that was taken away; dearer ones are memory whose bandwidth is used up.
-    Returns the cause and by what share an instruction takes longer; NONE if it does not, or cannot be told.
-    """
-    cpi, mpki = sample.cpi, sample.llc_mpki
-    usual = model.reference("cpi", perf.load)
-    misses = model.reference("llc_mpki", perf.load)
-    if not (available(cpi) and available(mpki)) or usual is None or misses is None:
-        return Cause.NONE, 0.0
-    slower = cpi / usual.value
-    if slower < CPI_RATIO or mpki < LEAST_MPKI:
-        return Cause.NONE, 0.0
-    more = mpki / misses.value
-    cause = Cause.LLC if more >= MPKI_RATIO else Cause.MBW
-    what = "more misses" if cause is Cause.LLC else "dearer misses"
-    evidence.append(
-        Evidence("cpi", cpi, usual.value, "cycles", f"{slower:.2f} x its usual, with {what} ({more:.2f} x)")
-    )
-    return cause, slower - 1.0
 
 
 def _why_unknown(sample: Sample, perf: Performance, target: Target) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action
@@ -136,8 +137,3 @@ def _wait_s(times: int, regret_s: float) -> float:
 def alive(regrets: Sequence[Regret], now_s: float) -> tuple[Allocation, ...]:
     """What is regretted now."""
     return tuple(r.allocation for r in regrets if r.until_s > now_s)
-
-
-def mean(scores: Sequence[float]) -> float:
-    """Geometric mean; scores are ratios."""
-    return math.exp(sum(math.log(max(s, 1e-3)) for s in scores) / len(scores))

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from perphd.admission import cause as causes
 from perphd.admission import culprit, inferer, ladder, outcomes
 from perphd.admission.context import batch_is_quiet, batches, lras, model_context
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
 from perphd.admission.inferer import Assessed
-from perphd.admission.outcomes import HELPED_RATIO, Came, Pending, Regret, alive, mean
+from perphd.admission.outcomes import HELPED_RATIO, Came, Pending, Regret, alive
+from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation, CpuInstrument
@@ -95,7 +97,15 @@ class Turn:
         self.target = target_of(view.spec.objective, view.model, perf, self.settings)
         self._note_batch()
         judged = judge(
-            self.state.detector, view.sample, perf, self.target, view.model, self.settings, self._is_alert()
+            self.state.detector,
+            view.sample,
+            perf,
+            self.target,
+            view.model,
+            self.settings,
+            alert=self._is_alert(),
+            protected=self.current != self.nothing,
+            around=causes.surroundings(self.snapshot),
         )
         clean = self.scene.is_clean()
         if clean and available(judged.score):
@@ -129,6 +139,11 @@ class Turn:
         if not available(judged.score):
             return self._when_unknown(judged, perf)
         self.state = replace(self.state, unknown_since_s=None)
+        pending = self.state.pending
+        if pending is not None and pending.action is Action.SHRINK and judged.blatant:
+            # Taking back does not wait: whatever is still settling, this is far too little.
+            self.state = replace(self.state, scores=self.state.scores or (judged.score,))
+            return self._undo(pending, f"score {judged.score:.2f}: far too little is left")
         if not clean:
             return self._hold("the last change is settling")
         blind = self.target.work_band is None and self.target.delay_band is None
@@ -326,7 +341,7 @@ class Turn:
         where CPU is not short.
         """
         cause = judged.verdict.cause
-        cpu_is_short = cause is Cause.CPU or self.scene.cpu_is_contended()
+        cpu_is_short = cause in (Cause.CPU, Cause.SMT) or self.scene.cpu_is_contended()
         cpu_is_worst = cpu_is_short and cause not in (Cause.LLC, Cause.MBW)
         shares = cpu_is_short and not self.current.cpu.exclusive
         if judged.hierarchy is not Cause.LLC and (cpu_is_worst or shares):
@@ -410,12 +425,13 @@ class Turn:
             self.now_s, self.view.spec.name, pending.at_s, before, after, kept=not undo, text=text
         )
         self.state = replace(self.state, pending=None)
-        if not undo:
-            return None
+        return self._undo(pending, text) if undo else None
+
+    def _undo(self, pending: Pending, why: str) -> Move:
         wait_s = self._regret(pending.after)
         kept = tuple(r for r in self.state.regrets if r.allocation != pending.before)
-        self.state = replace(self.state, slack_since_s=None, regrets=kept)
-        reason = f"{text}: taken back, nothing like it is tried for {wait_s:.0f} s"
+        self.state = replace(self.state, pending=None, slack_since_s=None, regrets=kept)
+        reason = f"{why}: taken back, nothing like it is tried for {wait_s:.0f} s"
         return Move(Action.ROLLBACK, pending.before, reason)
 
     def _regret(self, allocation: Allocation) -> float:

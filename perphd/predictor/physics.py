@@ -27,6 +27,8 @@ WAKEUP_DELAY_IDLE = 0.3
 """Growth of delay when every wake-up meets a core that runs idle-class batch ..."""
 WAKEUP_DELAY_EQUAL = 1.0
 """... and what is added to it towards equal weights."""
+SMT_SPEED = 0.63
+"""Speed of a hardware thread whose sibling is busy: two together do 1.26 times what one does alone."""
 MAX_QUEUEING = 2.0
 """Most by which queueing alone is expected to multiply delay."""
 _MIN_DEMAND_CORES = 0.05
@@ -79,7 +81,8 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     on_shared = np.where(grants.exclusive, 0.0, np.maximum(0.0, got - free)) / got
     occupied = per_core * on_shared
     effective = available * (1.0 - SHARING_LOSS * occupied * occupied)
-    work = np.minimum(demand, effective) / demand
+    speed = _speed(grants, free, per_core * on_shared, demand, context)
+    work = np.minimum(demand, effective) / demand * speed
 
     occupancy = np.where(grants.exclusive, 0.0, batch_demand / total)
     impolite = grants.weight / (0.3 + grants.weight)
@@ -94,6 +97,25 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     used_free = np.minimum(demand * work, free)
     left = shared - np.where(grants.exclusive, 0.0, demand * work - used_free)
     return Expected(work, np.maximum(delay, 1.0), np.clip(left, 0.0, batch_demand))
+
+
+def _speed(grants: CpuGrants, free: Floats, shared: Floats, demand: float, context: ModelContext) -> Floats:
+    """Speed of the LRA's threads relative to the undisturbed host, where cores have sibling threads; else 1.
+
+    Undisturbed, threads spread over the cores. ``shared``: part of its time that batch is at hand on the same cores: no
+    weight keeps it off a sibling. On cores of its own its threads only meet each other, the more the fewer cores.
+    """
+    if context.threads_per_core <= 1.0:
+        return np.ones_like(free)
+    slow = 1.0 - SMT_SPEED
+    threads = demand * context.threads_per_core
+    alone = 1.0 - slow * min(1.0, 2.0 * max(0.0, threads - context.total_cores) / threads)
+    wanted = threads * alone
+    crowd = np.maximum(wanted, free + (wanted - free) / (2.0 * SMT_SPEED - 1.0))
+    running = np.minimum(np.where(wanted > free, crowd, wanted), 2.0 * free)
+    split = np.minimum(wanted, 2.0 * SMT_SPEED * free) / np.maximum(running, 1e-9)
+    together = alone * (1.0 - slow * np.clip(shared, 0.0, 1.0) * alone)
+    return np.clip(np.where(grants.exclusive, split, together) / alone, 0.05, 1.0)
 
 
 def _without_others(grants: CpuGrants, other_cores: float) -> tuple[Floats, Floats]:

@@ -1,0 +1,58 @@
+"""How much single scores scatter from one sample to the next, whatever the level: what one sample can tell.
+
+The scatter of an undisturbed reference also holds what load and time do to it, and an absolute objective has none.
+Differences of consecutive scores hold neither (von Neumann 1941): sd = mean |difference| x sqrt(pi) / 2.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+MEMORY = 30
+"""Differences over which the scatter forgets."""
+LEAST_DIFFERENCES = 6
+"""Before so many it is not known."""
+LEAST_SD = 0.01
+_CLIP = 4.0
+_PER_DIFFERENCE = math.sqrt(math.pi) / 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Scatter:
+    """``n`` differences seen, their mean size (log units); ``last``: the score before, NaN after a change."""
+
+    n: int = 0
+    mean_step: float = 0.0
+    last: float = math.nan
+
+    @property
+    def sd(self) -> float | None:
+        """Standard deviation of one score in log units; None while too few were seen."""
+        return max(_PER_DIFFERENCE * self.mean_step, LEAST_SD) if self.n >= LEAST_DIFFERENCES else None
+
+
+def step(state: Scatter, log_score: float) -> Scatter:
+    """Take in one score. A jump counts four times the usual difference at most."""
+    if not math.isfinite(log_score):
+        return broken(state)
+    if not math.isfinite(state.last):
+        return replace(state, last=log_score)
+    size = abs(log_score - state.last)
+    if state.n >= LEAST_DIFFERENCES:
+        size = min(size, _CLIP * max(state.mean_step, LEAST_SD))
+    n = min(state.n + 1, MEMORY)
+    return Scatter(n, state.mean_step + (size - state.mean_step) / n, log_score)
+
+
+def broken(state: Scatter) -> Scatter:
+    """The next score is of another level (an own change lies between): no difference to learn from."""
+    return replace(state, last=math.nan)
+
+
+def mean(scores: Sequence[float]) -> float:
+    """Geometric mean of ratios; of three and more without the least and the greatest: one outlier is no news."""
+    logs = sorted(math.log(max(s, 1e-3)) for s in scores)
+    kept = logs[1:-1] if len(logs) >= 3 else logs
+    return math.exp(sum(kept) / len(kept))
