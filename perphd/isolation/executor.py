@@ -331,6 +331,8 @@ class Executor:
                 self._watch.forget(late.path)  # the next look goes by what was intended
             elif all(holds):
                 closed += [entry.path for entry in group]
+                for entry in group:
+                    self._watch.forget(entry.path)
                 self._standing.drop(key)
             elif key in self._survey.planned:
                 self._note(key, texts)
@@ -374,7 +376,10 @@ class Executor:
     # -- restore -------------------------------------------------------------------------------------------------
 
     async def restore(self, names: Iterable[str] | None = None, force: bool = False) -> RestoreReport:
-        """Give back everything, or what these workloads had; see ``perphd.isolation.restore``."""
+        """Give back everything, or what these workloads had; see ``perphd.isolation.restore``.
+
+        Of workloads that are named nothing is remembered then: they are about to leave.
+        """
         chosen = None if names is None else frozenset(names)
         async with self._lock:
             done = await self._worker.run(lambda: self._give_back(chosen, force))
@@ -401,6 +406,11 @@ class Executor:
             self._watch.forget(entry.path)
             self._standing.drop((entry.workload, entry.knob))
         self._standing.given_back(names)
+        for name in names or ():  # off the list: a host where many workloads come and go must not fill up
+            self._watch.reset(name)
+            self._survey.forget(name)
+            if self._pace is not None:
+                self._pace.forget(name)
         return report
 
     def close(self) -> None:

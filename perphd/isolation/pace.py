@@ -34,6 +34,11 @@ class Pace:
         """The knob is being changed."""
         self._buckets[key] = _Bucket(max(0.0, self._left(key, now_s) - 1.0), now_s)
 
+    def forget(self, workload: str) -> None:
+        """The workload is off the list: nothing is remembered of its knobs."""
+        for key in [key for key in self._buckets if key[0] == workload]:
+            del self._buckets[key]
+
     def _left(self, key: Key, now_s: float) -> float:
         bucket = self._buckets.get(key)
         if bucket is None:

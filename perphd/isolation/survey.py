@@ -83,6 +83,11 @@ class Survey:
         self.limited, self.reclaims = [], []
         self._read.begin(self._claimed)
 
+    def forget(self, workload: str) -> None:
+        """The workload is off the list: its ceilings' steps are forgotten."""
+        for setting in CEILINGS:
+            self._ceilings.forget((workload, setting))
+
     def why_closed(self, group: Cgroup) -> str:
         """Why nothing can be set on this group, or empty."""
         if not group.exists():

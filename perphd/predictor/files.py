@@ -18,6 +18,8 @@ from perphd.predictor.persist import MAX_BYTES, ModelFile, ModelFileError, from_
 
 LAST: Final = ".last"
 ASIDE: Final = ".aside"
+KEPT_ASIDE: Final = 64
+"""So many files that were put aside are kept, the newest: workloads of ever new names must not fill the disk."""
 _NEW: Final = ".new"
 _LOST: Final = "what was learned since the last save would be lost with this process"
 
@@ -115,9 +117,17 @@ class ModelFiles:
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(name, path + ASIDE)
             with contextlib.suppress(FileNotFoundError):
+                self._drop_oldest_aside()
                 self._sync()
         except OSError as exc:
             raise kernel_error(exc, path, "rename") from exc
+
+    def _drop_oldest_aside(self) -> None:
+        aside = [entry for entry in os.scandir(self.directory) if entry.name.endswith(ASIDE)]
+        if len(aside) > KEPT_ASIDE:
+            aside.sort(key=lambda entry: entry.stat(follow_symlinks=False).st_mtime_ns)
+            for entry in aside[:-KEPT_ASIDE]:
+                os.unlink(entry.path)
 
     def _read(self, path: str) -> ModelFile:
         with open(path, "rb") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 from hypothesis import given
@@ -48,3 +49,41 @@ async def test_a_knob_that_swings_is_held_with_the_reason_and_others_are_not(tmp
         assert "changed 20 times" in executor.not_enforceable("pi")[0].reason
         assert await go(2.2, pi=Settings(cpu_weight=KEEP)) == 3, "all is given back"
         assert not journal.originals
+
+
+async def test_of_workloads_that_left_nothing_is_remembered(tmp_path: Path) -> None:
+    """A host where jobs of ever new names come and go must not fill up."""
+    kernel = FakeKernel("v2")
+    with Journal(tmp_path, boot_id="boot") as journal:
+        executor = Executor(kernel, kernel.hierarchies, journal, in_thread=False, changes_per_s=1.0)
+        sizes: set[int] = set()
+        for number in range(4):
+            name = f"job-{number}"
+            kernel.mkdir(f"/{name}")
+            specs = [WorkloadSpec(name, Kind.BATCH, f"/{name}")]
+            kernel.before_write = lambda n, path, text: errno.EINVAL if path.endswith("cpu.max") else None
+            for target in (Settings(cpu_weight=7, memory_high_bytes=1 << 26), Settings(cpu_max_cores=0.5)):
+                await executor.apply(executor.plan({name: target}, specs, float(number)))
+            kernel.set(f"/sys/fs/cgroup/{name}/cpu.weight", "33")
+            executor.plan({name: Settings(cpu_weight=7)}, specs, float(number))
+            assert (await executor.restore((name,), force=True)).restored
+            kernel.rmdir(f"/{name}")
+            sizes.add(_held(executor))
+        assert len(sizes) == 1, sizes
+
+
+def _held(executor: Executor) -> int:
+    """How many things the executor and its parts remember, whatever they are."""
+    count, todo, seen = 0, [executor], set[int]()
+    while todo:
+        part = todo.pop()
+        if id(part) in seen or isinstance(part, FakeKernel):
+            continue
+        seen.add(id(part))
+        if isinstance(part, dict | set | list | tuple | frozenset):
+            count += len(part)
+            todo += [*part.values()] if isinstance(part, dict) else [*part]
+        elif type(part).__module__.startswith("perphd.isolation"):
+            names = getattr(type(part), "__slots__", None) or vars(part)
+            todo += [getattr(part, name) for name in names if hasattr(part, name)]
+    return count
