@@ -1,0 +1,58 @@
+"""What a process holds and uses, and how large its files are: one reading at a time, from /proc."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+_TICK_HZ = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One look. ``cpu_s``: user and system time since the start; ``state_bytes``: everything in the state directory."""
+
+    at_s: float
+    open_fds: float
+    rss_bytes: float
+    threads: float
+    cpu_s: float
+    journal_bytes: float
+    store_bytes: float
+    state_bytes: float
+    state_files: float
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """What is read, without the time."""
+        return tuple(field.name for field in fields(cls) if field.name != "at_s")
+
+
+def read(pid: int, state: Path, at_s: float) -> Reading:
+    """Look at a process and its state directory now. Raises OSError when the process has ended."""
+    process = Path(f"/proc/{pid}")
+    status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
+    stat = (process / "stat").read_text().rpartition(")")[2].split()
+    sizes = dict(_sizes(state))
+    return Reading(
+        at_s=at_s,
+        open_fds=len(os.listdir(process / "fd")),
+        rss_bytes=int(status["VmRSS"].split()[0]) * 1024,
+        threads=int(status["Threads"]),
+        cpu_s=(int(stat[11]) + int(stat[12])) / _TICK_HZ,
+        journal_bytes=sizes.get("originals.jsonl", 0),
+        store_bytes=sum(size for name, size in sizes.items() if name.startswith("perphd.db")),
+        state_bytes=sum(sizes.values()),
+        state_files=len(sizes),
+    )
+
+
+def _sizes(state: Path) -> Iterable[tuple[str, int]]:
+    for folder, _, names in os.walk(state):
+        for name in names:
+            path = Path(folder, name)
+            with suppress(OSError):  # gone meanwhile
+                yield str(path.relative_to(state)), path.lstat().st_size

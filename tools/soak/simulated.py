@@ -1,0 +1,115 @@
+"""The whole agent in virtual time, on a simulated host with as many workloads."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from perphd.agent.composition import build_agent
+from perphd.agent.config import parse
+from perphd.agent.simulated import simulated_sli
+from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
+from perphd.sim.host import Arrival, Departure, Event, SimHost
+from perphd.sim.machine import CGROUP_ROOT, Machine
+from perphd.sim.workload import Batch, Lra, Workload
+from tools.soak import churn, meter
+from tools.soak.churn import Happens, Step
+
+READ_EVERY_S = 20.0
+STEP_S = 1.0
+"""Resolution of the physics: who leaks does not depend on it."""
+_CORES = 32
+
+
+class Soak:
+    """An agent whose host loses and regains cgroups, and whose list of workloads changes."""
+
+    def __init__(
+        self, seconds: float, places: int, per_s: float, rate_hz: float, store: str, seed: int
+    ) -> None:
+        self._places, self._per_s, self._rate_hz, self._seed = places, per_s, rate_hz, seed
+        self._store = store
+        self._seconds = seconds
+        work = [_work(place) for place in range(places)]
+        events: list[Event] = []
+        for step in self._steps():
+            if step.what is Happens.VANISHES:
+                events.append(Departure(step.at_s, work[step.place].name, remove_cgroup=True))
+            elif step.what is Happens.RETURNS:
+                events.append(Arrival(step.at_s, work[step.place].name))
+        self.host = SimHost(
+            work, machine=Machine(1, _CORES), events=events, seed=seed, step_s=STEP_S, pmu=True
+        )
+        for one in work:  # an Arrival means: not there from the start
+            self.host._start(one.name)
+            self.host.fs.write(
+                f"{CGROUP_ROOT}{one.cgroup}/cpuset.cpus", str(self.host.machine.online).encode()
+            )
+
+    def _steps(self) -> Iterator[Step]:
+        return churn.steps(self._places, int(self._seconds), self._seed, self._per_s)
+
+    async def run(self, told: Callable[[meter.Reading], None]) -> list[meter.Reading]:
+        """Run through it; every reading is also told as it is taken."""
+        with tempfile.TemporaryDirectory(prefix="perphd-soak-") as folder:
+            state = Path(folder)
+            text = (
+                f'[daemon]\nmode = "enforce"\nperiod_s = {1.0 / self._rate_hz}\nstate_dir = "{state}"\n'
+                f'model_save_s = 30.0\n[store]\nmax_size = "{self._store}"\n'
+            )
+            specs = tuple(_spec(place, name) for place, name in enumerate(churn.first_names(self._places)))
+            clock = _Clock()
+            agent = build_agent(
+                replace(parse(text, "soak"), workloads=specs),
+                fs=self.host.fs,
+                opener=self.host.perf_opener,
+                sli_opener=simulated_sli(self.host),
+                wall_clock=clock.now,
+            )
+            readings: list[meter.Reading] = []
+            plan = (step for step in self._steps() if step.what is Happens.IS_REPLACED)
+            step = next(plan, None)
+            due_s = 0.0
+            for tick in range(1, int(self._seconds * self._rate_hz) + 1):
+                clock.s = tick / self._rate_hz
+                if (
+                    clock.s >= self.host.now_s + STEP_S
+                ):  # looked at more often than it changes: ten times as fast
+                    self.host.advance(clock.s)
+                while step is not None and step.at_s <= clock.s:
+                    await agent.remove_workload(step.name)
+                    await agent.add_workload(_spec(step.place, step.newcomer))
+                    step = next(plan, None)
+                await agent.tick(clock.s)
+                if clock.s >= due_s:
+                    due_s += READ_EVERY_S
+                    readings.append(meter.read(os.getpid(), state, clock.s))
+                    told(readings[-1])
+            await agent.stop(restore=True)
+            return readings
+
+
+def _work(place: int) -> Workload:
+    name, cgroup = f"p{place:03}", f"/soak/p{place:03}"
+    if churn.is_lra(place):
+        return Lra(name, cgroup, clients=2, service_ms=2.0, wait_ms=8.0, threads=4)
+    return Batch(name, cgroup, threads=1)
+
+
+def _spec(place: int, name: str) -> WorkloadSpec:
+    """The workload of this name; its processes are those of the place, whatever it is called."""
+    cgroup = f"/soak/p{place:03}"
+    if churn.is_lra(place):
+        return WorkloadSpec(name, Kind.LRA, cgroup, sli=SliSpec("simulated", (("workload", f"p{place:03}"),)))
+    return WorkloadSpec(name, Kind.BATCH, cgroup)
+
+
+class _Clock:
+    def __init__(self) -> None:
+        self.s = 0.0
+
+    def now(self) -> float:
+        return 1_800_000_000.0 + self.s

@@ -1,0 +1,59 @@
+"""Slopes with confidence: a line through block means, so that readings that resemble their neighbours count once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import stats
+
+BLOCKS = 20
+"""Neighbouring readings are averaged into so many blocks before a line is put through them."""
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A quantity over time. ``per_h``: its slope; ``low_per_h``, ``high_per_h``: the 95 % confidence interval."""
+
+    name: str
+    mean: float
+    first: float
+    last: float
+    most: float
+    per_h: float
+    low_per_h: float
+    high_per_h: float
+
+    def grows(self, share_per_day: float = 0.05) -> bool:
+        """True if it surely rises, and by more than this share of its mean in a day: below that it is no leak."""
+        return self.low_per_h > 0.0 and 24.0 * self.per_h > share_per_day * abs(self.mean)
+
+
+def trend(name: str, at_s: Sequence[float], values: Sequence[float]) -> Trend:
+    """The trend of these readings.
+
+    Raises:
+        ValueError: fewer than three readings.
+    """
+    if len(values) < 3:
+        raise ValueError(f"{name}: {len(values)} readings have no trend")
+    blocks = min(BLOCKS, len(values))
+    hours = np.array([part.mean() for part in np.array_split(np.asarray(at_s) / 3600.0, blocks)])
+    means = np.array([part.mean() for part in np.array_split(np.asarray(values, dtype=float), blocks)])
+    fit = stats.linregress(hours, means)
+    wide = float(fit.stderr) * float(stats.t.ppf(0.5 + CONFIDENCE / 2, blocks - 2))
+    wide = 0.0 if math.isnan(wide) else wide
+    slope = float(fit.slope)
+    return Trend(
+        name,
+        float(np.mean(values)),
+        float(means[0]),
+        float(means[-1]),
+        float(max(values)),
+        slope,
+        slope - wide,
+        slope + wide,
+    )
