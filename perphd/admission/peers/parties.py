@@ -6,6 +6,9 @@ found by trying: an application walks round its wheel (cores, cache ways, bandwi
 not do what it should. A step up that does not help is kept; a step down that leads to a violation is taken back at
 once and that application gives nothing for 30 s. Units come from batch first, else from the LRA with most slack.
 
+``literal`` keeps to the printed rule, by which it is always the application with the most slack that gives: one that is
+down to one unit of everything then ends the search. The sane variant passes it over.
+
 Left out, for want of a setting or of a need: frequency (bandwidth stands in its place on the wheel, as in CLITE's
 comparison), the storage wheel (services held in memory are never shrunk there either), and migration, which a single
 host cannot do: after 60 s without a configuration that meets all targets it is counted, and the search goes on.
@@ -55,15 +58,15 @@ class PartiesMemory:
 
 
 class PartiesPolicy:
-    """See the module. ``seed``: where each wheel starts is random in the paper."""
+    """See the module. ``seed``: where each wheel starts is random in the paper. ``literal``: the printed rule."""
 
-    def __init__(self, seed: int = 0) -> None:
-        self._seed = seed
+    def __init__(self, seed: int = 0, *, literal: bool = False) -> None:
+        self._seed, self._literal = seed, literal
 
     @property
     def name(self) -> str:
-        """``parties``."""
-        return "parties"
+        """``parties-literal`` or ``parties``."""
+        return "parties-literal" if self._literal else "parties"
 
     def decide(self, snapshot: Snapshot) -> TargetState:
         """One step at most."""
@@ -101,12 +104,22 @@ class PartiesPolicy:
         worst = min(slacks, key=lambda app: slacks[app])
         if slacks[worst] < UPSIZE_BELOW:
             return _upsize(memory, worst, slacks, wheel)
-        free = {a: s for a, s in slacks.items() if memory.banned_until_s.get(a, 0.0) <= now_s}
+        free = {
+            a: s
+            for a, s in slacks.items()
+            if memory.banned_until_s.get(a, 0.0) <= now_s
+            and (self._literal or _can_give(memory.parts[a], wheel))
+        }
         if free:
             best = max(free, key=lambda app: free[app])
             if free[best] > DOWNSIZE_ABOVE:
                 return _downsize(memory, best, slacks, wheel)
         return memory
+
+
+def _can_give(units: Units, wheel: tuple[str, ...]) -> bool:
+    """True while it has more than one unit of something: resources at their minimum are skipped."""
+    return any(units.get(resource) > 1 for resource in wheel)
 
 
 def _wheel(total: Units) -> tuple[str, ...]:

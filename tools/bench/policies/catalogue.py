@@ -45,6 +45,7 @@ ENTRANTS: Final[dict[str, Entrant]] = {
     "heracles-literal": Entrant(lambda scene, seed: _heracles(scene, literal=True)),
     "heracles": Entrant(lambda scene, seed: _heracles(scene, literal=False)),
     "parties": Entrant(lambda scene, seed: PartiesPolicy(seed), period_s=0.5),
+    "parties-literal": Entrant(lambda scene, seed: PartiesPolicy(seed, literal=True), period_s=0.5),
     "clite": Entrant(lambda scene, seed: clite.ClitePolicy(seed, CLITE_SAMPLES), period_s=clite.PERIOD_S),
     "perph-literal": Entrant(lambda scene, seed: PerphLiteralPolicy(), models=True),
     "perph": Entrant(lambda scene, seed: PerphPolicy(), models=True),

@@ -39,6 +39,8 @@ DROPOUT: Final = 0.25
 LOAD_CHANGE: Final = 0.20
 MISSES: Final = 5
 _STARTS: Final = 3
+_LOOKS: Final = 300
+"""Random points among which the starts of the climbs are chosen, by expected improvement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,9 +221,9 @@ def _climb(
         {"type": "ineq", "fun": lambda v, p=place: units[p] - 1.0 - v[p::width].sum()}
         for place in range(width)
     ]
-    starts = [_flat(best, axes)[0]]
-    for _ in range(_STARTS - 1):
-        starts.append(_flat(_anywhere(total, count, random, best, held), axes)[0])
+    field = np.vstack([_flat(_anywhere(total, count, random, best, held), axes) for _ in range(_LOOKS)])
+    promising = np.argsort(-_gain(process, field, top), kind="stable")[: _STARTS - 1]
+    starts = [_flat(best, axes)[0], *field[promising]]
     champion: tuple[Point, float] | None = None
     nudge = 0.05 * np.eye(len(bounds))
 

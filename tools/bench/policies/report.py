@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import html
 import io
-import itertools
 import math
 import os
 import platform
@@ -22,6 +21,8 @@ PUBLISHED: Final = {
     ("fig7", "parties"): "73 of 100; 0.72", ("fig7", "heracles-literal"): "0 of 100",
     ("fig8", "oracle"): "69 of 100", ("fig8", "clite"): "68 of 100; 0.92", ("fig8", "parties"): "40 of 100; 0.45",
     ("fig12", "clite"): "0.90 (least 0.58)", ("fig12", "parties"): "0.573 (least 0.49)",
+    ("fig7", "parties-literal"): "as PARTIES", ("fig8", "parties-literal"): "as PARTIES",
+    ("fig12", "parties-literal"): "as PARTIES",
 }  # fmt: skip
 """CLITE's paper (HPCA 2020), as read from its figures."""
 TOLERANCE: Final = 0.15
@@ -200,9 +201,12 @@ def _grids(cells: list[dict[str, Any]]) -> list[str]:
     lines = [
         "## CLITE's grids",
         "",
-        "On the model of CLITE's machine; ORACLE in CLITE's space (disjoint parts). fig7, fig8: memcached's greatest "
-        "load beside img-dnn and masstree at every load; *mean* is over ORACLE's, an unmet cell counting 0. fig12: the "
-        "streamer's work over ORACLE's. No figure is tuned for a cell.",
+        "On the model of CLITE's machine; ORACLE in CLITE's space (every core, way and tenth of bandwidth is "
+        "somebody's, at least one each). fig7, fig8: memcached's greatest load beside img-dnn and masstree at every "
+        "load; *mean* is over ORACLE's, an unmet cell counting 0. fig12: the streamer's work over ORACLE's. CLITE and "
+        "PARTIES look for two seconds at a configuration, as there. No figure is tuned for a cell. The printed rule of "
+        "PARTIES (parties-literal) lets only the application with the most slack give, and stops for good when that "
+        "one is down to one unit of everything; parties passes it over. What was published lies between the two.",
         "",
         "| grid | policy | cells met | of those ORACLE meets | mean | mean where met | least where met | published |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
@@ -221,19 +225,21 @@ def _grids(cells: list[dict[str, Any]]) -> list[str]:
 def _reproduced(cells: list[dict[str, Any]]) -> list[str]:
     lines = []
     for grid in dict.fromkeys(c["grid"] for c in cells):
-        order = ("oracle", "clite", "parties", "heracles-literal")
+        order = ("oracle", "clite", "parties", "parties-literal", "heracles-literal")
         found = {p: grid_summary(cells, grid, p) for p in order}
         if any(not found[p]["cells"] for p in order):
             continue
-        key = "mean" if grid == "fig12" else "feasible"
-        values = [found[p][key] for p in order]
-        holds = all(a >= b for a, b in itertools.pairwise(values))
+        values = [found[p]["mean"] for p in order]
+        rest = "ORACLE >= CLITE > PARTIES (both readings) > Heracles"
+        holds = values[0] >= values[1] and all(
+            values[1] > found[p]["mean"] > values[-1] for p in ("parties", "parties-literal")
+        )
         lines.append(
-            f"- {grid}: ORACLE >= CLITE >= PARTIES >= Heracles {'holds' if holds else '**does not hold**'} "
-            f"({', '.join(f'{v:.2f}' if grid == 'fig12' else f'{v:.0f}' for v in values)})."
+            f"- {grid}: {rest} {'holds' if holds else '**does not hold**'} in the mean over the cells "
+            f"({', '.join(f'{p} {v:.2f}' for p, v in zip(order, values, strict=True))})."
         )
         if grid == "fig12":
-            for policy, published in (("clite", 0.90), ("parties", 0.573)):
+            for policy, published in (("clite", 0.90), ("parties", 0.573), ("parties-literal", 0.573)):
                 ratio = found[policy]["mean_where_met"]
                 within = abs(ratio - published) <= TOLERANCE
                 lines.append(
