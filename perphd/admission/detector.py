@@ -59,7 +59,7 @@ class DetectorState:
 
     ``below``, ``severe``, ``above``: samples in a row below target, below it by the effect size, on target;
     ``short_sigma``: by how much those below were short, added up, in units of one sample's scatter;
-    ``extra``: where the extra time of the samples below target went;
+    ``extra``, ``cause``: where the extra time of the samples below target went, and what follows from it;
     ``work``, ``delay``: what the residuals of both channels usually do, and the evidence that they no longer do.
     """
 
@@ -71,6 +71,7 @@ class DetectorState:
     short_sigma: float = 0.0
     scatter: Scatter = Scatter()
     extra: Ledger = Ledger()
+    cause: Cause = Cause.NONE
     work: Baseline = Baseline()
     delay: Baseline = Baseline()
 
@@ -88,7 +89,7 @@ class Judgement:
     units, as its latest samples show it (else the undisturbed application's). ``confirmed``: what was seen since the last own change is enough
     to believe in degradation now; a verdict of DEGRADED may be older. ``hierarchy``: LLC, MBW or SMT if instructions take
     clearly longer because of them, whatever else is contended; else NONE. ``blatant``: this one sample is so far below
-    target that no scatter explains it.
+    target that no scatter explains it. ``slower``: cycles per instruction relative to the usual, where ``hierarchy`` is.
     """
 
     verdict: Verdict
@@ -98,6 +99,7 @@ class Judgement:
     confirmed: bool = False
     hierarchy: Cause = Cause.NONE
     blatant: bool = False
+    slower: float = 1.0
 
 
 def target_of(
@@ -159,8 +161,11 @@ def judge(
     score = min(work_score, delay_score)
     below = score < 1.0 and bool(witnesses)
     extra = state.extra.blend(causes.ledger(sample, perf, model)) if below else Ledger()
-    if below and (found := causes.cause(extra, counted[0], sample, around, settings, evidence)) is not Cause.UNKNOWN:
-        cause = found
+    if below:
+        found = causes.cause(extra, counted[0], sample, around, settings, evidence)
+        cause = found if found is not Cause.UNKNOWN else cause
+    else:
+        cause = state.cause  # of a degradation that is not over yet
     h = cusum.threshold(settings.false_alarms_per_day, sample.interval_s, settings.cusum_k)
     work_residual, delay_residual = _residuals(perf, target, work_score)
     known_sd = state.scatter.sd
@@ -177,6 +182,7 @@ def judge(
         severe=state.severe + 1 if below and score < 1.0 - settings.min_effect_pct / 100.0 else 0,
         above=0 if below else state.above + 1,
         extra=extra,
+        cause=cause,
         work=cusum.step(state.work, work_residual, settings.cusum_k, h),
         delay=cusum.step(state.delay, delay_residual, settings.cusum_k, h),
     )
@@ -190,7 +196,14 @@ def judge(
     new = replace(new, health=health, since_s=since_s)
     shown = cause if health in (Health.SUSPECT, Health.DEGRADED) else Cause.NONE
     return Judgement(
-        Verdict(health, shown, since_s, tuple(evidence)), new, score, noise_sd, confirmed, counted[0], blatant
+        Verdict(health, shown, since_s, tuple(evidence)),
+        new,
+        score,
+        noise_sd,
+        confirmed,
+        hierarchy=counted[0],
+        blatant=blatant,
+        slower=1.0 + counted[1],
     )
 
 

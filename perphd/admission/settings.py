@@ -38,6 +38,36 @@ class PolicySettings:
         "ratio",
         "growth of delay against the reference that counts as a witness of contention",
     )
+    cpi_witness_ratio: float = _key(
+        1.08,
+        1.0,
+        10.0,
+        "ratio",
+        "growth of cycles per instruction from which cache, memory bandwidth or hyperthreads count as contended",
+    )
+    mpki_witness_ratio: float = _key(
+        1.2, 1.0, 100.0, "ratio", "growth of cache misses per instruction that counts as a cache that was lost"
+    )
+    bandwidth_suspect_gbytes_per_s: float = _key(
+        1.5,
+        0.0,
+        1000.0,
+        "GB/s",
+        "memory traffic of all workloads per core below which bandwidth is not called the cause",
+    )
+    network_full_pct: float = _key(
+        80.0, 1.0, 100.0, "%", "use of the fullest link from which the network can be the cause"
+    )
+    throttled_witness_pct: float = _key(
+        5.0, 0.1, 100.0, "%", "share of the periods in which an LRA's own CPU limit held it back, to be the cause"
+    )
+    unexplained_pct: float = _key(
+        15.0,
+        0.0,
+        100.0,
+        "%",
+        "a growth of latency of which this host explains less is made elsewhere and gets no resources",
+    )
     cusum_k: float = _key(0.5, 0.1, 5.0, "sigma", "slack of the one-sided CUSUM on standardised residuals")
     false_alarms_per_day: float = _key(
         1.0,

@@ -38,7 +38,7 @@ class Flow:
     a waking thread; ``stall_memory``, ``stall_io``: waiting per operation (s); ``bandwidth``, ``pressure``: bytes per
     second to and from memory, and into the cache [B,W,D]; ``own_disk_s``, ``own_link_s``: an operation's time on an
     idle disk and link; ``speed``: instructions per CPU second over all domains; ``usage_cap``: CPU time that limits
-    of disk and link leave.
+    of disk and link leave; ``on_link_s``: an operation's time on the link as it is.
     """
 
     ips: Array
@@ -59,6 +59,7 @@ class Flow:
     faults: Array
     speed: Array
     usage_cap: Array
+    on_link_s: Array
 
     def hold_to(self, usage: Array, lra: npt.NDArray[np.bool_]) -> None:
         """Scale what was done to the CPU time that was really there."""
@@ -107,7 +108,8 @@ class Balance:
         stall_memory = disk_s + np.where(stuck, service * (1.0 / _STUCK_SPEED - 1.0), 0.0)
         own_disk = people.disk_ops * machine.disk_ms / 1000.0 + people.disk_bytes / machine.disk_bytes_per_s
         own_link = people.net_bytes / machine.net_bytes_per_s
-        stall_io = own_disk * slow + own_link * (1.0 + state.link)
+        on_link = own_link * (1.0 + state.link)
+        stall_io = own_disk * slow + on_link
         caps = np.minimum(
             rows.disk_cap / np.maximum(people.disk_bytes, _TINY),
             rows.net_cap / np.maximum(people.net_bytes, _TINY),
@@ -167,6 +169,7 @@ class Balance:
             faults,
             speed,
             caps * service,
+            on_link,
         )
 
     def follow(

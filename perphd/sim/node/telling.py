@@ -53,7 +53,8 @@ def outcomes(
     held = (rows.limit_cores < room) & (flow.usage > 0.9 * rows.limit_cores)
     throttled = np.where(held, 1.0 - rows.limit_cores / np.maximum(room, _TINY), 0.0)
     memory = _stalled_share(flow.rate * flow.stall_memory, flow.usage, delay)
-    io = _stalled_share(flow.rate * state.stalled, flow.usage, delay)
+    # The kernel counts who waits for a disk; who waits for the network just sleeps.
+    io = _stalled_share(flow.rate * np.maximum(state.stalled - flow.on_link_s, 0.0), flow.usage, delay)
     instructions = flow.usage * flow.speed
     mpki = (cpu.domain * flow.mpki).sum(2)
     disk_ops = flow.rate * (people.disk_ops + flow.faults)

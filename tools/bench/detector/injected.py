@@ -18,17 +18,24 @@ from perphd.domain.decision import Cause, Decision, Health
 from perphd.domain.policy import Policy, Snapshot, WorkloadView
 from perphd.predictor import Registry
 from perphd.sim.node.archetypes import archetype
+from perphd.sim.node.grant import Grant
 from perphd.sim.node.load import LoadTrace, Steps
-from perphd.sim.node.machine import SILVER_4114
+from perphd.sim.node.machine import SILVER_4114, Machine
+from perphd.sim.node.model import Node
 from perphd.sim.node.workload import Code, MemoryUse, NodeWorkload
 from tools.bench.policies.driver import KNOBS
 from tools.bench.policies.scene import Actor, Scenario
 from tools.bench.policies.world import World, host_view
 
 MACHINE: Final = SILVER_4114
+SINGLE: Final = replace(MACHINE, threads_per_core=1)
+"""The same with hyperthreading switched off."""
+NARROW: Final = replace(MACHINE, memory_bytes_per_s=20e9)
+"""The same with half of its memory channels empty: what streamers on four cores can fill."""
 STARTS_S: Final = 90.0
 ENDS_S: Final = 170.0
 _OPEN: Final = ("xapian", "img-dnn", "masstree", "specjbb", "memcached")
+_CACHED: Final = ("mysql-oltp", "mysql-olap", "mysql-short", "kafka-stream", "masstree")
 _HOME: Final = MACHINE.first_cores(6)
 _AWAY: Final = MACHINE.first_cores(4, 6)
 
@@ -41,6 +48,7 @@ class Injection:
     actors: tuple[Actor, ...]
     before: Mapping[str, Settings] = field(default_factory=dict)
     after: Mapping[str, Settings] = field(default_factory=dict)
+    machine: Machine = MACHINE
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +77,11 @@ def play(
     before: Mapping[str, Settings] | None = None,
     after: Mapping[str, Settings] | None = None,
     at_s: float = STARTS_S,
+    machine: Machine = MACHINE,
     see: Callable[[Snapshot, Decision, dict[str, Any]], None] = lambda *_: None,
 ) -> None:
     """Run actors on the machine, observing only; ``see`` is told of every decision and of true outcomes."""
-    scenario = Scenario("injected", "detector", "", MACHINE, actors, ends_s, step_s=0.5)
+    scenario = Scenario("injected", "detector", "", machine, actors, ends_s, step_s=0.5)
     world, registry, policy = World(scenario, seed), Registry(), policy or PerphPolicy()
     memory: Any = None
     tick = 0
@@ -82,8 +91,8 @@ def play(
             world.apply({**(before or {}), **after})
         interval = world.advance(1.0)
         samples = {s.workload: s for s in world.samples(interval)}
-        link = sum(o.net_bytes_per_s for o in interval.outcomes.values()) / MACHINE.net_bytes_per_s
-        host = replace(host_view(MACHINE, world.busy_cores(interval)), network_pct=100.0 * link)
+        link = sum(o.net_bytes_per_s for o in interval.outcomes.values()) / machine.net_bytes_per_s
+        host = replace(host_view(machine, world.busy_cores(interval)), network_pct=100.0 * link)
         views = tuple(
             WorkloadView(
                 a.spec, samples.get(a.name), registry.model(a.name) if a.is_lra else None, enforceable=KNOBS
@@ -109,7 +118,9 @@ def run(injection: Injection, seed: int) -> Found:
         told.append((snapshot.at_s, decision))
         truth.append((snapshot.at_s, outcomes[lra.name].work_per_s, outcomes[lra.name].p95_ms))
 
-    play(injection.actors, seed, ENDS_S, None, injection.before, injection.after, see=see)
+    play(
+        injection.actors, seed, ENDS_S, None, injection.before, injection.after, machine=injection.machine, see=see
+    )
     usual = [t for t in truth if 30.0 < t[0] <= STARTS_S]
     work, p95 = (sum(t[n] for t in usual) / len(usual) for n in (1, 2))
     hurt = [t for t in truth if t[0] > STARTS_S + 5.0]
@@ -162,13 +173,14 @@ def _apart(lra: Actor, *others: Actor, **more: Any) -> dict[str, Settings]:
 
 
 def cpu(random: Random) -> Injection:
-    """Compute jobs on the same CPUs, more threads than there are CPUs."""
-    return Injection(Cause.CPU, (_lra(random), _batch("batch-pi", random.choice((24, 32, 40)))))
+    """Compute jobs on the same CPUs, more threads than there are CPUs; no hyperthreads, that would be two causes."""
+    jobs = _batch("batch-pi", random.choice((14, 20, 30)))
+    return Injection(Cause.CPU, (_lra(random), jobs), machine=SINGLE)
 
 
 def smt(random: Random) -> Injection:
     """Compute jobs on the siblings of the LRA's CPUs, none on its own."""
-    lra, pi = _lra(random, low=0.3, high=0.5), _batch("batch-pi", 10)
+    lra, pi = _lra(random, ("xapian", "masstree", "specjbb", "img-dnn", "mysql-oltp", "mysql-short"), 0.55, 0.65), _batch("batch-pi", 10)
     first = CpuSet.of(range(MACHINE.cores))
     homes = {lra.name: Settings(cpus=first), pi.name: Settings(cpus=MACHINE.online - first)}
     return Injection(Cause.SMT, (lra, pi), homes)
@@ -176,26 +188,30 @@ def smt(random: Random) -> Injection:
 
 def llc(random: Random) -> Injection:
     """A cache thrasher on cores of its own; the channels are far from full."""
-    lra = _lra(random, ("xapian", "masstree", "specjbb", "img-dnn"), 0.3, 0.45)
-    thrash = _batch("batch-thrash", random.choice((2, 3, 4)))
+    lra = _lra(random, _CACHED, 0.56, 0.64)
+    code = lra.work.code
+    # Steeper miss curves than the archetypes have: those hardly feel a cache that is gone.
+    needy = replace(code, mpki_swing=code.mpki_swing * random.uniform(3.0, 4.0))
+    lra = replace(lra, work=replace(lra.work, code=needy))
+    thrash = _batch("batch-thrash", random.choice((4, 6, 8)))
     return Injection(Cause.LLC, (lra, thrash), _apart(lra, thrash))
 
 
 def mbw(random: Random) -> Injection:
     """Streamers on cores of their own, in one way of the cache."""
-    lra = _lra(random, ("xapian", "masstree", "specjbb", "img-dnn"), 0.3, 0.45)
+    lra = _lra(random, _CACHED, 0.56, 0.64)
     stream = _batch("batch-stream", random.choice((6, 8)))
     found = _apart(lra, stream)
     ways = MACHINE.llc_ways
     found[lra.name] = replace(found[lra.name], llc_masks=((0, (1 << ways) - 2),))
     found[stream.name] = replace(found[stream.name], llc_masks=((0, 1),))
-    return Injection(Cause.MBW, (lra, stream), found)
+    return Injection(Cause.MBW, (lra, stream), found, machine=NARROW)
 
 
 def memory(random: Random) -> Injection:
     """A job whose memory leaves the LRA's page cache no room."""
     lra = _lra(random, ("xapian", "mysql-oltp", "kafka-stream"))
-    left = lra.work.memory.anon_bytes + random.uniform(0.1, 0.3) * lra.work.memory.cache_bytes
+    left = lra.work.memory.anon_bytes + random.uniform(0.02, 0.08) * lra.work.memory.cache_bytes
     anon = MACHINE.memory_bytes * 0.97 - left
     hog = NodeWorkload("hog", Code(1e7), threads=1, memory=MemoryUse(anon_bytes=anon))
     actor = Actor(hog, starts_s=STARTS_S)
@@ -204,7 +220,7 @@ def memory(random: Random) -> Injection:
 
 def disk(random: Random) -> Injection:
     """Random reads with many in flight."""
-    lra, fio = _lra(random, ("mysql-oltp",)), _batch("batch-fio", random.choice((96, 128, 192)))
+    lra, fio = _lra(random, ("mysql-oltp",)), _batch("batch-fio", random.choice((128, 192, 256)))
     return Injection(Cause.IO, (lra, fio), _apart(lra, fio))
 
 
@@ -218,11 +234,9 @@ def network(random: Random) -> Injection:
 
 def throttled(random: Random) -> Injection:
     """The LRA's own cpu.max is lowered."""
-    lra, other = _lra(random, ("xapian", "img-dnn", "specjbb"), 0.3, 0.45), _bystander()
-    rate = lra.work.requests.rate_per_s if lra.work.requests is not None else None
-    full = archetype(lra.name).workload.requests
-    share = (rate or 1.0) / ((full.rate_per_s if full is not None else None) or 1.0)
-    limit = random.uniform(0.8, 1.05) * share * 16.0
+    lra, other = _lra(random, ("xapian", "img-dnn", "specjbb", "mysql-oltp", "mysql-short"), 0.3, 0.45), _bystander()
+    alone = Node(MACHINE, [lra.work]).solve([[Grant(cpus=_HOME)]]).of(0)
+    limit = random.uniform(0.7, 0.9) * alone.usage_cores
     found = _apart(lra, other)
     later = {lra.name: replace(found[lra.name], cpu_max_cores=round(limit, 1))}
     return Injection(Cause.THROTTLED, (lra, other), found, later)
@@ -235,7 +249,7 @@ def remote(random: Random) -> Injection:
     assert requests is not None
     slower = replace(requests, wait_ms=requests.wait_ms + random.uniform(6.0, 20.0))
     lra = replace(lra, becomes=((STARTS_S, replace(lra.work, requests=slower)),))
-    return Injection(Cause.REMOTE, (lra, other))
+    return Injection(Cause.REMOTE, (lra, other), _apart(lra, other))
 
 
 INJECTIONS: Final[Mapping[str, Callable[[Random], Injection]]] = {

@@ -1,0 +1,252 @@
+"""Which resource is contended: where the extra time of a unit of work goes.
+
+An LRA's threads run, wait for a processor, or stall for memory or disks; each of these is known in threads (Little's
+law: threads in a state = work rate x time that a unit of work spends in it). What the present work used to need of each
+is the reference's; what exceeds it is the extra. The largest extra is the cause. Instructions that take longer are told
+apart by the processor's counters: more misses (cache), dearer misses (bandwidth), or neither (hyperthreads). A latency
+that grows although none of this does is made elsewhere: by a network that is full, or by what the application asks.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+from typing import Final
+
+from perphd.admission.context import batches, total_cores
+from perphd.admission.settings import PolicySettings
+from perphd.domain.decision import Cause, Evidence
+from perphd.domain.policy import ResPerfModel, Snapshot
+from perphd.domain.reading import NOT_MEASURED, Reading, available, value_or
+from perphd.domain.sample import Sample
+from perphd.domain.signals import Performance
+
+CYCLES_PER_MISS: Final = 35.0
+"""What a miss costs at most on a bus that is not crowded: the 90th percentile of 55 measured programs."""
+LEAST_MPKI: Final = 0.5
+_KEEP: Final = 0.5  # weight of the ledger so far against the newest sample's
+_MOST_SHARE: Final = 0.99  # a stall share from which the number of stalled threads can no longer be told
+_TAIL: Final = 2.0
+_CLEAR_STALL: Final = 0.5  # extra threads that stall: from here on the stall is real, whatever else grew
+_WAITING_BATCH_PCT: Final = 5.0
+_GIGABYTE: Final = 1e9
+_NOTHING_TO_GIVE: Final = {
+    Cause.NETWORK: "the network is full: no CPU, cache or memory of batch's would help",
+    Cause.THROTTLED: "its own CPU limit holds it back: nothing of batch's would help, raising cpu.max would",
+    Cause.REMOTE: "no resource of this host explains it: what it waits for is slower elsewhere, and nothing is given",
+}
+
+
+def nothing_to_give(found: Cause) -> str:
+    """Why nothing that is taken from batch would cure this; empty if something might."""
+    return _NOTHING_TO_GIVE.get(found, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What the host does around an LRA.
+
+    ``siblings_busy``: more CPUs are busy than there are cores; ``batch_waits``: batch itself waits for processors, as
+    it must where it competes for them; ``traffic_bytes_per_s``: memory traffic of all workloads per physical core.
+    """
+
+    siblings_busy: bool = True
+    batch_waits: bool = True
+    traffic_bytes_per_s: Reading = NOT_MEASURED
+    network_pct: Reading = NOT_MEASURED
+
+
+def surroundings(snapshot: Snapshot) -> Surroundings:
+    """The host around every LRA; what cannot be read is taken to be the case."""
+    busy, cores = snapshot.host.busy_cores, total_cores(snapshot)
+    smt = len(snapshot.host.topology.usable) > cores
+    waits = [v.sample.cpu_some_pct for v in batches(snapshot) if v.sample is not None]
+    traffic = [v.sample.mbw_bytes_per_s for v in snapshot.workloads if v.sample is not None]
+    known = [t for t in traffic if available(t)]
+    return Surroundings(
+        siblings_busy=smt and (not available(busy) or busy > 1.02 * cores),
+        batch_waits=any(value_or(w, 100.0) >= _WAITING_BATCH_PCT for w in waits),
+        traffic_bytes_per_s=sum(known) / cores if known else NOT_MEASURED,
+        network_pct=snapshot.host.network_pct,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Extra threads: waiting for a processor, running, stalled for memory, for disks; and in flight altogether.
+
+    NaN: not known. ``delay`` comes from the application's own latency. ``slower``: threads that run, wait or stall over
+    those that this work used to need.
+    """
+
+    queue: float = math.nan
+    running: float = math.nan
+    memory: float = math.nan
+    disk: float = math.nan
+    delay: float = math.nan
+    slower: float = math.nan
+
+    @property
+    def local(self) -> float:
+        """All that this host explains; NaN if waiting or running is not known."""
+        known = (max(0.0, v) for v in (self.memory, self.disk) if not math.isnan(v))
+        return max(0.0, self.queue) + max(0.0, self.running) + sum(known)
+
+    def blend(self, new: Ledger) -> Ledger:
+        """This ledger after another sample; what either does not know comes from the other."""
+        mixed = {}
+        for item in fields(Ledger):
+            a, b = getattr(self, item.name), getattr(new, item.name)
+            mixed[item.name] = b if math.isnan(a) else a if math.isnan(b) else _KEEP * a + (1 - _KEEP) * b
+        return Ledger(**mixed)
+
+
+def ledger(sample: Sample, perf: Performance, model: ResPerfModel) -> Ledger:
+    """Where the extra time of this sample went, as far as it can be told."""
+    usual_work = model.reference(f"work:{perf.work_source}", perf.load)
+    if usual_work is None or not available(perf.work) or usual_work.value <= 0:
+        return Ledger()
+    share = perf.work / usual_work.value
+    usage = model.reference("cpu_usage_cores", perf.load)
+    in_flight = model.reference("in_flight", perf.load)
+    queue = running = delay = math.nan
+    if available(sample.cpu_usage_cores) and usage is not None:
+        running = sample.cpu_usage_cores - share * usage.value
+    if available(sample.run_delay_cores) and in_flight is not None and usage is not None:
+        queue = sample.run_delay_cores - share * max(0.0, in_flight.value - usage.value)
+    else:
+        queue = _stalled(sample, "cpu_some_pct", perf, model, share)
+    memory = _stalled(sample, "memory_some_pct", perf, model, share)
+    # A page that has to be read again stalls for both.
+    disk = _stalled(sample, "io_some_pct", perf, model, share) - (0.0 if math.isnan(memory) else memory)
+    usual_delay = model.reference(f"delay:{perf.delay_source}", perf.load)
+    if perf.delay_source.startswith("latency") and available(perf.delay) and usual_delay is not None:
+        if perf.work_source == "sli":
+            delay = perf.work * (perf.delay - usual_delay.value) / 1000.0
+    slower = math.nan
+    if usage is not None and available(sample.cpu_usage_cores):
+        usual_threads = share * (in_flight.value if in_flight is not None else usage.value)
+        extra = sum(v for v in (queue, running, memory, disk) if not math.isnan(v))
+        slower = 1.0 + extra / max(usual_threads, 1e-6)
+    return Ledger(queue, running, memory, disk, delay, slower)
+
+
+def _stalled(sample: Sample, name: str, perf: Performance, model: ResPerfModel, share: float) -> float:
+    """Extra threads that stall, from the share of the time in which some do (as if they came independently)."""
+    seen, usual = sample.reading(name), model.reference(name, perf.load)
+    if not available(seen):
+        return math.nan
+    before = usual.value - 1.0 if usual is not None else 0.0
+
+    def threads(pct: float) -> float:
+        return -math.log(1.0 - min(max(pct, 0.0) / 100.0, _MOST_SHARE))
+
+    return threads(seen) - min(share, 1.0) * threads(before)
+
+
+def counted(
+    sample: Sample,
+    perf: Performance,
+    model: ResPerfModel,
+    around: Surroundings,
+    settings: PolicySettings,
+    evidence: list[Evidence],
+) -> tuple[Cause, float]:
+    """What the processor's counters say: LLC, MBW, SMT and by what share an instruction takes longer; else NONE.
+
+    More misses per instruction, as far as they explain it, are a cache that was taken away; dearer ones are memory
+    whose bandwidth is used up, where there is traffic enough for that, else the other hyperthread of the core.
+    """
+    cpi, mpki = sample.cpi, sample.llc_mpki
+    usual, misses = model.reference("cpi", perf.load), model.reference("llc_mpki", perf.load)
+    if not (available(cpi) and available(mpki)) or usual is None or misses is None:
+        return Cause.NONE, 0.0
+    slower = cpi / usual.value
+    if slower < settings.cpi_witness_ratio:
+        return Cause.NONE, 0.0
+    more = mpki / misses.value
+    explained = (mpki - misses.value) * CYCLES_PER_MISS / 1000.0 / (cpi - usual.value)
+    traffic = around.traffic_bytes_per_s
+    crowded = not available(traffic) or traffic >= settings.bandwidth_suspect_gbytes_per_s * _GIGABYTE
+    if mpki >= LEAST_MPKI and more >= settings.mpki_witness_ratio and explained >= 0.5:
+        cause, what = Cause.LLC, f"more misses ({more:.2f} x)"
+    elif around.siblings_busy and (mpki < LEAST_MPKI or not crowded):
+        cause, what = Cause.SMT, "no more misses and a memory bus that is not crowded: a busy hyperthread beside it"
+    elif mpki >= LEAST_MPKI and crowded:
+        cause, what = Cause.MBW, f"dearer misses ({more:.2f} x as many)"
+    elif mpki >= LEAST_MPKI and more >= settings.mpki_witness_ratio:
+        cause, what = Cause.LLC, f"more misses ({more:.2f} x)"
+    else:
+        return Cause.NONE, 0.0
+    evidence.append(Evidence("cpi", cpi, usual.value, "cycles", f"{slower:.2f} x its usual, with {what}"))
+    return cause, slower - 1.0
+
+
+def _made_elsewhere(extra: Ledger, settings: PolicySettings) -> bool:
+    """True if latency grew and neither processors nor memory nor disks take clearly longer for a unit of work.
+
+    A tail grows more than the mean that threads tell of, and requests also queue where no thread waits for them: so a
+    small part explained is not enough, the work itself must take about as long as it used to.
+    """
+    if not extra.delay > 0 or math.isnan(extra.local) or math.isnan(extra.slower):
+        return False
+    if max(extra.memory, extra.disk) >= _CLEAR_STALL:  # NaN compares as False
+        return False
+    explained = 100.0 * extra.local / extra.delay / settings.unexplained_pct
+    as_usual = settings.delay_witness_ratio
+    return (explained < 1.0 and extra.slower < as_usual) or (
+        explained < 1.0 / 3.0 and extra.slower < 1.0 + 5.0 * (as_usual - 1.0)
+    )
+
+
+def cause(
+    extra: Ledger,
+    hierarchy: Cause,
+    sample: Sample,
+    around: Surroundings,
+    settings: PolicySettings,
+    evidence: list[Evidence],
+) -> Cause:
+    """The resource that most of the extra time goes to; UNKNOWN if it cannot be told."""
+    if math.isnan(extra.queue) and math.isnan(extra.running):
+        return Cause.UNKNOWN
+    if _made_elsewhere(extra, settings):
+        full = around.network_pct
+        if available(full) and full >= settings.network_full_pct:
+            text = "its latency grew with a full link; processors, memory and disks do not explain it"
+            evidence.append(Evidence("network_pct", full, settings.network_full_pct, "%", text))
+            return Cause.NETWORK
+        text = "of its extra latency: no resource of this host explains the rest"
+        evidence.append(Evidence("explained here", 100.0 * extra.local / extra.delay, 100.0, "%", text))
+        return Cause.REMOTE
+    queue, running = (0.0 if math.isnan(v) else max(0.0, v) for v in (extra.queue, extra.running))
+    parts: dict[Cause, float] = {
+        c: v for c, v in ((Cause.MEMORY, extra.memory), (Cause.IO, extra.disk)) if not math.isnan(v)
+    }
+    throttled = sample.cpu_throttled_pct
+    if available(throttled) and throttled >= settings.throttled_witness_pct:
+        # Threads that a limit holds back wait in the run-queue like all others.
+        evidence.append(
+            Evidence("cpu_throttled_pct", throttled, 0.0, "%", "of the time its own CPU limit held it back")
+        )
+        parts[Cause.THROTTLED] = queue
+        queue = 0.0
+    if hierarchy is not Cause.NONE and not around.batch_waits:
+        # Nobody competes for its processors: what waits there waits because its own instructions take longer.
+        parts[hierarchy] = queue + running
+    else:
+        # Waiting falls on few requests and makes their tail; running longer falls on all alike.
+        parts[Cause.CPU] = queue if math.isnan(extra.delay) else _TAIL * queue
+        if hierarchy is not Cause.NONE:
+            parts[hierarchy] = running
+        elif around.batch_waits:
+            parts[Cause.CPU] += running  # who shares processors shares their private caches
+        else:
+            parts[Cause.UNKNOWN] = running
+    whole = sum(v for v in parts.values() if v > 0)
+    if whole <= 0:
+        return Cause.UNKNOWN
+    found = max(parts, key=lambda c: parts[c])
+    shown = ", ".join(f"{c} {v / whole:.0%}" for c, v in sorted(parts.items(), key=lambda i: -i[1]) if v > 0)
+    evidence.append(Evidence("extra time", whole, 0.0, "threads", f"more than this work used to need: {shown}"))
+    return found
