@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from perphd.admission import ladder
+from perphd.admission.placement import Cores, cpus_of
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import (
     Allocation,
@@ -51,16 +52,39 @@ def arbitrate(
     batch: Sequence[WorkloadView],
     protections: Mapping[str, Allocation],
     settings: PolicySettings,
+    placed: Mapping[str, Cores] | None = None,
 ) -> dict[str, Settings]:
-    """Settings for every workload. Pure; workloads that are not to be touched get KEEP everywhere."""
+    """Settings for every workload. Pure; workloads that are not to be touched get KEEP everywhere.
+
+    ``placed``: the cores of LRAs that have some of their own; batch then has all the others.
+    """
     topology = host.topology
     result = {view.spec.name: Settings() for view in (*lras, *batch)}
     grant = strictest([a.cpu for a in protections.values() if a.cpu.instrument is not CpuInstrument.NONE])
-    if grant is not None:
+    if placed:
+        _set_apart(topology, batch, placed, result)
+    elif grant is not None:
         _divide_cpus(topology, lras, batch, protections, grant, result)
     _divide_memory(topology, lras, batch, protections, settings, result)
     ladder.divide(host, batch, tuple(protections.values()), result)
     return result
+
+
+def _set_apart(
+    topology: Topology,
+    batch: Sequence[WorkloadView],
+    placed: Mapping[str, Cores],
+    result: dict[str, Settings],
+) -> None:
+    """Every LRA on its own cores, batch on the rest (if nothing is left, it is nobody's: there is no batch)."""
+    rest = topology.usable
+    for name, cores in placed.items():
+        cpus = cpus_of(topology, cores)
+        rest = rest - cpus
+        result[name] = replace(result[name], cpus=cpus)
+    for view in batch:
+        if rest:
+            result[view.spec.name] = replace(result[view.spec.name], cpus=rest)
 
 
 def _divide_cpus(

@@ -1,6 +1,7 @@
 """The perph policy: detect, infer just enough, judge what came of it, give back what is not needed.
 
-One small state machine per LRA (``turn``), then one target state for all of them (``arbiter``).
+One small state machine per LRA (``turn``), then one target state for all of them (``arbiter``). Several LRAs that get
+into trouble are given cores of their own, and then decided for together (``crowd``).
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 from perphd.admission import arbiter
 from perphd.admission.context import batches, lras
+from perphd.admission.crowd import Crowd, CrowdTick, Result, can_part, in_trouble
 from perphd.admission.settings import PolicySettings
 from perphd.admission.turn import LraState, Turn
 from perphd.domain.allocation import Allocation
@@ -19,9 +21,10 @@ from perphd.domain.policy import Snapshot, TargetState
 
 @dataclass(frozen=True, slots=True)
 class PerphMemory:
-    """State of the policy: per LRA name."""
+    """State of the policy: per LRA name; or of all together, while each has cores of its own."""
 
     lras: Mapping[str, LraState] = field(default_factory=dict)
+    crowd: Crowd | None = None
 
 
 class PerphPolicy:
@@ -38,6 +41,9 @@ class PerphPolicy:
     def decide(self, snapshot: Snapshot) -> TargetState:
         """Decide for every LRA, then reconcile all protections into settings of every workload."""
         memory = snapshot.memory if isinstance(snapshot.memory, PerphMemory) else PerphMemory()
+        partable = can_part(snapshot)
+        if memory.crowd is not None and partable:
+            return self._together(snapshot, memory)
         states: dict[str, LraState] = {}
         decisions: list[Decision] = []
         outcomes: list[Outcome] = []
@@ -55,7 +61,20 @@ class PerphPolicy:
                 protections[view.spec.name] = decision.chosen
             if turn.outcome is not None:
                 outcomes.append(turn.outcome)
+        if partable and in_trouble(decisions):
+            return self._together(snapshot, PerphMemory(states))
         settings = arbiter.arbitrate(
             snapshot.host, lras(snapshot), batches(snapshot), protections, self._settings
         )
         return TargetState(settings, tuple(decisions), tuple(outcomes), PerphMemory(states))
+
+    def _together(self, snapshot: Snapshot, memory: PerphMemory) -> TargetState:
+        """Decide for several LRAs at once, each on cores of its own."""
+        detectors = {name: state.detector for name, state in memory.lras.items()}
+        result: Result = CrowdTick(self._settings, snapshot, memory.crowd, detectors).run()
+        decisions = tuple(replace(d, policy=self.name) for d in result.decisions)
+        placed = result.crowd.placed if result.crowd is not None else {}
+        settings = arbiter.arbitrate(
+            snapshot.host, lras(snapshot), batches(snapshot), result.protections, self._settings, placed
+        )
+        return TargetState(settings, decisions, result.outcomes, PerphMemory(crowd=result.crowd))

@@ -102,7 +102,7 @@ class CpuGrant:
     def __str__(self) -> str:
         weight = "idle" if self.batch_weight is IDLE else f"weight {self.batch_weight}"
         if self.own_cores is not None:
-            return f"{self.own_cores} cores of its own(batch on {self.batch_cores}/{self.total_cores} cores, {weight})"
+            return f"{self.own_cores} of {self.total_cores} cores of its own (batch on {self.batch_cores})"
         where = f"{self.batch_cores}/{self.total_cores} cores"
         return f"{self.instrument}(batch on {where}, {weight})"
 

@@ -1,0 +1,178 @@
+"""One LRA among several: what is remembered of it, and what its samples say. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from perphd.admission import partition
+from perphd.admission.detector import DetectorState, Judgement, Target, rearm
+from perphd.admission.partition import Seen
+from perphd.admission.scatter import mean
+from perphd.admission.settings import PolicySettings
+from perphd.domain.decision import Cause
+from perphd.domain.policy import WorkloadView
+from perphd.domain.reading import Reading, available
+
+MOST_SCORES: Final = 30
+PATIENT: Final = 6
+"""Samples on whose mean a small shortfall is believed."""
+MILD: Final = 3
+"""Samples in a row below target that are believed without being far below."""
+FAR: Final = 0.85
+"""A score below this needs no second sample."""
+HELPED: Final = 1.03
+FALLS: Final = 0.3
+"""Part of a fall of demand that one sample is believed; a rise is believed at once."""
+SATURATED: Final = 0.9
+"""Busy share of its CPUs from which use no longer shows what an LRA wants ..."""
+UNSEEN: Final = 1.25
+"""... and by what factor more it is then taken to want, where nothing tells."""
+STEPS: Final = (1, 1, 2, 4, 8)
+"""Cores by which a rescue goes on when the last one was not enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A change of an LRA's cores that is not judged yet; ``score``: before it, NaN if not known."""
+
+    at_s: float
+    before: int
+    after: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What is remembered of an LRA that has cores of its own.
+
+    ``scores``: clean ones since its last change, newest last; ``demand``: hardware threads that it keeps busy at full
+    speed; ``rescues``: changes in a row that left it short; ``idle_cores_until_s``: so long more cores are taken not to
+    help it, since they did not.
+    """
+
+    cores: int
+    detector: DetectorState = DetectorState()
+    scores: tuple[float, ...] = ()
+    demand: float | None = None
+    seen: tuple[Seen, ...] = ()
+    trial: Trial | None = None
+    rescues: int = 0
+    calm_since_s: float | None = None
+    idle_cores_until_s: float = -math.inf
+
+    @property
+    def level(self) -> float:
+        """Mean of its latest scores; NaN if there is none."""
+        return mean(self.scores[-PATIENT:]) if self.scores else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One LRA at one tick. ``clean``: the sample lies wholly after the last change."""
+
+    view: WorkloadView
+    target: Target
+    judged: Judgement
+    clean: bool
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.view.spec.name
+
+    @property
+    def score(self) -> Reading:
+        """Performance over target now."""
+        return self.judged.score
+
+
+class Came(StrEnum):
+    """What came of a change of cores."""
+
+    OPEN = "open"
+    ENOUGH = "enough"
+    TOO_FEW = "too few"
+    NO_HELP = "it did not help"
+
+
+def take_in(member: Member, look: Look, demand: Reading, now_s: float) -> Member:
+    """The member with one sample more."""
+    judged = look.judged
+    if not available(judged.score):
+        return replace(member, detector=judged.state)
+    if available(demand):
+        old = member.demand
+        new = demand if old is None or demand >= old else old + FALLS * (demand - old)
+        member = replace(member, demand=new)
+    if not look.clean:
+        return replace(member, detector=rearm(judged.state))
+    scores = (*member.scores, min(judged.score, 10.0))[-MOST_SCORES:]
+    member = replace(member, detector=judged.state, scores=scores)
+    calm = judged.score >= 1.0 or (member.level >= 1.0 and judged.score >= FAR)
+    since_s = (member.calm_since_s if member.calm_since_s is not None else now_s) if calm else None
+    return replace(member, calm_since_s=since_s)
+
+
+def demand_of(look: Look, busy: float, threads_per_core: int) -> Reading:
+    """Hardware threads that the LRA wants to keep busy, from its use and how busy its CPUs (a share) are."""
+    sample = look.view.sample
+    if sample is None or not available(sample.cpu_usage_cores):
+        return sample.cpu_usage_cores if sample is not None else look.judged.score
+    base = partition.base_demand(sample.cpu_usage_cores, busy, threads_per_core)
+    asked, done = sample.load_per_s, sample.work_rate_per_s
+    if available(asked) and available(done) and done > 0 and asked > done:
+        return base * min(asked / done, 10.0)
+    return base * UNSEEN if busy >= SATURATED and not available(asked) else base
+
+
+def is_short(member: Member, look: Look) -> bool:
+    """True if it is believed to be below its target now."""
+    scores = member.scores
+    if not scores or not look.clean:
+        return False
+    if scores[-1] < FAR or (len(scores) >= 2 and max(scores[-2:]) < 1.0 and mean(scores[-2:]) < 0.95):
+        return True
+    if len(scores) >= MILD and max(scores[-MILD:]) < 1.0 and mean(scores[-MILD:]) < 0.99:
+        return True
+    if len(scores) < PATIENT:
+        return False
+    doubt = 0.5 * look.judged.noise_sd / math.sqrt(PATIENT)
+    return -math.log(mean(scores[-PATIENT:])) > max(doubt, 0.01)
+
+
+def judge_trial(member: Member, look: Look, settings: PolicySettings) -> Came:
+    """What came of the member's last change of cores."""
+    trial = member.trial
+    if trial is None:
+        return Came.OPEN
+    shrunk = trial.after < trial.before
+    if not look.clean:
+        # Taking back does not wait for things to settle when far too little is left.
+        far = shrunk and available(look.score) and look.score < FAR
+        return Came.TOO_FEW if far else Came.OPEN
+    if not member.scores:
+        return Came.OPEN
+    if shrunk:
+        if is_short(member, look):
+            return Came.TOO_FEW
+        return (
+            Came.ENOUGH
+            if len(member.scores) >= settings.evaluate_ticks and member.level >= 1.0
+            else Came.OPEN
+        )
+    if len(member.scores) < settings.evaluate_ticks:
+        return Came.OPEN
+    level = mean(member.scores[-settings.evaluate_ticks :])
+    if level >= 1.0:
+        return Came.ENOUGH
+    if math.isnan(trial.score) or level >= trial.score * HELPED:
+        return Came.TOO_FEW
+    return Came.NO_HELP
+
+
+def hierarchy_is_to_blame(look: Look) -> bool:
+    """True if instructions take clearly longer because of cache or memory bandwidth."""
+    return look.judged.hierarchy in (Cause.LLC, Cause.MBW)

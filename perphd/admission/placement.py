@@ -1,0 +1,84 @@
+"""Which cores: disjoint sets of whole cores, on one socket and one cache each, moving as few as possible. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.topology import Topology
+
+Cores = tuple[int, ...]
+"""Places in ``Topology.usable_cores``, ascending."""
+
+
+def place(topology: Topology, counts: Mapping[str, int], before: Mapping[str, Cores]) -> dict[str, Cores]:
+    """So many cores for each, disjoint; who has cores keeps them as far as its count goes.
+
+    Who grows takes free cores beside its own: of the L3 domain where most of them are, or of the first domain that
+    can hold all that it is to have, in which case it moves there whole; only where no domain has room is it split.
+
+    Args:
+        topology: the host; threads of a core are never divided.
+        counts: cores for each, together no more than there are.
+        before: where each was.
+    """
+    domains = _domains(topology)
+    size = len(topology.usable_cores)
+    found: dict[str, Cores] = {}
+    free = set(range(size))
+    for name, count in counts.items():
+        had = [core for core in before.get(name, ()) if core in free]
+        kept = _main_first(had, domains)[:count]
+        found[name] = tuple(sorted(kept))
+        free -= set(kept)
+    for name, count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
+        lacking = count - len(found[name])
+        if lacking <= 0:
+            continue
+        grown = _grow(found[name], count, free, domains)
+        free = (free | set(found[name])) - set(grown)
+        found[name] = grown
+    return found
+
+
+def cpus_of(topology: Topology, cores: Cores) -> CpuSet:
+    """All usable CPUs of these cores."""
+    every = topology.usable_cores
+    return topology.cpus_of(tuple(every[core] for core in cores))
+
+
+def _domains(topology: Topology) -> dict[int, int]:
+    """L3 domain (where none is known: socket) of every usable core."""
+    found: dict[int, int] = {}
+    for index, core in enumerate(topology.usable_cores):
+        known = [d.domain for d in topology.l3_domains if d.cpus & core.cpus]
+        found[index] = known[0] if known else core.socket
+    return found
+
+
+def _main_first(cores: list[int], domains: Mapping[int, int]) -> list[int]:
+    """Those in the domain where most are first: what is given up is what lies apart, then the last."""
+    weight: dict[int, int] = {}
+    for core in cores:
+        weight[domains[core]] = weight.get(domains[core], 0) + 1
+    return sorted(cores, key=lambda core: (-weight[domains[core]], domains[core], core))
+
+
+def _grow(kept: Cores, count: int, free: set[int], domains: Mapping[int, int]) -> Cores:
+    by_domain: dict[int, list[int]] = {}
+    for core in sorted(free):
+        by_domain.setdefault(domains[core], []).append(core)
+    mine: dict[int, int] = {}
+    for core in kept:
+        mine[domains[core]] = mine.get(domains[core], 0) + 1
+    home = max(mine, key=lambda d: (mine[d], -d)) if mine else None
+    if home is not None and len(by_domain.get(home, ())) >= count - len(kept):
+        return tuple(sorted((*kept, *by_domain[home][: count - len(kept)])))
+    room = {d: len(cores) + mine.get(d, 0) for d, cores in by_domain.items()}
+    fits = [d for d, cores in by_domain.items() if len(cores) >= count]
+    if fits:
+        # The emptiest: neighbours in a cache are kept apart while that costs nothing.
+        whole = max(fits, key=lambda d: (room[d], -d))
+        return tuple(by_domain[whole][:count])
+    near = sorted(free, key=lambda c: (domains[c] != home, -room[domains[c]], domains[c], c))
+    return tuple(sorted((*kept, *near[: count - len(kept)])))
