@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from perphd.admission.baselines import CpuSharesPolicy, NonePolicy, StaticPolicy
+from perphd.admission.egress import EgressCeiling, EgressRule
 from perphd.admission.peers.heracles import HeraclesPolicy
 from perphd.admission.peers.koordinator import KoordinatorPolicy
 from perphd.admission.peers.parties import PartiesPolicy
@@ -26,6 +27,7 @@ from perphd.domain.policy import Policy
 from perphd.host.actuators import Actuators, actuators
 from perphd.host.capabilities import probe
 from perphd.host.cgroup import Hierarchies, discover
+from perphd.host.egress_fs import EgressFs, with_egress
 from perphd.host.event_files import EVENT_FILES, EventFiles
 from perphd.host.fs import KernelFs, RealFs
 from perphd.host.kubelet import Kubelet
@@ -35,6 +37,7 @@ from perphd.host.schedstat import RunDelayReader
 from perphd.host.systemd_dbus import open_bus
 from perphd.host.systemd_fs import asks_systemd, refusal, unit_files
 from perphd.host.taskstats import TaskStats, open_taskstats
+from perphd.host.tc_netlink import open_tc
 from perphd.host.topology import read_topology
 from perphd.isolation.executor import Executor
 from perphd.isolation.journal import Journal
@@ -111,9 +114,10 @@ def build_agent(
     through_systemd = real and config.isolation.units == "systemd" and asks_systemd(fs, hierarchies)
     units = open_bus() if through_systemd else None
     written = fs if units is None else unit_files(fs, hierarchies, units)
+    egress = EgressFs(written, hierarchies, config.network.names, tc=open_tc) if real else None
     executor = Executor(
-        written,
-        hierarchies,
+        written if egress is None else egress,
+        hierarchies if egress is None else with_egress(hierarchies),
         journal,
         refuse=lambda cgroup: refusal(written, hierarchies, cgroup),
         kubelet=Kubelet(fs),
@@ -139,7 +143,7 @@ def build_agent(
         monitor=monitor,
         host_load=host_load,
         executor=executor,
-        policy=POLICIES[config.daemon.policy](config),
+        policy=_policy(config),
         sli=SliBoard(sli_opener, SLI_TIMEOUT_SHARE * config.daemon.period_s),
         records=records,
         models=_models(config, records, wall_clock, len(topology.usable_cores)),
@@ -150,11 +154,28 @@ def build_agent(
             *(() if taskstats is None else (taskstats,)),
             *(() if kept is None else (kept,)),
             *(() if units is None else (units,)),
+            *(() if egress is None else (egress,)),
         ),
     )
     if kept is not None:
         kept.start()
     return Agent(config, parts, clock)
+
+
+def _policy(config: Config) -> Policy:
+    policy = POLICIES[config.daemon.policy](config)
+    network = config.network
+    if not network.names or not network.batch_egress_max_bytes:
+        return policy
+    rule = EgressRule(
+        network.names,
+        network.batch_egress_max_bytes,
+        network.batch_egress_when,
+        network.saturated_pct,
+        network.release_pct,
+        network.release_s,
+    )
+    return EgressCeiling(policy, rule)
 
 
 def probe_simulated(fs: KernelFs, hierarchies: Hierarchies) -> Capabilities:

@@ -10,12 +10,13 @@ import os
 import stat
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from perphd.admission.settings import PolicySettings
 from perphd.agent.config_host import check_against_host
+from perphd.agent.config_network import NetworkConfig
 from perphd.agent.config_schema import keys_of, read_values, setting, show, unknown_key
 from perphd.agent.config_workloads import Declared, check_workloads, read_runtime, read_workloads
 from perphd.domain.errors import ConfigError
@@ -147,6 +148,7 @@ TABLES: Mapping[str, type] = {
     "store": StoreConfig,
     "policy": PolicySettings,
     "host": HostConfig,
+    "network": NetworkConfig,
 }
 """The tables that may stand once in a file; ``[[lra]]`` and ``[[batch]]`` may be repeated."""
 
@@ -164,6 +166,7 @@ class Config:
     isolation: IsolationConfig = field(default_factory=IsolationConfig)
     policy: PolicySettings = field(default_factory=PolicySettings)
     host: HostConfig = field(default_factory=HostConfig)
+    network: NetworkConfig = field(default_factory=NetworkConfig)
     workloads: tuple[WorkloadSpec, ...] = ()
     sources: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -300,6 +303,7 @@ def _assemble(parts: list[_Part]) -> Config:
         store=StoreConfig(**merged["store"]),
         policy=PolicySettings(**merged["policy"]),
         host=HostConfig(**merged["host"]),
+        network=NetworkConfig(**merged["network"]),
         workloads=tuple(item.spec for item in declared),
         sources=tuple(part.source for part in parts),
     )
@@ -320,12 +324,8 @@ def _with_runtime(config: Config) -> Config:
         else:
             kept.append(item)
             names.append(item.spec.name)
-    return Config(
-        daemon=config.daemon,
-        isolation=config.isolation,
-        store=config.store,
-        policy=config.policy,
-        host=config.host,
+    return replace(
+        config,
         workloads=tuple(item.spec for item in kept),
         sources=(*config.sources, added[0].source),
         warnings=tuple(warnings),

@@ -22,6 +22,7 @@ from typing import Any, TypeVar
 from perphd.domain.errors import ConfigError, ParseError
 from perphd.domain.units import parse_size_bytes
 from perphd.host.cgroup.hierarchy import check_cgroup_path
+from perphd.host.cgroup.knobs import MAX_EGRESS_BYTES, MIN_EGRESS_BYTES, check_network_device
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}")
@@ -49,7 +50,7 @@ class Key:
     @property
     def type_name(self) -> str:
         """The TOML type, for documents and refusals."""
-        if self.kind == "size":
+        if self.kind in ("size", "rate"):
             return "size"
         hint = _plain(self.hint)
         if typing.get_origin(hint) is typing.Literal or _is_enum(hint):
@@ -184,7 +185,7 @@ def read_value(key: Key, value: object, source: str, where: str) -> Any:
 
 def file_value(key: Key, value: Any) -> Any:
     """The value as it would stand in a file: sizes and choices are text there."""
-    if key.kind == "size":
+    if key.kind in ("size", "rate"):
         return size_text(value)
     return str(value.value) if isinstance(value, enum.Enum) else value
 
@@ -278,6 +279,17 @@ def _group(text: str) -> str:
     return text
 
 
+def _devices(text: str) -> str:
+    return ",".join(check_network_device(name.strip()) for name in text.split(",") if name.strip())
+
+
+def _rate(text: str) -> int:
+    rate_bytes = parse_size_bytes(text)
+    if rate_bytes and not MIN_EGRESS_BYTES <= rate_bytes <= MAX_EGRESS_BYTES:
+        raise ValueError("is out of range")
+    return rate_bytes
+
+
 _KINDS: Mapping[str, _Text] = {
     "text": _Text(_printable, "text without control characters"),
     "size": _Text(
@@ -293,6 +305,10 @@ _KINDS: Mapping[str, _Text] = {
         "without '.', '..' or empty parts",
     ),
     "name": _Text(_name, "1 to 63 letters, digits and _ . @ -, beginning with a letter or digit"),
+    "devices": _Text(_devices, 'names of network devices between commas, e.g. "eth0"'),
+    "rate": _Text(
+        _rate, f'"0", or bytes per second from {MIN_EGRESS_BYTES} on, as a size in quotes, e.g. "100M"'
+    ),
     "group": _Text(_group, "the name of a Unix group: lower-case letters, digits, _ and -"),
 }
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from posixpath import basename, dirname
 
@@ -21,6 +21,7 @@ from perphd.domain.errors import Busy, Full, Gone, Invalid, KernelError, ParseEr
 from perphd.host.cgroup import discover, lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, RESCTRL_SETTINGS, same
+from perphd.host.egress_fs import EgressFs, is_egress
 from perphd.host.fs import KernelFs, read_text
 from perphd.host.resctrl import remove_group
 from perphd.host.systemd_bus import BusctlBus
@@ -95,11 +96,12 @@ def restore(
         JournalInUse: a live perphd holds the journal (its pid is named).
         PerphError: the journal cannot be read.
     """
-    if not Path(state_dir, FILE).exists():
-        return RestoreReport(notes=(f"{state_dir}: no journal, nothing to restore",))
     if is_running_kernel(fs):
-        # busctl and not dbus-fast: this must work with what the distribution has.
-        fs = unit_files(fs, discover(fs), BusctlBus())
+        # busctl and not dbus-fast, tc and not pyroute2: this must work with what the distribution has.
+        hierarchies = discover(fs)
+        fs = EgressFs(unit_files(fs, hierarchies, BusctlBus()), hierarchies)
+    if not Path(state_dir, FILE).exists():
+        return RestoreReport(notes=(f"{state_dir}: no journal, nothing to restore", *_swept(fs, {})))
     with Journal(state_dir, boot_id=boot_id) as journal:
         if journal.unreadable is not None:
             raise journal.unreadable
@@ -115,7 +117,18 @@ def restore(
             for entry in journal.originals.values()
             if entry.workload not in kept or entry.knob in RESCTRL_SETTINGS
         ]
-        return restore_journal(fs, journal, originals, force)
+        report = restore_journal(fs, journal, originals, force)
+        return replace(report, notes=(*report.notes, *_swept(fs, journal.originals)))
+
+
+def _swept(fs: KernelFs, recorded: Iterable[str]) -> Sequence[str]:
+    """Take traffic classes away that are on nobody's record, as after a lost journal; sentences about problems."""
+    if isinstance(fs, EgressFs) and not any(is_egress(path) for path in recorded):
+        try:
+            fs.sweep()
+        except KernelError as exc:
+            return (f"traffic classes of perphd's may be left (tc qdisc, /sys/fs/bpf/perphd): {exc}",)
+    return ()
 
 
 def restore_journal(
@@ -180,7 +193,7 @@ def _put_lines(fs: KernelFs, path: str, text: str) -> None:
         except Gone as exc:
             if exc.errno != errno.ENODEV:
                 raise
-            advice = "no disk has this number (lsblk -d shows them)"
+            advice = "no such device (lsblk -d shows the numbers of disks)"
             raise Invalid(path, "write", exc.errno, line, advice=advice) from exc
 
 

@@ -1,0 +1,233 @@
+"""Sending the packets of a control group to a traffic class: a program of four instructions, attached to the cgroup.
+
+The program (type cgroup_skb, attached for egress) writes the class into the packet's priority, which HTB takes for the
+class itself without any filter. It holds for all sockets of the group and of those below it, old and new, and for that
+very cgroup only: it goes with it. The link that keeps it attached is pinned below ``/sys/fs/bpf/perphd``, so that it
+outlives perphd, and ``rm`` takes it off. See bpf(2), and htb_classify() in the kernel for what a priority means.
+
+Packets of AF_PACKET sockets, and those that a router forwards for other network namespaces, have no such priority.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+import platform
+import struct
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from perphd.domain.errors import Full, KernelError, Unsupported, kernel_error
+
+PINS: Final = "/sys/fs/bpf/perphd"
+"""Where the links are pinned: files named KEY-MINOR."""
+_SYSCALLS: Final = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
+_PROG_LOAD, _OBJ_PIN, _OBJ_GET, _OBJ_GET_INFO, _LINK_CREATE = 5, 6, 7, 15, 28
+_CGROUP_SKB, _EGRESS = 8, 1  # program type, attach type
+_PRIORITY_AT: Final = 32  # offset in struct __sk_buff
+_MINOR_STEP: Final = 0x10
+"""The low four bits of a minor are 0: on devices without HTB that is the priority of everybody's packets."""
+_INFO: Final = struct.Struct("=IIIIQI")  # bpf_link_info: type, id, prog_id, padding, cgroup_id, attach_type
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """One pinned link. ``key``: of the cgroup's path; ``minor``: of the class."""
+
+    key: str
+    minor: int
+
+
+class Programs(Protocol):
+    """Programs that send cgroups to classes. All raise KernelError classes."""
+
+    def refusal(self) -> str:
+        """Why there can be none here; empty if there can."""
+
+    def were_used(self) -> bool:
+        """True if anything may have been pinned since the host was started."""
+
+    def pins(self) -> tuple[Pin, ...]:
+        """All that are pinned."""
+
+    def cgroup_id(self, pin: Pin) -> int:
+        """Inode of the cgroup that it is attached to; 0: that cgroup is gone, or the pin."""
+
+    def attach(self, key: str, directory: str, major: int) -> Pin:
+        """Send this cgroup's packets to a class of its own; replaces what is pinned for ``key`` and keeps its minor."""
+
+    def detach(self, pin: Pin) -> None:
+        """Take it off; what is off already is fine."""
+
+
+def key_of(cgroup: str) -> str:
+    """The name under which a cgroup's path is pinned: 16 hexadecimal digits."""
+    return hashlib.sha256(cgroup.encode()).hexdigest()[:16]
+
+
+def program(major: int, minor: int) -> bytes:
+    """``skb->priority = major:minor; return 1`` (let it pass)."""
+
+    def instruction(code: int, destination: int, source: int, offset: int, value: int) -> bytes:
+        return struct.pack("=BBhI", code, destination | source << 4, offset, value)
+
+    move, store, leave = 0xB4, 0x63, 0x95  # BPF_ALU|MOV|K, BPF_STX|MEM|W, BPF_JMP|EXIT
+    return (
+        instruction(move, 2, 0, 0, major << 16 | minor)
+        + instruction(store, 1, 2, _PRIORITY_AT, 0)
+        + instruction(move, 0, 0, 0, 1)
+        + instruction(leave, 0, 0, 0, 0)
+    )
+
+
+class BpfPrograms:
+    """The running kernel's. ``directory``: below a mounted bpffs; made when it is needed."""
+
+    def __init__(self, directory: str = PINS) -> None:
+        self._directory = directory
+
+    def refusal(self) -> str:
+        """See ``Programs``; tries to load a program."""
+        above = os.path.dirname(self._directory)
+        if not _is_bpffs(above):
+            return f"no BPF file system is mounted on {above} (mount -t bpf bpf {above})"
+        if not os.access(self._directory if os.path.isdir(self._directory) else above, os.W_OK):
+            return f"{above} cannot be written; a unit needs ReadWritePaths={above}, CAP_BPF and SystemCallFilter=bpf"
+        try:
+            os.close(_load(0, 0))
+        except KernelError as exc:
+            return str(exc)
+        return ""
+
+    def were_used(self) -> bool:
+        """See ``Programs``."""
+        return os.path.isdir(self._directory)
+
+    def pins(self) -> tuple[Pin, ...]:
+        """See ``Programs``."""
+        try:
+            names = sorted(os.listdir(self._directory))
+        except FileNotFoundError:
+            return ()
+        except OSError as exc:
+            raise kernel_error(exc, self._directory, "list") from exc
+        found = []
+        for name in names:
+            key, _, minor = name.partition("-")
+            with suppress(ValueError):
+                found.append(Pin(key, int(minor, 16)))
+        return tuple(found)
+
+    def cgroup_id(self, pin: Pin) -> int:
+        """See ``Programs``."""
+        path = ctypes.create_string_buffer(self._path(pin).encode())
+        try:
+            fd = _bpf(_OBJ_GET, struct.pack("=QII", ctypes.addressof(path), 0, 0))
+        except FileNotFoundError:
+            return 0
+        except OSError as exc:
+            raise kernel_error(exc, self._path(pin), "open") from exc
+        info = ctypes.create_string_buffer(256)
+        try:
+            _bpf(_OBJ_GET_INFO, struct.pack("=IIQ", fd, len(info), ctypes.addressof(info)))
+        except OSError as exc:
+            raise kernel_error(exc, self._path(pin), "ask about") from exc
+        finally:
+            os.close(fd)
+        return int(_INFO.unpack_from(info.raw)[4])
+
+    def attach(self, key: str, directory: str, major: int) -> Pin:
+        """See ``Programs``."""
+        known = self.pins()
+        before = next((pin for pin in known if pin.key == key), None)
+        pin = before or Pin(key, _free_minor(known, self._directory))
+        fds: list[int] = []
+        try:
+            fds.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            fds.append(_load(major, pin.minor))
+            fds.append(_bpf(_LINK_CREATE, struct.pack("=IIII", fds[1], fds[0], _EGRESS, 0)))
+            Path(self._directory).mkdir(mode=0o700, exist_ok=True)
+            if before is not None:
+                self.detach(before)
+            path = ctypes.create_string_buffer(self._path(pin).encode())
+            _bpf(_OBJ_PIN, struct.pack("=QII", ctypes.addressof(path), fds[2], 0))
+        except OSError as exc:
+            advice = "links to cgroups need Linux 5.7" if exc.errno == errno.EINVAL else ""
+            raise kernel_error(exc, directory, "attach a BPF program", advice=advice) from exc
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return pin
+
+    def detach(self, pin: Pin) -> None:
+        """See ``Programs``."""
+        try:
+            os.unlink(self._path(pin))
+        except FileNotFoundError:
+            return
+        except OSError as exc:
+            raise kernel_error(exc, self._path(pin), "remove") from exc
+
+    def _path(self, pin: Pin) -> str:
+        return f"{self._directory}/{pin.key}-{pin.minor:04x}"
+
+
+def _free_minor(known: tuple[Pin, ...], where: str) -> int:
+    taken = {pin.minor for pin in known}
+    for minor in range(_MINOR_STEP, 0x10000, _MINOR_STEP):
+        if minor not in taken:
+            return minor
+    raise Full(where, "find a free class", errno.ENOSPC)
+
+
+def _load(major: int, minor: int) -> int:
+    """A descriptor of the program; the caller closes it."""
+    code = program(major, minor)
+    instructions = ctypes.create_string_buffer(code, len(code))
+    licence = ctypes.create_string_buffer(b"GPL")
+    attributes = struct.pack(
+        "=IIQQIIQII16sII",
+        _CGROUP_SKB,
+        len(code) // 8,
+        ctypes.addressof(instructions),
+        ctypes.addressof(licence),
+        *(0, 0, 0, 0, 0),  # no verifier log, version, flags
+        b"perphd_egress",
+        0,
+        _EGRESS,
+    )
+    try:
+        return _bpf(_PROG_LOAD, attributes)
+    except OSError as exc:
+        advice = "CAP_BPF and CAP_NET_ADMIN are needed" if exc.errno in (errno.EPERM, errno.EACCES) else ""
+        raise kernel_error(exc, "bpf(2)", "load a program for cgroups", advice=advice) from exc
+
+
+def _bpf(command: int, attributes: bytes) -> int:
+    """The system call. Raises OSError."""
+    number = _SYSCALLS.get(platform.machine())
+    if number is None:
+        what = "the number of bpf(2) on this architecture is not known to perphd"
+        raise Unsupported("bpf(2)", platform.machine(), errno.ENOSYS, advice=what)
+    buffer = ctypes.create_string_buffer(attributes, len(attributes))
+    libc = ctypes.CDLL(None, use_errno=True)
+    result = int(
+        libc.syscall(ctypes.c_long(number), ctypes.c_int(command), buffer, ctypes.c_uint(len(attributes)))
+    )
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return result
+
+
+def _is_bpffs(directory: str) -> bool:
+    try:
+        with open("/proc/thread-self/mounts", encoding="utf-8", errors="surrogateescape") as file:
+            lines = [line.split(" ") for line in file]
+    except OSError:
+        return False
+    return any(len(words) > 2 and words[1] == directory and words[2] == "bpf" for words in lines)
