@@ -186,8 +186,7 @@ class Executor:
         if caches.writes:
             changes = ChangeSet((*changes.writes, *caches.writes), changes.skipped)
         if self._survey.reclaims and not self._reclaimer.is_busy:
-            writes = tuple(sorted((*changes.writes, *self._survey.reclaims), key=lambda write: write.stage))
-            changes = ChangeSet(writes, changes.skipped)
+            changes = ChangeSet((*changes.writes, *self._survey.reclaims), changes.skipped)
         changes = self._paced(changes, targets)
         writes = changes.writes
         if changes and (reason := self._watch.waits(targets, self._clock())):

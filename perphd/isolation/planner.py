@@ -1,15 +1,17 @@
 """From a wanted state to ordered writes: pure, a function of what was read back and what the originals are.
 
-Order: demote, shrink donors, grow receivers, promote; of nested groups parents are widened before children and children
-narrowed before parents. Whether a write shrinks or grows is told from the old and the new
-value. A setting that is KEEP gives the original back where perphd had changed it. No difference: no write.
+Order: batch is demoted and shrunk, LRAs grow, batch grows, LRAs are narrowed. So an LRA that is to have cores of its
+own shares more than those until they are its own, and has more than those back before others come: whoever is killed
+in between leaves no LRA worse off than if nothing had been done. Of nested groups parents are widened before children
+and children narrowed before parents. Whether a write shrinks or grows is told from the old and the new value. A setting
+that is KEEP gives the original back where perphd had changed it. No difference: no write.
 What the operator had set is a bound: CPUs and memory nodes are never widened beyond those found, a weight or ceiling is
 never raised above it, a protection never lowered below it, and what was frozen stays so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from posixpath import basename, dirname
 
@@ -37,7 +39,7 @@ class KnobState:
 
     ``files``: those of ``knob`` in its order; for a v1 cpuset then the ``cpuset.cpus`` of all groups below it, parents
     before children. ``around``: the CPUs that the parent gives, as text (cpuset only). ``foreign``: somebody else has
-    changed it since perphd did, so that the original is no longer the value to go back to.
+    changed it since perphd did, so that the original is no longer the value to go back to. ``lra``: it is an LRA's.
     """
 
     workload: str
@@ -45,6 +47,7 @@ class KnobState:
     files: tuple[FileState, ...]
     around: str = ""
     foreign: bool = False
+    lra: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +68,7 @@ class _Pinned(_Impossible):
 
 def plan(wanted: Iterable[Wanted], skipped: Iterable[NotEnforceable] = (), reason: str = "") -> ChangeSet:
     """The change set that leads to the wanted state; values that cannot be stated join ``skipped``."""
-    made: list[tuple[int, list[Write]]] = []
+    made: list[_Made] = []
     left_out = list(skipped)
     for item in wanted:
         writes: list[Write] = []
@@ -75,17 +78,28 @@ def plan(wanted: Iterable[Wanted], skipped: Iterable[NotEnforceable] = (), reaso
             left_out.append(NotEnforceable(item.state.workload, item.state.knob.setting, str(exc)))
             if isinstance(exc, _Pinned) and not item.state.foreign:
                 writes = _plan_list(item.state, KEEP)  # what an earlier target took goes back
-        made.append((item.state.knob.directory.count("/"), writes))
+        made.append(_Made(item.state.knob.directory.count("/"), item.state.lra, writes))
     return ChangeSet(tuple(_ordered(made)), tuple(left_out), reason)
 
 
-def _ordered(made: Iterable[tuple[int, list[Write]]]) -> Iterator[Write]:
-    """By stage; what lies deeper is narrowed before, and widened after, what it lies in."""
-    made = list(made)
-    for stage in Stage:
-        outward = -1 if stage in (Stage.DEMOTE, Stage.SHRINK) else 1
-        for _, writes in sorted(made, key=lambda item: outward * item[0]):
-            yield from (write for write in writes if write.stage is stage)
+@dataclass(frozen=True, slots=True)
+class _Made:
+    depth: int
+    lra: bool
+    writes: list[Write]
+
+
+_LOSE, _GAIN = (Stage.DEMOTE, Stage.SHRINK), (Stage.GROW, Stage.PROMOTE)
+
+
+def _ordered(made: Sequence[_Made]) -> Iterator[Write]:
+    """Batch loses, LRAs gain, batch gains, LRAs lose. What lies deeper is narrowed before what it lies in."""
+    for lra, stages in ((False, _LOSE), (True, _GAIN), (False, _GAIN), (True, _LOSE)):
+        for stage in stages:
+            outward = -1 if stage in _LOSE else 1
+            for item in sorted(made, key=lambda item: outward * item.depth):
+                if item.lra is lra:
+                    yield from (write for write in item.writes if write.stage is stage)
 
 
 def _write(state: KnobState, path: str, value: str, before: str, stage: Stage) -> Write:
@@ -202,7 +216,11 @@ def _plan_list(state: KnobState, target: Value) -> list[Write]:
                 now[path], shown[path] = to[path], str(to[path])
 
     common = {path: now[path] & wanted[path] for path in order}
-    if all(common.values()):
+    if state.lra:
+        # It loses nothing before it has everything: first the old and the new CPUs, at the very end the new ones.
+        move(order, {path: now[path] | wanted[path] for path in order}, Stage.GROW)
+        move(reversed(order), wanted, Stage.SHRINK)
+    elif all(common.values()):
         move(reversed(order), common, Stage.SHRINK)
         move(order, wanted, Stage.GROW)
     else:

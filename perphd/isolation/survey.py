@@ -12,7 +12,7 @@ from perphd.domain.allocation import KEEP, NO_LIMIT, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, KernelError, ParseError
 from perphd.domain.plan import NotEnforceable, Stage, Write
-from perphd.domain.workload import WorkloadSpec
+from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.group import Cgroup, Cgroups, Knob
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import (
@@ -160,14 +160,15 @@ class Survey:
                     return left
                 target = left
         self.planned[key] = (knob, target)
+        lra = spec.kind is Kind.LRA
         if setting not in LIST_SETTINGS:
-            return Wanted(KnobState(spec.name, knob, files), target)
+            return Wanted(KnobState(spec.name, knob, files, lra=lra), target)
         if knob.version == 1:
             outer = next((path for path in _ancestors(spec.cgroup) if path in self._claimed), None)
             if outer is not None:
                 what = "CPUs bind" if setting == "cpus" else "memory nodes bind"
                 return f"{spec.cgroup} lies within the workload {outer}, whose {what} it on cgroup v1"
-        state = KnobState(spec.name, knob, files, around, foreign)
+        state = KnobState(spec.name, knob, files, around, foreign, lra)
         if knob.version == 1 and not _is_attained(state, target):
             state = replace(state, files=files + self._read.below(knob.directory, knob.paths[0]))
         return Wanted(state, target)
