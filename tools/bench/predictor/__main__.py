@@ -27,7 +27,9 @@ PARTS = ("cost", "warm", "table2", "online")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Case:
-    """One kind of stream. ``probing``: part of the samples one step aside; ``explores``: the policy jumps about."""
+    """One kind of stream. ``probing``: part of the samples one step aside; ``explores``: the policy jumps about;
+    ``repeat``: the learners that run everywhere run so many times as many seeds, where they are close together.
+    """
 
     name: str
     before: Surface
@@ -35,6 +37,7 @@ class Case:
     learners: Sequence[str]
     probing: float = 0.0
     explores: bool = False
+    repeat: int = 1
 
 
 def main() -> int:
@@ -89,7 +92,7 @@ def _options() -> argparse.Namespace:
 
 def _cases(data: Path | None, quick: bool) -> list[Case]:
     everyone = FEW if quick else tuple(CONTESTANTS)
-    cases = [Case("cache and CPI, sticky", *DRIFTS["cache and CPI"], everyone)]
+    cases = [Case("cache and CPI, sticky", *DRIFTS["cache and CPI"], everyone, repeat=1 if quick else 3)]
     if quick:
         return cases
     cases.append(Case("cache and CPI, sticky with probing", *DRIFTS["cache and CPI"], FEW, 0.1))
@@ -115,7 +118,7 @@ def _cases(data: Path | None, quick: bool) -> list[Case]:
 def _study(case: Case, seeds: Sequence[int], length: int, drift_at: int) -> Study:
     results: dict[str, list[online.Along]] = {name: [] for name in case.learners}
     hindsight = []
-    for seed in seeds:
+    for seed in range(len(seeds) * case.repeat):
         rng = np.random.default_rng([seed, zlib.crc32(case.name.encode())])
         x = everywhere(rng, WARM_ROWS)
         start = WarmStart.of(x, case.before.log_performance(x) + NOISE * rng.standard_normal(len(x)), seed)
@@ -123,7 +126,7 @@ def _study(case: Case, seeds: Sequence[int], length: int, drift_at: int) -> Stud
         live = stream(case.before, case.after, rows, drift_at, rng, NOISE)
         hindsight.append(online.hindsight(start, live, drift_at, seed))
         asked = online.questions(live, seed)
-        for name in case.learners:
+        for name in case.learners if seed < len(seeds) else FEW:
             results[name].append(online.run(CONTESTANTS[name](start), live, asked, drift_at, seed))
         print(f"{case.name}: seed {seed} done", file=sys.stderr, flush=True)
     return Study(case.name, results, hindsight)
@@ -136,6 +139,8 @@ def _warm(seeds: Sequence[int], quick: bool) -> dict[str, list[warm.Warm]]:
     for name, surface in surfaces.items():
         truth = np.concatenate([surface.log_performance(x[i : i + 1000]) for i in range(0, len(x), 1000)])
         found[name] = [warm.warm_start(x, truth, seed) for seed in seeds]
+        if name == "simulated MySQL" and not quick:
+            found[f"{name}, by LightGBM"] = [warm.profiled(x, truth, seed) for seed in seeds]
     return found
 
 

@@ -29,7 +29,7 @@ class Along:
         whole: one-step error over all samples after the warm-up.
         near: counterfactual errors within 0.2 of every range, against the truth: before the drift, 50 to 200 samples
             after it, around 200 (150 to 250), from 400 on.
-        grid: error over the whole space at the end.
+        grid: error over the whole space: right before the drift, 200 samples after it, at the end.
         violations: share of steps up on a monotone feature at which the prediction falls.
         coverage: share of samples in their 90 % band: all, before, in the 200 after the drift, then.
         near_lower: share of near truths above the one-sided 95 % lower bound.
@@ -38,7 +38,7 @@ class Along:
     prequential: tuple[float, float, float, float]
     whole: float
     near: tuple[float, float, float, float]
-    grid: float
+    grid: tuple[float, float, float]
     violations: float
     coverage: tuple[float, float, float, float]
     near_lower: float
@@ -46,11 +46,13 @@ class Along:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Questions:
-    """What is asked along a stream besides the next sample, with the truth: near points by sample, and the grid."""
+    """What is asked along a stream besides the next sample, with the truth: near points by sample, and the grid with
+    the truth at the first sample and at the last.
+    """
 
     near: dict[int, tuple[Floats, Floats]]
     grid: Floats
-    grid_truth: Floats
+    grid_truth: tuple[Floats, Floats]
 
 
 def questions(stream: Stream, seed: int) -> Questions:
@@ -61,7 +63,8 @@ def questions(stream: Stream, seed: int) -> Questions:
         x = stream.near(i, rng, _ASK)
         near[i] = x, stream.truth[i].log_performance(x)
     points = everywhere(rng, 1000)
-    return Questions(near, points, stream.truth[-1].log_performance(points))
+    ends = stream.truth[0].log_performance(points), stream.truth[-1].log_performance(points)
+    return Questions(near, points, ends)
 
 
 def run(learner: Learner, stream: Stream, asked: Questions, drift_at: int, seed: int) -> Along:
@@ -69,6 +72,7 @@ def run(learner: Learner, stream: Stream, asked: Questions, drift_at: int, seed:
     count = len(stream.y)
     error, inside = np.zeros(count), np.full(count, np.nan)
     near, above = [], []
+    grid = [float("nan")] * 3
     for i in range(count):
         row = stream.x[i : i + 1]
         if isinstance(learner, Online):
@@ -78,6 +82,9 @@ def run(learner: Learner, stream: Stream, asked: Questions, drift_at: int, seed:
         else:
             error[i] = stream.y[i] - learner.predict(row)[0]
         learner.learn(stream.x[i], float(stream.y[i]))
+        for k, moment in enumerate((drift_at - 1, drift_at + 199, count - 1)):
+            if i == moment:
+                grid[k] = _rms(learner.predict(asked.grid) - asked.grid_truth[min(k, 1)])
         if i in asked.near:
             x, truth = asked.near[i]
             found = learner.predict(x)
@@ -104,7 +111,7 @@ def run(learner: Learner, stream: Stream, asked: Questions, drift_at: int, seed:
         ),
         _rms(error[WARM_UP:]),
         (between(WARM_UP - d, 0), between(50, 200), between(150, 250), between(400, count)),
-        _rms(learner.predict(asked.grid) - asked.grid_truth),
+        (grid[0], grid[1], grid[2]),
         violations(learner, np.random.default_rng(seed)),
         (covered(0, count), covered(0, d), covered(d, d + 200), covered(d + 200, count)),
         float(np.mean(above)) if above else float("nan"),

@@ -55,8 +55,22 @@ class Report:
 
     def markdown(self) -> str:
         """All tables."""
-        lines = [f"Medians over {self.seeds} seeds; in brackets the least and the most.", ""]
-        lines += self._verdicts() + self._costs() + self._warm() + self._table_2()
+        lines = [*_INTRODUCTION, f"Medians over {self.seeds} seeds unless said otherwise; in brackets the least and the "
+                 "most.", "", "## What was asked, and what was found", ""]  # fmt: skip
+        lines += self._verdicts()
+        if self.costs:
+            lines += ["## Costs", "", *self._costs()]
+        if self.warm:
+            lines += ["## Warm start", "", *self._warm()]
+        if self.table_2:
+            lines += [
+                "## Model selection: the paper's Table II",
+                "",
+                *self._table_2(),
+                *_table_2_words(self.table_2),
+            ]
+        if self.studies:
+            lines += ["## Along streams", ""]
         for study in self.studies:
             lines += _study(study)
         return "\n".join(lines).rstrip() + "\n"
@@ -110,6 +124,53 @@ class Report:
         return [*lines, ""]
 
 
+_INTRODUCTION = (
+    "# How well the Performance Predictor predicts, follows and doubts",
+    "",
+    "Written by `python -m tools.bench.predictor`. Streams: 600 profiling samples with 3 % noise as a warm start, then "
+    "live samples at allocations that a cautious policy visits (one or two knobs move every 40 samples; *with "
+    "probing*: every tenth sample one knob is one step aside; *exploring*: the policy jumps about), with an abrupt "
+    "change of the application at half. *One step* is the error of the next sample, asked before it is learned "
+    "(prequential). *Near* is the error against the noise-free truth at 120 allocations within 0.2 of every range "
+    "around the current one, load included: what inference asks. *Whole* is the same over the whole space. All are "
+    "log-RMSE (0.1 is 10 %). *In hindsight* is training off line on the warm start and the whole stream at once, told "
+    "when the application changed, cross-validated. The slow learners ran on the first stream only. The analytic "
+    "surface and the node model are synthetic: they rank learners, and their figures are no application's. *Measured "
+    "curves* take the effect of cache ways from published measurements of real programs.",
+    "",
+)
+
+
+def _table_2_words(scores: Sequence[Score]) -> list[str]:
+    """How our table compares with the paper's, from both."""
+    ours = [s.name for s in sorted(scores, key=lambda s: s.rmse)]
+    theirs = [name for name, *_ in sorted(PAPER_TABLE_2, key=lambda row: row[1])]
+    by_name = {s.name: s for s in scores}
+    online = next(s for s in scores if s.name.startswith("OGBRT"))
+    gbrt = by_name["GBRT (perphd: log, monotone)"]
+    sds = [rmse / (1 - r2) ** 0.5 for _, rmse, _, _, r2 in PAPER_TABLE_2]
+    return [
+        f"From least to most RMSE, here: {', '.join(ours)}. In the paper: {', '.join(theirs)}.",
+        "",
+        "How the two compare, and why they differ:",
+        "",
+        f"* **One test set or several.** RMSE / sqrt(1 - R2) is the standard deviation of the truth in the test set, and "
+        f"the paper's rows imply {min(sds):.0f}, {sorted(sds)[1]:.0f} and {max(sds):.0f}: at least three different sets. "
+        "Its OGBRT has a lower RMSE than its GBRT and a lower R2, which no single set allows. Here all models see the "
+        "same rows and the same ten folds.",
+        f"* **Online against off line.** On one test set the online model ends at {online.rmse / gbrt.rmse:.2f} times the "
+        f"RMSE of training on everything at once (R2 {online.r2:.4f} against {gbrt.r2:.4f}): it saw nine tenths of its "
+        "rows once and forgets on purpose. The paper's 0.972 against 0.985 says the same; its RMSE says the contrary.",
+        "* **Linear regression and ElasticNet** are far worse here than in the paper: performance saturates with load, "
+        "cores and cache on our surface, load included as a feature; the paper's rows hold one load.",
+        "* **KNN** suffers from unscaled features (the paper's KNN, at R2 0.37, most likely had them): scaled, it is far "
+        "better, and still behind the trees.",
+        "* **Absolute MIPS** cannot be compared: the machines, the applications and the noise are others. Ours is a "
+        "simulated MySQL with 3 % noise, whose best possible R2 is below 1.",
+        "",
+    ]
+
+
 def _study_verdicts(study: Study) -> list[str]:
     ours = study.results[OURS]
     lines = []
@@ -149,28 +210,48 @@ def _study(study: Study) -> list[str]:
         "50-200 ": lambda a: a.near[1],
         "150-250": lambda a: a.near[2],
         "400+": lambda a: a.near[3],
-        "grid": lambda a: a.grid,
+        "whole: before": lambda a: a.grid[0],
+        "200 after": lambda a: a.grid[1],
+        "end": lambda a: a.grid[2],
     }
-    lines = [f"Stream: {study.name} (log-RMSE; columns count samples after the drift).", ""]
+    lines = [f"### Stream: {study.name}", "", "log-RMSE; columns count samples after the drift.", ""]
     lines += _head("learner", *columns, "violations")
     for name, found in study.results.items():
         cells = [_cell([pick(a) for a in found]) for pick in columns.values()]
         if np.median([a.near[2] for a in found]) < _DIVERGED:
             cells[6] = _spread([a.near[2] for a in found])
+        known = name if len(found) == len(study.results[OURS]) else f"{name} ({len(found)} seeds)"
         lines.append(
-            f"| {name} | {' | '.join(cells)} | {100 * np.median([a.violations for a in found]):.1f} % |"
+            f"| {known} | {' | '.join(cells)} | {100 * np.median([a.violations for a in found]):.1f} % |"
         )
     ours = study.results[OURS]
     cover = [float(np.median([a.coverage[k] for a in ours])) for k in range(4)]
     lower = float(np.median([a.near_lower for a in ours]))
+    lines += ["", *_pairs(study)]
     lines += [
-        "",
-        f"The 90 % band of {OURS} held {100 * cover[0]:.1f} % of the samples ({100 * cover[1]:.1f} % before the drift, "
+        f"Over {len(ours)} seeds the 90 % band of {OURS} held {100 * cover[0]:.1f} % of the samples ({100 * cover[1]:.1f} % before the drift, "
         f"{100 * cover[2]:.1f} % in the 200 after it, {100 * cover[3]:.1f} % then);",
         f"{100 * lower:.1f} % of the near truths were above its lower bound (wanted: 95 %).",
         "",
     ]
     return lines
+
+
+def _pairs(study: Study) -> list[str]:
+    """Seed by seed: the same stream, so differences are the learners' own."""
+    ours = study.results[OURS]
+    found = []
+    for name, other in study.results.items():
+        if name.startswith(OURS):
+            continue
+        wins = sum(a.near[2] < b.near[2] for a, b in zip(ours, other, strict=False))
+        found.append(f"{name} {wins} of {min(len(ours), len(other))}")
+    if study.name.startswith("none") or not found:
+        return []
+    return [
+        f"Seed by seed {OURS} was nearer 150 to 250 samples after the drift than: {', '.join(found)}.",
+        "",
+    ]
 
 
 def _head(first: str, *columns: str) -> list[str]:

@@ -54,6 +54,23 @@ def warm_start(x: Floats, truth: Floats, seed: int, part: float = 0.1) -> Warm:
     )
 
 
+def profiled(x: Floats, truth: Floats, seed: int, part: float = 0.1) -> Warm:
+    """The same by what ``perphd profile`` trains with: LightGBM, its rounds by 10-fold CV, made resident."""
+    from perphd.predictor.profile.training import train
+
+    rng = np.random.default_rng(seed)
+    y = truth + NOISE * rng.standard_normal(len(truth))
+    order = rng.permutation(len(x))
+    known, rest = order[: int(part * len(x))], order[int(part * len(x)) :]
+    trained = train(x[known], y[known], FEATURES, MONOTONE, seed=seed, engine="lightgbm")
+    found = Forest.compile(trained.trees).predict(x[rest])
+    return Warm(
+        r2(np.exp(y[rest]), np.exp(found)),
+        r2(np.exp(truth[rest]), np.exp(found)),
+        float(np.sqrt(np.mean((found - truth[rest]) ** 2))),
+    )
+
+
 def r2(y: Floats, found: Floats) -> float:
     """Coefficient of determination."""
     return 1.0 - float(np.sum((y - found) ** 2) / np.sum((y - y.mean()) ** 2))

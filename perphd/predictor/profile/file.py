@@ -1,0 +1,300 @@
+"""A profile as a file: versioned JSON with a checksum, never code; every number is checked before it is used.
+
+One object: ``format``, ``version``, ``sha256`` and ``body``; the checksum is over the body's canonical JSON (keys
+sorted, no spaces). A file that is damaged, of another version, or holds trees that are none is refused with a
+sentence, and nothing is made of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final
+
+import numpy as np
+
+from perphd.domain.errors import PerphError
+from perphd.predictor.ogbrt.trees import Floats, InvalidModel, Trees
+
+FORMAT: Final = "perphd-profile"
+VERSION: Final = 1
+MAX_BYTES: Final = 8 << 20
+MAX_ROWS: Final = 20_000
+LEAST_R2: Final = 0.9
+MOST_MAPE: Final = 0.2
+"""A profile that does worse on what it has not seen is kept, and is no warm start."""
+
+
+class FileError(PerphError):
+    """A text is no profile that can be used; says what is wrong with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """Errors on held-out rows (10-fold cross-validation), relative to the geometric mean of performance.
+
+    ``rmse_sd``: between the folds; ``mape``: mean of |error| / truth; ``log_rmse``: of the logarithms.
+    """
+
+    rows: int
+    r2: float
+    rmse: float
+    rmse_sd: float
+    mae: float
+    median_error: float
+    mape: float
+    log_rmse: float
+
+    @property
+    def refusal(self) -> str:
+        """Why a model with these is no warm start; empty: it is signed off."""
+        if self.r2 < LEAST_R2:
+            return f"R2 on held-out samples is {self.r2:.3f}, less than {LEAST_R2}"
+        if self.mape > MOST_MAPE:
+            return f"held-out predictions are off by {self.mape:.0%} on average, more than {MOST_MAPE:.0%}"
+        return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a profile comes from.
+
+    ``app``: the LRA's name, or that of the class; ``hosts``: where it was measured; ``engine`` and ``rounds``: how it
+    was trained; ``work_source``: what its performance is; ``grid_cells``: of the lattice, of which ``measured`` were;
+    ``not_explored``: knobs that could not be set there, with the reason; ``note``: anything else worth saying.
+    """
+
+    app: str
+    hosts: tuple[str, ...]
+    perphd_version: str
+    made_at_unix_s: float
+    work_source: str
+    engine: str
+    rounds: int
+    seed: int
+    grid_cells: int
+    measured: int
+    not_explored: tuple[str, ...] = ()
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Profile:
+    """A warm start.
+
+    Attributes:
+        origin: where it comes from.
+        metrics: how well it does on what it has not seen.
+        features: names of the columns of ``x``, each relative to ``scale``.
+        scale: per feature what 1.0 stands for, in the knob's unit.
+        low, high: between which values each was explored.
+        trees: log of (performance / performance at the most generous cell).
+        x, y: the samples it was trained on, (n, F) and (n,).
+    """
+
+    origin: Origin
+    metrics: Metrics
+    features: tuple[str, ...]
+    scale: tuple[float, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    trees: Trees
+    x: Floats
+    y: Floats
+
+    @property
+    def is_signed_off(self) -> bool:
+        """Good enough to start from."""
+        return not self.metrics.refusal
+
+
+def to_text(profile: Profile) -> str:
+    """The file's text, ending with a newline.
+
+    Raises:
+        FileError: it holds what no file may hold.
+    """
+    body = {
+        "origin": asdict(profile.origin),
+        "metrics": asdict(profile.metrics),
+        "features": list(profile.features),
+        "scale": list(profile.scale),
+        "low": list(profile.low),
+        "high": list(profile.high),
+        "trees": trees_to_json(profile.trees),
+        "x": profile.x.tolist(),
+        "y": profile.y.tolist(),
+    }
+    try:
+        canonical = _canonical(body)
+    except ValueError as exc:
+        raise FileError(f"the profile holds a number that is not finite: {exc}") from exc
+    _profile(json.loads(canonical))
+    head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": _digest(canonical)})
+    return f'{head[:-1]}, "body": {canonical}}}\n'
+
+
+def from_text(text: str | bytes) -> Profile:
+    """The profile that was written as this text.
+
+    Raises:
+        FileError: it is no such text.
+    """
+    if len(text) > MAX_BYTES:
+        raise FileError(f"{len(text)} bytes are too many for a profile (at most {MAX_BYTES})")
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as exc:
+        raise FileError(f"it is not JSON: {str(exc)[:100] or 'nested too deeply'}") from exc
+    if not isinstance(data, dict) or data.get("format") != FORMAT:
+        raise FileError(f"it is no profile of perphd's: its format is not {FORMAT!r}")
+    version = data.get("version")
+    if type(version) is not int or version != VERSION:
+        raise FileError(f"its version is {str(version)[:20]}; this perphd reads version {VERSION}")
+    body = data.get("body")
+    try:
+        right = isinstance(body, dict) and data.get("sha256") == _digest(_canonical(body))
+    except (ValueError, RecursionError) as exc:
+        raise FileError(f"it holds what no profile holds: {exc}") from exc
+    if not right:
+        raise FileError("its checksum is wrong: the text is damaged or was edited")
+    assert isinstance(body, dict)
+    return _profile(body)
+
+
+def trees_to_json(trees: Trees) -> dict[str, Any]:
+    """The trees as lists."""
+    found: dict[str, Any] = {}
+    for item in fields(Trees):
+        value = getattr(trees, item.name)
+        found[item.name] = value.tolist() if isinstance(value, np.ndarray) else value
+    found["features"], found["monotone"] = list(trees.features), list(trees.monotone)
+    return found
+
+
+def trees_from_json(data: object, where: str) -> Trees:
+    """Trees from lists.
+
+    Raises:
+        FileError: something is missing, of another kind, or the arrays are no trees.
+    """
+    table = _table(data, where, [item.name for item in fields(Trees)])
+    try:
+        return Trees(
+            tuple(_texts(table["features"], f"{where}.features")),
+            tuple(int(v) for v in _numbers(table["monotone"], f"{where}.monotone")),
+            _number(table["base"], f"{where}.base"),
+            *(_ints(table[name], f"{where}.{name}") for name in ("node_start", "leaf_start", "feature")),
+            np.array(_numbers(table["threshold"], f"{where}.threshold")),
+            _bools(table["missing_left"], f"{where}.missing_left"),
+            *(_ints(table[name], f"{where}.{name}") for name in ("left", "right")),
+            np.array(_numbers(table["value"], f"{where}.value")),
+        ).validate()
+    except InvalidModel as exc:
+        raise FileError(f"{where}: {exc}") from exc
+
+
+def _profile(body: Mapping[str, Any]) -> Profile:
+    names = [item.name for item in fields(Profile)]
+    table = _table(body, "the body", names)
+    features = tuple(_texts(table["features"], "features"))
+    width = len(features)
+    scale, low, high = (tuple(_numbers(table[k], k)) for k in ("scale", "low", "high"))
+    rows = table["x"]
+    if not isinstance(rows, list) or len(rows) > MAX_ROWS:
+        raise FileError(f"x is no list of at most {MAX_ROWS} rows")
+    x = np.array([_numbers(row, f"x[{i}]") for i, row in enumerate(rows)], dtype=np.float64) if rows else None
+    x = np.zeros((0, width)) if x is None else x
+    y = np.array(_numbers(table["y"], "y"), dtype=np.float64)
+    trees = trees_from_json(table["trees"], "trees")
+    if not len(scale) == len(low) == len(high) == width or x.shape != (len(y), width):
+        raise FileError("features, scale, low, high, x and y do not fit together")
+    if trees.features != features:
+        raise FileError(f"trees.features are {trees.features}, the profile's {features}")
+    if min(scale, default=1.0) <= 0:
+        raise FileError(f"scale is {scale}; every one is more than 0")
+    return Profile(
+        _origin(table["origin"]), _metrics(table["metrics"]), features, scale, low, high, trees, x, y
+    )
+
+
+def _origin(data: object) -> Origin:
+    table = _table(data, "origin", [item.name for item in fields(Origin)])
+    texts = {
+        k: _text(table[k], f"origin.{k}") for k in ("app", "perphd_version", "work_source", "engine", "note")
+    }
+    whole = {k: int(_number(table[k], f"origin.{k}")) for k in ("rounds", "seed", "grid_cells", "measured")}
+    return Origin(
+        hosts=tuple(_texts(table["hosts"], "origin.hosts")),
+        not_explored=tuple(_texts(table["not_explored"], "origin.not_explored")),
+        made_at_unix_s=_number(table["made_at_unix_s"], "origin.made_at_unix_s"),
+        **texts,  # type: ignore[arg-type]
+        **whole,  # type: ignore[arg-type]
+    )
+
+
+def _metrics(data: object) -> Metrics:
+    names = [item.name for item in fields(Metrics)]
+    table = _table(data, "metrics", names)
+    values = {name: _number(table[name], f"metrics.{name}") for name in names if name != "rows"}
+    return Metrics(rows=int(_number(table["rows"], "metrics.rows")), **values)
+
+
+def _table(data: object, where: str, names: list[str]) -> Mapping[str, Any]:
+    if not isinstance(data, dict):
+        raise FileError(f"{where} is no object")
+    if missing := [name for name in names if name not in data]:
+        raise FileError(f"{where} lacks {missing[0]}")
+    if extra := sorted(set(data) - set(names)):
+        raise FileError(f"{where} has the unknown key {extra[0][:60]!r}")
+    return data
+
+
+def _number(value: object, where: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise FileError(f"{where} is {str(value)[:40]!r}, not a number")
+    if abs(value) > 1e18:
+        raise FileError(f"{where} is out of range")
+    return float(value)
+
+
+def _numbers(value: object, where: str) -> list[float]:
+    if not isinstance(value, list):
+        raise FileError(f"{where} is no list")
+    return [_number(item, where) for item in value]
+
+
+def _ints(value: object, where: str) -> Any:
+    found = _numbers(value, where)
+    if any(item != int(item) or abs(item) > 2**31 - 1 for item in found):
+        raise FileError(f"{where} holds something else than whole numbers")
+    return np.array([int(item) for item in found], dtype=np.int32)
+
+
+def _bools(value: object, where: str) -> Any:
+    if not isinstance(value, list) or not all(isinstance(item, bool) for item in value):
+        raise FileError(f"{where} holds something else than true and false")
+    return np.array(value, dtype=np.bool_)
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str) or len(value) > 4096:
+        raise FileError(f"{where} is no text of at most 4096 characters")
+    return value
+
+
+def _texts(value: object, where: str) -> list[str]:
+    if not isinstance(value, list | tuple) or len(value) > 256:
+        raise FileError(f"{where} is no list of at most 256 texts")
+    return [_text(item, where) for item in value]
+
+
+def _canonical(body: object) -> str:
+    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def _digest(canonical: str) -> str:
+    return hashlib.sha256(canonical.encode()).hexdigest()

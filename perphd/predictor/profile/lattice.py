@@ -1,0 +1,98 @@
+"""What can be granted to an application, as a lattice, and a sample of it in a safe order.
+
+The sample is low-discrepancy: R_d, the additive recurrence of the generalised golden ratio (Roberts, "The
+unreasonable effectiveness of quasirandom sequences", 2018), x_n = (s + n * alpha) mod 1 with
+alpha_i = g^-i and g the root of g^(d+1) = g + 1. It fills the space evenly for every number of points, so that a
+sample that was stopped early is an even one too, as far as it got.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Point: TypeAlias = tuple[int, ...]
+"""Per axis the number of a step, 0 being the tightest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One knob: its steps from tight to generous, in ``unit``."""
+
+    name: str
+    unit: str
+    steps: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.steps or list(self.steps) != sorted(set(self.steps)):
+            raise ValueError(f"{self.name}: steps must ascend, there must be at least one")
+
+
+@dataclass(frozen=True, slots=True)
+class Lattice:
+    """All combinations of the axes' steps."""
+
+    axes: tuple[Axis, ...]
+
+    @property
+    def size(self) -> int:
+        """Number of cells."""
+        return int(np.prod([len(axis.steps) for axis in self.axes]))
+
+    @property
+    def most(self) -> Point:
+        """The most generous cell: where nothing is taken away."""
+        return tuple(len(axis.steps) - 1 for axis in self.axes)
+
+    def values(self, point: Point) -> tuple[float, ...]:
+        """What a cell grants, in the axes' units."""
+        return tuple(axis.steps[step] for axis, step in zip(self.axes, point, strict=True))
+
+    def sample(self, count: int, seed: int = 0) -> tuple[Point, ...]:
+        """``count`` different cells (all, if there are no more), evenly spread, from generous to tight."""
+        count = min(count, self.size)
+        shape = np.array([len(axis.steps) for axis in self.axes])
+        start = np.random.default_rng(seed).random(len(shape))
+        found: dict[Point, None] = {self.most: None}
+        alpha = _golden(len(shape))
+        n = 0
+        while len(found) < count and n < 64 * self.size + 64:
+            n += 1
+            spot = np.floor(((start + n * alpha) % 1.0) * shape).astype(int)
+            found.setdefault(tuple(int(step) for step in spot))
+        if len(found) < count:  # a small lattice that is asked for nearly whole
+            for cell in np.ndindex(*shape.tolist()):
+                if len(found) >= count:
+                    break
+                found.setdefault(tuple(int(step) for step in cell))
+        return self.safe_order(tuple(found))
+
+    def safe_order(self, points: Sequence[Point]) -> tuple[Point, ...]:
+        """From generous to tight: by the scarcest of what a cell grants, then by the sum.
+
+        One knob that is nearly shut hurts more than four that are half open.
+        """
+        last = np.maximum(np.array(self.most), 1)
+
+        def tightness(point: Point) -> tuple[float, float, Point]:
+            open_ = np.array(point) / last
+            open_ = np.where(np.array(self.most) > 0, open_, 1.0)
+            return (-round(float(open_.min()) * 4) / 4, -float(open_.sum()), tuple(-s for s in point))
+
+        return tuple(sorted(points, key=tightness))
+
+
+def is_within(point: Point, other: Point) -> bool:
+    """True if ``point`` grants nothing that ``other`` does not: where ``other`` hurts, ``point`` does too."""
+    return all(a <= b for a, b in zip(point, other, strict=True))
+
+
+def _golden(dimensions: int) -> NDArray[np.float64]:
+    g = 2.0
+    for _ in range(60):
+        g = (1.0 + g) ** (1.0 / (dimensions + 1))
+    return np.asarray((1.0 / g) ** np.arange(1, dimensions + 1), dtype=np.float64)
