@@ -56,7 +56,8 @@ def train_apart(
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTHONPATH": path}
     try:
         done = subprocess.run(
-            command, input=json.dumps(job), capture_output=True, text=True, timeout=timeout_s, env=environment, check=False
+            command, input=json.dumps(job), capture_output=True, text=True, timeout=timeout_s, env=environment,
+            check=False,
         )  # fmt: skip
     except subprocess.TimeoutExpired as exc:
         raise PerphError(f"training took more than {timeout_s:g} s and was ended") from exc
