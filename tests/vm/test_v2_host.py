@@ -22,7 +22,16 @@ pytestmark = pytest.mark.requires_vm
 ROOT = Path(__file__).parents[2]
 COPIED = ("perphd", "rdt", "tests", "tools", "systemd", "profiles", "pyproject.toml")
 # Pure Python, so what runs here runs there.
-CARRIED = ("pytest", "pygments", "pluggy", "iniconfig", "packaging", "pytest-asyncio", "hypothesis", "sortedcontainers")
+CARRIED = (
+    "pytest",
+    "pygments",
+    "pluggy",
+    "iniconfig",
+    "packaging",
+    "pytest-asyncio",
+    "hypothesis",
+    "sortedcontainers",
+)
 NEEDED = "aiohttp cgroupspy click hypothesis msgspec numpy psutil pyroute2 pytest pytest_asyncio rich systemd".split()
 ANSWER_S = 60.0
 SUITE_S = 900.0

@@ -10,7 +10,10 @@ import json
 import re
 import shlex
 import subprocess
+import tempfile
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -19,38 +22,58 @@ from tests.vm.guest import INSTALL_S, Vm
 
 pytestmark = pytest.mark.requires_vm
 
-LRA, BATCH = "/lra.slice/app.service/work", "/batch.slice/jobs.service/work"
-KNOBS = (
-    "cpu.weight cpu.max cpu.idle cpuset.cpus cpuset.mems cpuset.cpus.partition memory.min memory.low memory.high "
-    "memory.max io.weight io.max cgroup.subtree_control cgroup.freeze"
-).split()
+PROCESSES = ("/lra.slice/app.service", "/batch.slice/jobs.service", "/system.slice/inner.service/work")
+"""The application, then batch work: in a slice that is the workload, and in a delegated group that is one."""
+TREES = "lra.slice batch.slice system.slice/inner.service"
+UNITS = ("app.service", "jobs.service", "inner.service", "lra.slice", "batch.slice")
+DEFAULTS = {
+    "cpu.weight": ("100",),
+    "cpu.max": ("max 100000",),
+    "cpu.idle": ("0",),
+    "cpuset.cpus": ("", "0-1"),
+    "cpuset.mems": ("", "0"),
+    "cpuset.cpus.partition": ("member",),
+    "memory.min": ("0",),
+    "memory.low": ("0",),
+    "memory.high": ("max",),
+    "memory.max": ("max",),
+    "io.weight": ("default 100",),
+    "io.max": ("",),
+    "cgroup.freeze": ("0",),
+}
+"""What a file says that is set to nothing: with or without its controller, which systemd brings and takes."""
 SHOWN = (
-    "CPUWeight,CPUQuotaPerSecUSec,AllowedCPUs,AllowedMemoryNodes,MemoryMin,MemoryLow,MemoryHigh,MemoryMax,IOWeight,"
-    "DropInPaths"
+    "Id,CPUWeight,CPUQuotaPerSecUSec,AllowedCPUs,AllowedMemoryNodes,MemoryMin,MemoryLow,MemoryHigh,MemoryMax,"
+    "IOWeight"
 )
 UNIT = """
 [Unit]
 Description={what}
 [Service]
-Slice={slice}
-Delegate=yes
-CPUWeight={weight}
+{more}
 ExecStart=/usr/local/bin/worker
 [Install]
 WantedBy=multi-user.target
 """
-# Works a little in a group of its own below its unit, which is delegated. It names its CPUs: nobody can empty that
-# file again while processes are inside (then all CPUs of the parent are what is given back).
+WORKLOADS = {
+    "app": "Slice=lra.slice\nCPUWeight=150",
+    "jobs": "Slice=batch.slice\nCPUWeight=70",
+    "inner": "Delegate=yes\nCPUWeight=60",
+}
+# Works a little; where its unit is delegated, in a group of its own below it. It names the CPUs of that: nobody can
+# empty that file again while processes are inside (then all CPUs of the parent are what is given back).
 WORKER = """#!/bin/sh
 group=/sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)
-mkdir -p $group/work
-echo $$ > $group/work/cgroup.procs
-echo "+cpu +cpuset +memory" > $group/cgroup.subtree_control
-cat /sys/fs/cgroup/cpuset.cpus.effective > $group/work/cpuset.cpus
+case $group in */inner.service)
+    mkdir -p $group/work
+    echo $$ > $group/work/cgroup.procs
+    echo "+cpu +cpuset +memory" > $group/cgroup.subtree_control
+    cat /sys/fs/cgroup/cpuset.cpus.effective > $group/work/cpuset.cpus ;;
+esac
 while :; do
     i=0
     while [ $i -lt 300 ]; do i=$((i + 1)); done
-    sleep 0.5
+    sleep 1
 done
 """
 CONFIG = """
@@ -60,43 +83,103 @@ policy = "static"
 period_s = 0.5
 [[lra]]
 name = "app"
-cgroup = "{lra}"
+cgroup = "/lra.slice/app.service"
 [[batch]]
 name = "jobs"
-cgroup = "{batch}"
+cgroup = "/batch.slice"
+[[batch]]
+name = "inner"
+cgroup = "/system.slice/inner.service/work"
 """
+TESTED = "/etc/systemd/system/perphd.service.d/tested.conf"
 
 
 @pytest.fixture(scope="module")
 def vm(installed: Vm) -> Iterator[Vm]:
     yield installed
     if not KEEP:
-        installed.try_("apt-get purge -y -q perphd; systemctl disable --now app jobs", INSTALL_S)
+        installed.try_(
+            f"apt-get purge -y -q perphd; systemctl disable --now {' '.join(WORKLOADS)}", INSTALL_S
+        )
 
 
-def configure(vm: Vm, mode: str) -> None:
-    vm.write("/etc/perphd/perphd.toml", CONFIG.format(mode=mode, lra=LRA, batch=BATCH), 0o640)
-
-
-def settings(vm: Vm) -> dict[str, str]:
-    """Every knob of the workloads' groups as the kernel has it, and of their units as systemd has it."""
-    wanted = " ".join(f"--include={name}" for name in KNOBS)
-    lines = vm.sh(f"cd /sys/fs/cgroup && grep -rs '' {wanted} lra.slice batch.slice").splitlines()
-    found = {name: value for name, _, value in (line.partition(":") for line in sorted(lines))}
-    for unit in ("lra.slice", "batch.slice", "app.service", "jobs.service"):
-        found[unit] = vm.sh(f"systemctl show {unit} -p {SHOWN}")
+@pytest.fixture(scope="module")
+def at_rest(vm: Vm) -> dict[str, str]:
+    """The workloads are made and run, and nobody has set anything on them: the settings then."""
+    vm.sh("systemctl stop perphd", INSTALL_S)
+    configure(vm, "observe")
+    vm.write("/usr/local/bin/worker", WORKER, 0o755)
+    for name, more in WORKLOADS.items():
+        vm.write(f"/etc/systemd/system/{name}.service", UNIT.format(what=name, more=more))
+    names = " ".join(WORKLOADS)
+    vm.sh(f"systemctl revert {' '.join(UNITS)}; systemctl daemon-reload")
+    vm.sh(f"systemctl enable -q {names} && systemctl restart {names}")
+    vm.wait_for(lambda: placed(vm) == ["0-1"] * 3, "no processes, or not everywhere")
+    found = settings(vm)
+    vm.sh("perphd config check && systemctl start perphd", INSTALL_S)
     return found
 
 
-def cpus(vm: Vm, group: str) -> str:
-    """Where this group's process may really run."""
-    return vm.sh(
-        f"p=$(head -n 1 /sys/fs/cgroup{group}/cgroup.procs); grep Cpus_allowed_list /proc/$p/status"
-    ).split()[1]
+def configure(vm: Vm, mode: str) -> None:
+    vm.write("/etc/perphd/perphd.toml", CONFIG.format(mode=mode), 0o640)
+
+
+def settings(vm: Vm) -> dict[str, str]:
+    """Every knob that is set to something, as the kernel has it and as systemd has it, with systemd's drop-ins."""
+    wanted = " ".join(f"--include={name}" for name in DEFAULTS)
+    told = vm.sh(
+        f"cd /sys/fs/cgroup && grep -rs '' {wanted} {TREES}; echo; "
+        f"systemctl show -p {SHOWN} {' '.join(UNITS)}; echo; "
+        "find /run/systemd/system.control /run/systemd/transient -type f 2>/dev/null || true"
+    )
+    files, *units, drop_ins = f"{told}\n".split("\n\n", len(UNITS) + 1)
+    found = {f"drop-in {path}": "" for path in drop_ins.split()}
+    lines = (line.partition(":")[::2] for line in files.splitlines())
+    found |= {path: value for path, value in lines if value not in DEFAULTS[path.rsplit("/", 1)[1]]}
+    for unit in units:
+        shown_ = dict(line.partition("=")[::2] for line in unit.splitlines() if line)
+        found |= {f"{shown_['Id']} {name}": value for name, value in shown_.items()}
+    return found
+
+
+def placed(vm: Vm) -> list[str]:
+    """Where the processes of the three workloads may really run."""
+    files = " ".join(f"/sys/fs/cgroup{group}/cgroup.procs" for group in PROCESSES)
+    asked = f"for f in {files}; do read p < $f && sed -n 's/^Cpus_allowed_list:\\t//p' /proc/$p/status; done"
+    return vm.try_(asked).stdout.split()
 
 
 def is_split(vm: Vm) -> bool:
-    return {cpus(vm, LRA), cpus(vm, BATCH)} == {"0", "1"}
+    return placed(vm) in (["0", "1", "1"], ["1", "0", "0"])
+
+
+def wait_for_split(vm: Vm, when: str) -> None:
+    vm.wait_for(lambda: is_split(vm), f"batch was not confined {when}", 240.0)
+
+
+def is_given_back(vm: Vm, at_rest: dict[str, str]) -> None:
+    """Nothing is different; systemd may take a moment to take a controller away."""
+    found: list[dict[str, str]] = []
+
+    def is_so() -> bool:
+        found.append(settings(vm))
+        return found[-1] == at_rest and placed(vm) == ["0-1"] * 3
+
+    end_s = time.monotonic() + 20.0
+    while not is_so() and time.monotonic() < end_s:
+        time.sleep(1.0)
+    assert found[-1] == at_rest
+    assert placed(vm) == ["0-1"] * 3
+
+
+def enforce(vm: Vm) -> None:
+    """Let it enforce by configuration."""
+    configure(vm, "enforce")
+    if vm.try_("systemctl is-active perphd").stdout.strip() == "active":
+        vm.sh("systemctl reload perphd && perphctl mode enforce")
+    else:
+        vm.sh("systemctl reset-failed perphd; systemctl start perphd", INSTALL_S)
+    wait_for_split(vm, "")
 
 
 def shown(vm: Vm, name: str, unit: str = "perphd") -> str:
@@ -175,132 +258,172 @@ def test_who_may_do_what(vm: Vm) -> None:
     assert "observe" in ask("carol", "mode observe").stdout
 
 
-def test_observing_changes_nothing(vm: Vm) -> None:
-    vm.write("/usr/local/bin/worker", WORKER, 0o755)
-    for name, slice_, weight in (("app", "lra.slice", 150), ("jobs", "batch.slice", 70)):
-        unit = UNIT.format(what=name, slice=slice_, weight=weight)
-        vm.write(f"/etc/systemd/system/{name}.service", unit)
-    vm.sh("systemctl revert app jobs; systemctl daemon-reload")
-    vm.sh("systemctl enable -q app jobs && systemctl restart app jobs")
-    vm.wait_for(
-        lambda: (
-            vm.try_(f"cd /sys/fs/cgroup && cat .{LRA}/cpuset.cpus .{BATCH}/cpuset.cpus").stdout.split()
-            == ["0-1", "0-1"]
-        ),
-        "no groups to work in",
-    )
-    before = settings(vm)
-    configure(vm, "observe")
-    vm.sh("perphd config check && systemctl restart perphd")
-    vm.wait_for(lambda: ticks(vm) > 20, "it does not tick")
-    assert settings(vm) == before
-    assert cpus(vm, LRA) == cpus(vm, BATCH) == "0-1"
+def test_observing_changes_nothing(vm: Vm, at_rest: dict[str, str]) -> None:
+    vm.wait_for(lambda: ticks(vm) > 10, "it does not tick")
+    assert "app" in vm.sh("perphctl status")
+    is_given_back(vm, at_rest)
 
 
-def test_enforcing_survives_what_administrators_do_and_gives_back(vm: Vm) -> None:
-    before = settings(vm)
+def test_enforcing_survives_what_administrators_do_and_gives_back(vm: Vm, at_rest: dict[str, str]) -> None:
     vm.sh("perphctl mode enforce")
-    vm.wait_for(lambda: is_split(vm), "batch was not confined")
-    assert vm.sh(f"cat /sys/fs/cgroup{BATCH}/cpuset.cpus.effective") == cpus(vm, BATCH)
-    entry = json.loads(log(vm, "PERPHD_EVENT=change -o json -n 1"))
-    assert f"{BATCH}/cpuset.cpus" in entry["MESSAGE"]
-    assert entry["PRIORITY"] == "6"
+    wait_for_split(vm, "")
+    _, batch, _ = placed(vm)
+    assert shown(vm, "AllowedCPUs", "batch.slice") == batch
+    assert vm.sh("cat /sys/fs/cgroup/batch.slice/cpuset.cpus.effective") == batch
+    # Of the object itself, as any program may ask.
+    asked = "/org/freedesktop/systemd1/unit/batch_2eslice org.freedesktop.systemd1.Slice AllowedCPUs"
+    bitmap = vm.sh(f"busctl get-property org.freedesktop.systemd1 {asked}").split()
+    assert bitmap[:3] == ["ay", bitmap[1], str(1 << int(batch))]
+    changes = [json.loads(line)["MESSAGE"] for line in log(vm, "PERPHD_EVENT=change -o json").splitlines()]
+    for group in ("batch.slice", "system.slice/inner.service/work", "lra.slice/app.service"):
+        assert any(f"{group}/cpuset.cpus" in message for message in changes), group
 
     vm.sh("systemctl daemon-reload")
     assert is_split(vm)
     pid = shown(vm, "MainPID")
     vm.sh("systemctl daemon-reexec")
-    vm.wait_for(lambda: is_split(vm), "systemd's re-execution undid it for good")
+    wait_for_split(vm, "for good after systemd's re-execution")
     alive = shown(vm, "WatchdogTimestampMonotonic")
+    vm.sh("systemctl restart jobs app inner")
+    wait_for_split(vm, "after the units were started again")
+    vm.sh("systemctl set-property jobs.service CPUWeight=30")
+    vm.sh("systemctl set-property app.service MemoryLow=32M")
+    assert is_split(vm)
     vm.wait_for(
         lambda: shown(vm, "WatchdogTimestampMonotonic") != alive, "no sign of life after daemon-reexec"
     )
     assert shown(vm, "MainPID") == pid
-    vm.sh("systemctl restart jobs")
-    vm.wait_for(lambda: is_split(vm), "batch was not confined after its restart")
-    vm.sh("systemctl set-property jobs.service CPUWeight=30")
-    vm.sh("systemctl set-property app.service MemoryLow=32M")
-    assert is_split(vm)
 
     vm.sh("perphctl mode observe")
-    vm.wait_for(lambda: not is_split(vm), "it was not given back")
+    vm.wait_for(lambda: placed(vm) == ["0-1"] * 3, "it was not given back")
     after = settings(vm)
-    changed = {name for name in after if after[name] != before.get(name)}
+    changed = {name for name in {*after, *at_rest} if after.get(name) != at_rest.get(name)}
     assert changed == {
         "batch.slice/jobs.service/cpu.weight",
+        "jobs.service CPUWeight",
         "lra.slice/app.service/memory.low",
-        "jobs.service",
-        "app.service",
+        "app.service MemoryLow",
     }, "what administrators set stays, and nothing else is different"
-    assert "CPUWeight=30" in after["jobs.service"]
     vm.sh("systemctl revert jobs.service app.service && systemctl daemon-reload")
+    is_given_back(vm, at_rest)
 
 
-def enforce(vm: Vm) -> dict[str, str]:
-    """Let it enforce by configuration; returns the settings before."""
-    vm.sh("systemctl stop perphd")
-    before = settings(vm)
-    configure(vm, "enforce")
-    vm.sh("systemctl start perphd")
-    vm.wait_for(lambda: is_split(vm), "batch was not confined")
-    return before
-
-
-def test_a_kill_gives_back_and_it_starts_again(vm: Vm) -> None:
+def test_an_administrator_who_insists_is_yielded_to(vm: Vm, at_rest: dict[str, str]) -> None:
     enforce(vm)
-    vm.sh("systemctl kill --kill-whom=main --signal=KILL perphd")
-    vm.wait_for(lambda: shown(vm, "NRestarts") == "1", "it was not started again")
-    assert re.search(r"files: [2-9] restored", log(vm, "-n 20 -o cat")), "by ExecStopPost="
-    vm.wait_for(lambda: is_split(vm), "batch was not confined again")
+    _, batch, _ = placed(vm)
+    vm.sh("systemctl set-property --runtime batch.slice AllowedCPUs=0-1")
+    wait_for_split(vm, "again, after somebody had undone it once")
+    assert shown(vm, "AllowedCPUs", "batch.slice") == batch
+    vm.sh("systemctl set-property --runtime batch.slice AllowedCPUs=0-1")
+    vm.wait_for(lambda: "left alone until the mode is set anew" in log(vm, "-n 30"), "it does not yield")
+    _, jobs, inner = placed(vm)
+    assert (jobs, inner) == ("0-1", batch), "that one knob, and no other"
+    vm.sh("perphctl mode observe")
+    vm.wait_for(lambda: placed(vm) == ["0-1"] * 3, "it was not given back")
+    assert shown(vm, "AllowedCPUs", "batch.slice") == "0-1", "theirs by now"
+    vm.sh("systemctl set-property --runtime batch.slice AllowedCPUs=; systemctl revert batch.slice")
+    vm.sh("systemctl daemon-reload; perphctl mode enforce")
+    wait_for_split(vm, "with the conflict forgotten")
+    vm.sh("perphctl mode observe")
+    is_given_back(vm, at_rest)
 
 
-def test_stopping_gives_back_and_asking_does_not_start_it(vm: Vm) -> None:
-    before = enforce(vm)
+def test_a_restart_keeps_and_whatever_ends_it_otherwise_gives_back(vm: Vm, at_rest: dict[str, str]) -> None:
+    enforce(vm)
+    refused = vm.try_("perphd restore")
+    assert refused.returncode == 1
+    assert f"in use by process {shown(vm, 'MainPID')}" in refused.stderr
+    vm.sh(f"mkdir -p {TESTED.rpartition('/')[0]}")
+    vm.write(TESTED, "[Service]\nWatchdogSec=15s\nTimeoutAbortSec=5s\n")
+    vm.sh("systemctl daemon-reload; systemctl restart perphd", INSTALL_S)
+    assert is_split(vm)
+    assert "stopped; what is in force is kept" in log(vm, "-n 30 -o cat")
+    # The oom killer and impatient people, its own failed assertions, and whatever makes it hang.
+    for signal, result in (("KILL", "signal"), ("ABRT", "signal|core-dump"), ("STOP", "watchdog")):
+        vm.sh("systemctl reset-failed perphd")
+        before = int(shown(vm, "NRestarts"))
+        cursor = now(vm)
+        vm.sh(f"systemctl kill --kill-whom=main --signal={signal} perphd")
+        vm.wait_for(
+            lambda before=before: int(shown(vm, "NRestarts")) > before, f"not started again: {signal}"
+        )
+        told = log(vm, f"--after-cursor={shlex.quote(cursor)} -o cat")
+        assert re.search(f"Failed with result '({result})'", told), told
+        assert re.search(r"files: [2-9] restored", told), f"by ExecStopPost=, after {signal}: {told}"
+        wait_for_split(vm, f"again after {signal}")
+    vm.sh(f"rm {TESTED} && systemctl daemon-reload && systemctl reset-failed perphd")
+
+
+def test_what_a_restart_kept_goes_back_if_it_cannot_start_again(vm: Vm, at_rest: dict[str, str]) -> None:
+    enforce(vm)
+    vm.write(TESTED, "[Unit]\nStartLimitBurst=1\n")
+    vm.sh("systemctl daemon-reload")
+    vm.write("/etc/perphd/perphd.toml", "[daemon]\nmode = 'no such mode'\n", 0o640)
+    assert vm.try_("perphd config check").returncode != 0
+    assert vm.try_("systemctl restart perphd", INSTALL_S).returncode != 0
+    vm.wait_for(
+        lambda: shown(vm, "ExecMainExitTimestampMonotonic", "perphd-restore") not in ("", "0"),
+        "OnFailure= did nothing",
+    )
+    assert shown(vm, "Result", "perphd-restore") == "success"
+    assert shown(vm, "ActiveState") == "failed"
+    is_given_back(vm, at_rest)
+    vm.sh(f"rm {TESTED}; systemctl daemon-reload; systemctl reset-failed perphd")
+
+
+def test_stopping_gives_back_and_asking_does_not_start_it(vm: Vm, at_rest: dict[str, str]) -> None:
+    enforce(vm)
     vm.sh("systemctl stop perphd")
     assert shown(vm, "Result") == "success"
-    assert settings(vm) == before
+    is_given_back(vm, at_rest)
     assert vm.try_("perphctl status").returncode != 0
     assert vm.try_("systemctl is-active perphd perphd.socket").stdout.split() == ["inactive"] * 2
 
 
-def test_a_reboot_and_a_loss_of_power_leave_nothing_behind(vm: Vm) -> None:
+def is_up(vm: Vm) -> bool:
+    return vm.try_("systemctl is-active app jobs inner").stdout.split() == ["active"] * 3
+
+
+def test_a_loss_of_power_and_a_reboot_leave_nothing_behind(vm: Vm, at_rest: dict[str, str]) -> None:
     enforce(vm)
     vm.machine.reset()
-    vm.wait_for(
-        lambda: vm.try_("systemctl is-active perphd app jobs").stdout.split() == ["active"] * 3,
-        "no start",
-        120,
-    )
-    vm.wait_for(lambda: is_split(vm), "batch was not confined after the boot")
+    vm.wait_for(lambda: is_up(vm), "no start", 240.0)
+    wait_for_split(vm, "after the boot")
     assert "NOT restored" not in log(vm, "-b")
+    # As it is without perphd: nothing may be left that needed it to be undone.
+    vm.sh("systemctl disable -q perphd")
     vm.machine.reboot()
-    vm.wait_for(
-        lambda: vm.try_("systemctl is-active perphd app jobs").stdout.split() == ["active"] * 3,
-        "no start",
-        120,
-    )
-    vm.wait_for(lambda: is_split(vm), "batch was not confined after the boot")
-    vm.sh("systemctl stop perphd")
-    assert cpus(vm, LRA) == cpus(vm, BATCH) == "0-1"
-    vm.sh("systemctl start perphd")
+    vm.wait_for(lambda: is_up(vm), "no start", 240.0)
+    is_given_back(vm, at_rest)
+    vm.sh("systemctl enable -q perphd")
+
+
+def now(vm: Vm) -> str:
+    """The journal's place that is reached by now."""
+    return vm.sh("journalctl -n 0 --show-cursor | sed -n 's/^-- cursor: //p'")
 
 
 def another_version(vm: Vm) -> str:
-    """The same package under the next version, made where dpkg is."""
-    vm.sh(
-        f"cd /root && dpkg-deb -R {shlex.quote(vm.package.name)} next && "
-        "sed -i 's/^Version: .*/&+next1/' next/DEBIAN/control && dpkg-deb -Znone -b next next.deb && rm -r next",
-        INSTALL_S,
-    )
-    return "next.deb"
+    """The same package under the next version, copied there."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree, package = Path(folder, "tree"), Path(folder, "next.deb")
+        subprocess.run(["dpkg-deb", "-R", str(vm.package), str(tree)], check=True)
+        control = tree / "DEBIAN/control"
+        control.write_text(re.sub(r"(?m)^(Version: .*)$", r"\1+next1", control.read_text()))
+        subprocess.run(
+            ["dpkg-deb", "-Zgzip", "-z1", "-b", str(tree), str(package)],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        vm.machine.put(package, "/root")
+    return package.name
 
 
-def test_up_and_downgrade_keep_configuration_and_state(vm: Vm) -> None:
-    before = enforce(vm)
+def test_up_and_downgrade_keep_configuration_and_state(vm: Vm, at_rest: dict[str, str]) -> None:
+    enforce(vm)
     released = vm.sh("dpkg-query -W -f '${Version}' perphd")
     for package, version in ((another_version(vm), f"{released}+next1"), (vm.package.name, released)):
-        pid = shown(vm, "MainPID")
-        cursor = vm.sh("journalctl -n 0 --show-cursor | sed -n 's/^-- cursor: //p'")
+        pid, cursor = shown(vm, "MainPID"), now(vm)
         vm.sh(f"cd /root && dpkg -i {package} < /dev/null", INSTALL_S)
         assert vm.sh("dpkg-query -W -f '${Version}' perphd") == version
         assert shown(vm, "MainPID") not in (pid, "0")
@@ -308,23 +431,17 @@ def test_up_and_downgrade_keep_configuration_and_state(vm: Vm) -> None:
         assert re.search(r"stopped; files: [2-9] restored", told), told
         assert 'mode = "enforce"' in vm.sh("cat /etc/perphd/perphd.toml")
         assert vm.sh("ls /var/lib/perphd/perphd.db")
-        vm.wait_for(lambda: is_split(vm), "batch was not confined afterwards")
-    vm.sh("systemctl stop perphd")
-    assert settings(vm) == before
+        wait_for_split(vm, f"after the change to {version}")
 
 
-def test_removed_and_purged(vm: Vm) -> None:
-    before = enforce(vm)
+def test_removed_and_purged(vm: Vm, at_rest: dict[str, str]) -> None:
+    enforce(vm)
     vm.sh("DEBIAN_FRONTEND=noninteractive apt-get remove -y -q perphd", INSTALL_S)
-    assert settings(vm) == before
+    is_given_back(vm, at_rest)
     assert vm.sh("ls /var/lib/perphd /etc/perphd/perphd.toml")
     assert vm.try_("systemctl cat perphd").returncode != 0
     assert vm.try_("test -e /usr/lib/perphd").returncode != 0, "bytecode and all"
     vm.sh("DEBIAN_FRONTEND=noninteractive apt-get purge -y -q perphd", INSTALL_S)
-    assert (
-        vm.sh(
-            "ls -d /var/lib/perphd /etc/perphd /run/perphd /etc/systemd/system/*/perphd* 2>/dev/null || true"
-        )
-        == ""
-    )
-    assert settings(vm) == before
+    left = "ls -d /var/lib/perphd /etc/perphd /run/perphd /etc/systemd/system/*/perphd* 2>/dev/null || true"
+    assert vm.sh(left) == ""
+    is_given_back(vm, at_rest)
