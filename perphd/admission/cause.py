@@ -27,6 +27,8 @@ LEAST_MPKI: Final = 0.5
 _KEEP: Final = 0.5  # weight of the ledger so far against the newest sample's
 _MOST_SHARE: Final = 0.99  # a stall share from which the number of stalled threads can no longer be told
 _TAIL: Final = 2.0
+_AMPLIFIED: Final = 3.0
+_SHARES: Final = {"latency_p50_ms": 0.5, "latency_p95_ms": 0.05, "latency_p99_ms": 0.01}
 _CLEAR_STALL: Final = 0.5  # extra threads that stall: from here on the stall is real, whatever else grew
 _WAITING_BATCH_PCT: Final = 5.0
 _GIGABYTE: Final = 1e9
@@ -75,8 +77,8 @@ def surroundings(snapshot: Snapshot) -> Surroundings:
 class Ledger:
     """Extra threads: waiting for a processor, running, stalled for memory, for disks; and in flight altogether.
 
-    NaN: not known. ``delay`` comes from the application's own latency. ``slower``: threads that run, wait or stall over
-    those that this work used to need.
+    NaN: not known. ``delay`` comes from the application's own latency. ``share``: of
+    the requests, at or above the percentile that it is.
     """
 
     queue: float = math.nan
@@ -84,21 +86,26 @@ class Ledger:
     memory: float = math.nan
     disk: float = math.nan
     delay: float = math.nan
-    slower: float = math.nan
+    share: float = 1.0
 
     @property
-    def local(self) -> float:
-        """All that this host explains; NaN if waiting or running is not known."""
+    def explained(self) -> float:
+        """The share of ``delay`` that this host could explain at most; NaN if that is not known.
+
+        Waiting may all have fallen on the slowest requests, those of the percentile; running longer falls on all alike,
+        and some of them queue behind it.
+        """
         known = (max(0.0, v) for v in (self.memory, self.disk) if not math.isnan(v))
-        return max(0.0, self.queue) + max(0.0, self.running) + sum(known)
+        most = (max(0.0, self.queue) + sum(known)) / self.share + _AMPLIFIED * max(0.0, self.running)
+        return most / self.delay if self.delay > 0 else math.nan
 
     def blend(self, new: Ledger) -> Ledger:
         """This ledger after another sample; what either does not know comes from the other."""
         mixed = {}
-        for item in fields(Ledger):
+        for item in fields(Ledger)[:-1]:
             a, b = getattr(self, item.name), getattr(new, item.name)
             mixed[item.name] = b if math.isnan(a) else a if math.isnan(b) else _KEEP * a + (1 - _KEEP) * b
-        return Ledger(**mixed)
+        return Ledger(**mixed, share=new.share)
 
 
 def ledger(sample: Sample, perf: Performance, model: ResPerfModel) -> Ledger:
@@ -123,12 +130,7 @@ def ledger(sample: Sample, perf: Performance, model: ResPerfModel) -> Ledger:
     if perf.delay_source.startswith("latency") and available(perf.delay) and usual_delay is not None:
         if perf.work_source == "sli":
             delay = perf.work * (perf.delay - usual_delay.value) / 1000.0
-    slower = math.nan
-    if usage is not None and available(sample.cpu_usage_cores):
-        usual_threads = share * (in_flight.value if in_flight is not None else usage.value)
-        extra = sum(v for v in (queue, running, memory, disk) if not math.isnan(v))
-        slower = 1.0 + extra / max(usual_threads, 1e-6)
-    return Ledger(queue, running, memory, disk, delay, slower)
+    return Ledger(queue, running, memory, disk, delay, _SHARES.get(perf.delay_source, 1.0))
 
 
 def _stalled(sample: Sample, name: str, perf: Performance, model: ResPerfModel, share: float) -> float:
@@ -183,20 +185,10 @@ def counted(
 
 
 def _made_elsewhere(extra: Ledger, settings: PolicySettings) -> bool:
-    """True if latency grew and neither processors nor memory nor disks take clearly longer for a unit of work.
-
-    A tail grows more than the mean that threads tell of, and requests also queue where no thread waits for them: so a
-    small part explained is not enough, the work itself must take about as long as it used to.
-    """
-    if not extra.delay > 0 or math.isnan(extra.local) or math.isnan(extra.slower):
-        return False
+    """True if latency grew and what its threads wait and run longer could not make that, wherever it fell."""
     if max(extra.memory, extra.disk) >= _CLEAR_STALL:  # NaN compares as False
         return False
-    explained = 100.0 * extra.local / extra.delay / settings.unexplained_pct
-    as_usual = settings.delay_witness_ratio
-    return (explained < 1.0 and extra.slower < as_usual) or (
-        explained < 1.0 / 3.0 and extra.slower < 1.0 + 5.0 * (as_usual - 1.0)
-    )
+    return 100.0 * extra.explained < settings.unexplained_pct  # as it does here
 
 
 def cause(
@@ -216,8 +208,8 @@ def cause(
             text = "its latency grew with a full link; processors, memory and disks do not explain it"
             evidence.append(Evidence("network_pct", full, settings.network_full_pct, "%", text))
             return Cause.NETWORK
-        text = "of its extra latency: no resource of this host explains the rest"
-        evidence.append(Evidence("explained here", 100.0 * extra.local / extra.delay, 100.0, "%", text))
+        text = "of its extra latency, at most: no resource of this host explains the rest"
+        evidence.append(Evidence("explained here", 100.0 * extra.explained, 100.0, "%", text))
         return Cause.REMOTE
     queue, running = (0.0 if math.isnan(v) else max(0.0, v) for v in (extra.queue, extra.running))
     parts: dict[Cause, float] = {

@@ -54,13 +54,16 @@ class Baseline:
         return max(self.deviation * _MEAN_DEVIATION, _LEAST_SCALE)
 
 
-def step(state: Baseline, residual: float, k: float, h: float) -> Baseline:
+def step(state: Baseline, residual: float, k: float, h: float, weight: float = 1.0) -> Baseline:
     """Take in one residual (positive is bad). ``k``: slack, ``h``: threshold, both in sigma.
 
-    A residual that is not finite changes nothing.
+    ``weight``: the share of a period that it covers, at most 1: a shift adds evidence in proportion to the time for
+    which it was seen. A residual that is not finite changes nothing.
     """
     if not math.isfinite(residual):
         return state
+    if weight < 1.0:
+        return _short_step(state, residual, k, h, weight)
     if state.n == 0:
         return replace(state, n=1, mean=residual)
     error = residual - state.mean
@@ -82,6 +85,16 @@ def step(state: Baseline, residual: float, k: float, h: float) -> Baseline:
         last=error,
         evidence=evidence,
     )
+
+
+def _short_step(state: Baseline, residual: float, k: float, h: float, weight: float) -> Baseline:
+    """What a part of a period adds to the evidence; of what is usual for whole periods it tells nothing."""
+    if state.n < LEAST_SAMPLES:
+        return state
+    z = (residual - state.mean - state.rho * state.last) / state.scale
+    bound = CLIP_SIGMA / math.sqrt(weight)  # it scatters so much more
+    z = min(max(z, -bound), bound)
+    return replace(state, evidence=min(max(0.0, state.evidence + weight * (z - k)), 2.0 * h))
 
 
 def cleared(state: Baseline) -> Baseline:

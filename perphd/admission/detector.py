@@ -20,7 +20,7 @@ from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Cause, Evidence, Health, Verdict
 from perphd.domain.policy import Band, ResPerfModel
 from perphd.domain.reading import Reading, Unavailable, available
-from perphd.domain.sample import Quality, Sample
+from perphd.domain.sample import SHORT_SHARE, Quality, Sample
 from perphd.domain.signals import Performance, contended_ratio
 from perphd.domain.workload import Objective
 
@@ -32,6 +32,8 @@ BLATANT_RATIO, BLATANT_SIGMA = 0.85, 4.0
 """One sample is enough when it is so far below target, and by so many times its scatter."""
 CLIP_SIGMA = 3.0
 """What one sample below target can add to that: an outlier is no evidence."""
+ALMOST_WHOLE = 0.9
+"""Ticks jitter: from this share on, a part of a period counts as a whole one."""
 UNKNOWN_NOISE_SD = 0.05
 """Scatter of one sample (log units) where the target comes from no reference."""
 UNEXPLAINED_RATIO = 1.2
@@ -134,11 +136,13 @@ def judge(
     alert: bool = False,
     protected: bool = False,
     around: Surroundings = Surroundings(),
+    period_s: float | None = None,
 ) -> Judgement:
     """Judge one sample. Pure; UNKNOWN (with the reason as evidence) when it cannot be judged.
 
     ``alert``: batch has just arrived. Then samples below target are believed without regard to their usual scatter:
-    there is a reason at hand, and what was believed in vain is soon given back.
+    there is a reason at hand, and what was believed in vain is soon given back. ``period_s``: time between samples; one
+    that covers only a part of it scatters more, tells in proportion, and counts towards nothing unless it is blatant.
     """
     now_s = sample.at_s
     if _is_unfit(sample, perf) or not target.known or not available(perf.work):
@@ -166,7 +170,10 @@ def judge(
         cause = found if found is not Cause.UNKNOWN else cause
     else:
         cause = state.cause  # of a degradation that is not over yet
-    h = cusum.threshold(settings.false_alarms_per_day, sample.interval_s, settings.cusum_k)
+    part = min(1.0, sample.interval_s / period_s) if period_s and sample.interval_s > 0 else 1.0
+    part = part if part < ALMOST_WHOLE else 1.0
+    counts = part >= SHORT_SHARE
+    h = cusum.threshold(settings.false_alarms_per_day, period_s or sample.interval_s, settings.cusum_k)
     work_residual, delay_residual = _residuals(perf, target, work_score)
     known_sd = state.scatter.sd
     noise_sd = (
@@ -174,22 +181,28 @@ def judge(
         if known_sd is None
         else known_sd
     )
+    noise_sd /= math.sqrt(part)
+    blatant = below and score < min(BLATANT_RATIO, math.exp(-BLATANT_SIGMA * noise_sd))
     new = replace(
         state,
-        below=state.below + 1 if below else 0,
-        short_sigma=state.short_sigma + min(-math.log(score) / noise_sd, CLIP_SIGMA) if below else 0.0,
-        scatter=scatter.step(state.scatter, math.log(max(score, 1e-3))),
-        severe=state.severe + 1 if below and score < 1.0 - settings.min_effect_pct / 100.0 else 0,
-        above=0 if below else state.above + 1,
         extra=extra,
         cause=cause,
-        work=cusum.step(state.work, work_residual, settings.cusum_k, h),
-        delay=cusum.step(state.delay, delay_residual, settings.cusum_k, h),
+        work=cusum.step(state.work, work_residual, settings.cusum_k, h, part),
+        delay=cusum.step(state.delay, delay_residual, settings.cusum_k, h, part),
     )
+    if counts or blatant:
+        severe = below and score < 1.0 - settings.min_effect_pct / 100.0
+        new = replace(
+            new,
+            below=state.below + 1 if below else 0,
+            short_sigma=state.short_sigma + min(-math.log(score) / noise_sd, CLIP_SIGMA) if below else 0.0,
+            scatter=scatter.step(state.scatter, math.log(max(score, 1e-3))) if counts else state.scatter,
+            severe=state.severe + 1 if severe else 0,
+            above=0 if below else state.above + 1,
+        )
     if not below and new.above >= settings.confirm_ticks and new.cusum >= h:
         # It has moved, and the target is kept: that is what is usual now.
         new = replace(new, work=cusum.cleared(new.work), delay=cusum.cleared(new.delay))
-    blatant = below and score < min(BLATANT_RATIO, math.exp(-BLATANT_SIGMA * noise_sd))
     confirmed = below and (_is_confirmed(new, h, alert, settings) or (blatant and (alert or protected)))
     health = _health(state.health, new, below, confirmed, settings)
     since_s = state.since_s if health is state.health else now_s

@@ -62,11 +62,11 @@ class PolicySettings:
         5.0, 0.1, 100.0, "%", "share of the periods in which an LRA's own CPU limit held it back, to be the cause"
     )
     unexplained_pct: float = _key(
-        15.0,
+        50.0,
         0.0,
         100.0,
         "%",
-        "a growth of latency of which this host explains less is made elsewhere and gets no resources",
+        "a growth of latency of which this host could explain less at most is made elsewhere: it gets no resources",
     )
     cusum_k: float = _key(0.5, 0.1, 5.0, "sigma", "slack of the one-sided CUSUM on standardised residuals")
     false_alarms_per_day: float = _key(

@@ -21,6 +21,7 @@ from perphd.agent.loop import Agent, Parts
 from perphd.agent.models import Models
 from perphd.agent.records import Records
 from perphd.agent.sli import SliBoard, SliOpener
+from perphd.agent.wake import Waker
 from perphd.domain.capability import Capabilities
 from perphd.domain.errors import Unsupported
 from perphd.domain.policy import Policy
@@ -148,6 +149,9 @@ def build_agent(
         records=records,
         models=_models(config, records, wall_clock, len(topology.usable_cores)),
         actuators=lambda: _actuators(fs),
+        waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)
+        if real and clock is not None
+        else None,
         owned=(
             host_load,
             journal,
@@ -160,6 +164,11 @@ def build_agent(
     if kept is not None:
         kept.start()
     return Agent(config, parts, clock)
+
+
+def _pressure_directory(hierarchies: Hierarchies, cgroup: str) -> str | None:
+    """Where a cgroup's pressure files are; None where no cgroup2 tree is mounted."""
+    return None if hierarchies.unified is None else hierarchies.unified.path(cgroup)
 
 
 def _policy(config: Config) -> Policy:
@@ -185,6 +194,7 @@ def probe_simulated(fs: KernelFs, hierarchies: Hierarchies) -> Capabilities:
         hierarchies,
         events=lambda _: EventSupport(tuple(EventKind), {}),
         taskstats=lambda: "a simulated host has no netlink",
+        egress=lambda: "a simulated host has no network devices",
         environment={},
     )
 
@@ -201,7 +211,14 @@ def probe_elsewhere(
         refusal = Unsupported(directory, "perf_event_open", errno.EOPNOTSUPP, detail=reason)
         return EventSupport((), dict.fromkeys(EventKind, refusal))
 
-    return probe(fs, hierarchies, events=events, taskstats=lambda: reason, environment=os.environ)
+    return probe(
+        fs,
+        hierarchies,
+        events=events,
+        taskstats=lambda: reason,
+        egress=lambda: reason,
+        environment=os.environ,
+    )
 
 
 def _actuators(fs: KernelFs) -> Actuators:

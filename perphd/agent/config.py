@@ -19,6 +19,7 @@ from perphd.agent.config_host import check_against_host
 from perphd.agent.config_network import NetworkConfig
 from perphd.agent.config_schema import keys_of, read_values, setting, show, unknown_key
 from perphd.agent.config_workloads import Declared, check_workloads, read_runtime, read_workloads
+from perphd.agent.wake import WakeConfig
 from perphd.domain.errors import ConfigError
 from perphd.domain.units import parse_size_bytes
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
@@ -149,6 +150,7 @@ TABLES: Mapping[str, type] = {
     "policy": PolicySettings,
     "host": HostConfig,
     "network": NetworkConfig,
+    "wake": WakeConfig,
 }
 """The tables that may stand once in a file; ``[[lra]]`` and ``[[batch]]`` may be repeated."""
 
@@ -167,6 +169,7 @@ class Config:
     policy: PolicySettings = field(default_factory=PolicySettings)
     host: HostConfig = field(default_factory=HostConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    wake: WakeConfig = field(default_factory=WakeConfig)
     workloads: tuple[WorkloadSpec, ...] = ()
     sources: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -304,6 +307,7 @@ def _assemble(parts: list[_Part]) -> Config:
         policy=PolicySettings(**merged["policy"]),
         host=HostConfig(**merged["host"]),
         network=NetworkConfig(**merged["network"]),
+        wake=WakeConfig(**merged["wake"]),
         workloads=tuple(item.spec for item in declared),
         sources=tuple(part.source for part in parts),
     )

@@ -22,6 +22,7 @@ ABOUT = {
     "store": "The local time-series store behind perphctl query and perphctl export.",
     "policy": "Thresholds, rates and delays of the policy. The defaults fit most hosts.",
     "host": "The host that is controlled.",
+    "wake": "Looking at once, between two samples, when something is wrong.",
     "network": "What batch may send. Off unless devices are named; see knobs.md for what is done to them.",
     "lra": "One long-running application that is kept at its performance. May be repeated.",
     "batch": "Work that gives way. May be repeated.",

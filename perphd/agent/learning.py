@@ -12,6 +12,7 @@ from perphd.admission.ladder import strictest_cache
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import Snapshot
 from perphd.domain.reading import NOT_MEASURED, available
+from perphd.domain.sample import is_short
 from perphd.predictor import Observation
 
 
@@ -26,7 +27,7 @@ def observations(
     in_force = strictest([protection.cpu for protection in protections])
     ways, pct = strictest_cache(protections)
     for view in lras(snapshot):
-        if view.sample is None:
+        if view.sample is None or is_short(view.sample, snapshot.period_s):
             continue
         allocation = view.protection if view.protection is not None else nothing
         apart = False

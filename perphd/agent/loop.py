@@ -23,10 +23,11 @@ from perphd.agent.models import Models
 from perphd.agent.records import Records
 from perphd.agent.selfcost import CostMeter
 from perphd.agent.sli import SliBoard
+from perphd.agent.wake import Waker
 from perphd.domain.allocation import UNTOUCHED, Allocation, Settings
 from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
-from perphd.domain.decision import Decision
+from perphd.domain.decision import Decision, Health
 from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import NotEnforceable
@@ -75,6 +76,7 @@ class Parts:
     records: Records
     models: Models
     actuators: Callable[[], Actuators] = Actuators
+    waker: Waker | None = None
     owned: tuple[Closable, ...] = ()
 
 
@@ -145,9 +147,20 @@ class Agent:
             await self._enforce(target, now_s, deciding)
             self._record(target, tuple(self._samples.values()), now_s)
             self._models.save_when_due(specs, now_s, self._config.daemon.model_save_s)
+            self._listen(target)
             self._tick += 1
             # The wait for applications' answers is theirs, not ours.
             self._cost.tick(now_s, time.perf_counter() - waited)
+
+    def _listen(self, target: TargetState) -> None:
+        """Every LRA that is there can ask for a look between two ticks; what the last asked for was for something?"""
+        waker = self._parts.waker
+        if waker is None:
+            return
+        lras = [s for s in self._specs.values() if s.kind is Kind.LRA]
+        waker.follow({s.name: s.cgroup for s in lras if not self._samples[s.name].has(Quality.GONE)})
+        troubled = (Health.SUSPECT, Health.DEGRADED)
+        waker.answered(waker.take(), {d.workload for d in target.decisions if d.verdict.health in troubled})
 
     def _take_samples(self, samples: Sequence[Sample]) -> None:
         self._samples = {sample.workload: self._flag_settling(sample) for sample in samples}
@@ -311,6 +324,11 @@ class Agent:
         return self._parts.capabilities
 
     @property
+    def waker(self) -> Waker | None:
+        """What asks for a look between two ticks; None where time is virtual."""
+        return self._parts.waker
+
+    @property
     def topology(self) -> Topology:
         """The host's processors, as found at start."""
         return self._parts.topology
@@ -404,6 +422,8 @@ class Agent:
     def push_sli(self, workload: str, reading: SliReading) -> None:
         """A reading that the application itself delivers. Raises ConfigError if its SLI source is not ``push``."""
         self._parts.sli.push(workload, reading, self._clock() if self._clock is not None else self._now_s)
+        if self._parts.waker is not None and workload in self._specs:
+            self._parts.waker.heard(workload, self._specs[workload].objective, reading)
 
     async def restore(self) -> RestoreReport:
         """Go back to observing and put every original value back."""
@@ -494,6 +514,8 @@ class Agent:
             self._parts.records.end_subscriptions()
             await self._parts.sli.close()
             self._parts.monitor.close()
+            if self._parts.waker is not None:
+                self._parts.waker.close()
             self._parts.executor.close()
             for part in self._parts.owned:
                 part.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 import signal
@@ -17,6 +16,7 @@ from perphd.agent.config import Config, load
 from perphd.agent.config_host import check_against_host
 from perphd.agent.loop import Agent
 from perphd.agent.notify import Notifier
+from perphd.agent.wake import Waker
 from perphd.domain.errors import PerphError
 from perphd.domain.workload import Mode
 from perphd.host.cgroup import discover
@@ -131,18 +131,63 @@ class Service:
                 missed = int(late_s // period_s) + 1
                 agent.missed(missed)
                 due_s += missed * period_s
-            await self._wait(due_s, ended_s + 3 * period_s + SILENCE_S)
+            alive_until_s = ended_s + 3 * period_s + SILENCE_S
+            waker = agent.waker if self._advance is None else None
+            while await self._wait(due_s, alive_until_s, waker):
+                # Somebody asked for a look before the period is over: one more tick, the schedule stays.
+                ended_s = await self._look(agent, due_s, ended_s)
 
-    async def _wait(self, due_s: float, alive_until_s: float) -> None:
-        """Until the next tick is due or the end is asked for; feeds the watchdog, but not beyond ``alive_until_s``."""
+    async def _look(self, agent: Agent, due_s: float, ended_s: float) -> float:
+        """A tick between two ticks, unless the next is about to come anyway; when the last one that succeeded ended."""
+        waker = agent.waker
+        if waker is None:
+            return ended_s
+        pause_s = waker.pause_s(time.monotonic() - ended_s)
+        if time.monotonic() + 2 * pause_s >= due_s or waker.pause_s(due_s - time.monotonic()) > 0:
+            waker.take()  # the next tick answers it
+            return ended_s
+        await self._rest(pause_s, None)
+        if self._stop.is_set():
+            return ended_s
+        try:
+            await agent.tick(time.monotonic())
+        except PerphError as exc:
+            log.error("extra tick failed: %s", exc)
+        except Exception:
+            log.exception("extra tick failed")
+        else:
+            waker.extra_ticks += 1
+            return time.monotonic()
+        finally:
+            waker.take()
+        return ended_s
+
+    async def _wait(self, due_s: float, alive_until_s: float, waker: Waker | None = None) -> bool:
+        """Until the next tick is due, the end is asked for, or a look before that (True).
+
+        Feeds the watchdog, but not beyond ``alive_until_s``.
+        """
         while not self._stop.is_set():
             now_s = time.monotonic()
             if now_s < alive_until_s:
                 self._notifier.alive()
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), min(max(0.0, due_s - now_s), ALIVE_STEP_S))
+            if await self._rest(min(max(0.0, due_s - now_s), ALIVE_STEP_S), waker):
+                return not self._stop.is_set()
             if time.monotonic() >= due_s:
-                return
+                return False
+        return False
+
+    async def _rest(self, seconds: float, waker: Waker | None) -> bool:
+        """At most so long; less if the end is asked for, or (True) a tick is."""
+        stop = asyncio.ensure_future(self._stop.wait())
+        call = asyncio.ensure_future(waker.rung()) if waker is not None else None
+        waits = {stop} if call is None else {stop, call}
+        try:
+            await asyncio.wait(waits, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            return call is not None and call.done()
+        finally:
+            for wait in waits:
+                wait.cancel()
 
     def _watch_signals(self, agent: Agent) -> None:
         loop = asyncio.get_running_loop()

@@ -72,6 +72,17 @@ class Sample:
         return any(flag in self.quality for flag in flags)
 
 
+SHORT_SHARE = 0.5
+
+
+def is_short(sample: Sample, period_s: float) -> bool:
+    """True if it covers less than half of a period, as when pressure asked for a look between two ticks.
+
+    Such a sample scatters more than what is known of the others: it may raise an alarm, nothing is learned from it.
+    """
+    return 0.0 < sample.interval_s < SHORT_SHARE * period_s
+
+
 READINGS: tuple[str, ...] = tuple(
     f.name for f in fields(Sample) if f.name not in ("workload", "at_s", "interval_s", "quality")
 )

@@ -35,6 +35,7 @@ class FakeNotifier(Notifier):
 class FakeAgent:
     stopped: list[bool] = field(default_factory=list)
     ticks: int = 0
+    waker: None = None
 
     async def tick(self, now_s: float) -> None:
         self.ticks += 1

@@ -1,0 +1,233 @@
+"""Looking between two ticks: PSI triggers and readings that applications push can ask for a tick at once.
+
+Bounded: a tick follows the one before it by at least ``min_interval_ms``, pressure asks at most once per window of the
+kernel's triggers, and an LRA whose pressure turns out to be nothing is listened to more and more rarely.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from perphd.agent.config_schema import setting
+from perphd.domain.errors import Denied, KernelError, Unsupported
+from perphd.domain.reading import Reading, available
+from perphd.domain.workload import Objective
+from perphd.host.psi import UNPRIVILEGED_WINDOW_US, PsiTrigger
+from perphd.monitor.sli import SliReading
+
+log = logging.getLogger("perphd")
+
+RETRY_S: Final = 10.0
+"""A cgroup that had no pressure files is tried again so often."""
+MOST_DEAF_S: Final = 60.0
+_FILES: Final = ("cpu.pressure", "memory.pressure", "io.pressure")
+
+
+@dataclass(frozen=True, slots=True)
+class WakeConfig:
+    """Table ``[wake]``: looking at once, between two samples, when something is wrong."""
+
+    enabled: bool = setting(
+        True,
+        "pressure on an LRA (PSI triggers of the kernel) and pushed readings that miss its objective are looked at "
+        "at once, not at the next period",
+    )
+    stall_ms: int = setting(
+        150, "time within a window in which some task of an LRA stalls that is news", low=1, high=10000, unit="ms"
+    )
+    window_ms: int = setting(
+        500,
+        "the window; without CAP_SYS_RESOURCE the kernel takes multiples of 2000 only, and 2000 is used instead",
+        low=500,
+        high=10000,
+        unit="ms",
+    )
+    min_interval_ms: int = setting(
+        200, "a tick follows the one before it by at least so much", low=50, high=10000, unit="ms"
+    )
+
+
+class Trigger(Protocol):
+    """An armed PSI trigger."""
+
+    def close(self) -> None:
+        """Disarm."""
+
+
+class Arm(Protocol):
+    """How a trigger is armed: as ``PsiTrigger``."""
+
+    def __call__(
+        self,
+        path: str,
+        on_pressure: Callable[[], None],
+        on_gone: Callable[[], None],
+        *,
+        threshold_us: int,
+        window_us: int,
+    ) -> Trigger:
+        """Arm; raises KernelError."""
+
+
+class _Ear:
+    """The triggers of one LRA, and how readily it is listened to."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.triggers: list[Trigger] = []
+        self.retry_at_s = 0.0
+        self.deaf_until_s = 0.0
+        self.in_vain = 0
+
+
+class Waker:
+    """Listens for every LRA; ``rung`` ends when a tick is asked for. One event loop, no threads.
+
+    Args:
+        config: what is news, and how often.
+        directory_of: the directory with a cgroup's pressure files; None where there is none (no cgroup2 tree).
+        clock: monotonic seconds.
+        arm: arms a trigger; tests bring their own.
+    """
+
+    def __init__(
+        self,
+        config: WakeConfig,
+        directory_of: Callable[[str], str | None],
+        clock: Callable[[], float],
+        arm: Arm = PsiTrigger,
+    ) -> None:
+        self._config, self._directory_of, self._clock, self._arm = config, directory_of, clock, arm
+        self._window_us = 1000 * config.window_ms
+        self._ears: dict[str, _Ear] = {}
+        self._rung = asyncio.Event()
+        self._callers: dict[str, str] = {}
+        self._quiet_until_s = 0.0
+        self._refused = ""
+        self.extra_ticks = 0
+
+    @property
+    def refused(self) -> str:
+        """Why the kernel arms no triggers here; empty if it does, or nobody has asked yet."""
+        return self._refused
+
+    @property
+    def armed(self) -> int:
+        """Triggers that are armed."""
+        return sum(len(ear.triggers) for ear in self._ears.values())
+
+    def follow(self, lras: Mapping[str, str]) -> None:
+        """Listen to exactly these LRAs (name: cgroup)."""
+        for name in [n for n in self._ears if n not in lras]:
+            self._disarm(self._ears.pop(name))
+        if not self._config.enabled or self._refused:
+            return
+        now_s = self._clock()
+        for name, cgroup in lras.items():
+            directory = self._directory_of(cgroup)
+            if directory is None:
+                continue
+            ear = self._ears.get(name)
+            if ear is None or ear.directory != directory:
+                if ear is not None:
+                    self._disarm(ear)
+                ear = self._ears[name] = _Ear(directory)
+            if not ear.triggers and now_s >= ear.retry_at_s and not self._refused:
+                ear.retry_at_s = now_s + RETRY_S
+                self._listen(name, ear)
+
+    def ring(self, name: str, why: str, pressure: bool = False) -> None:
+        """Ask for a tick now. ``pressure``: it is the kernel that asks: at most once a window, and not in vain."""
+        if not self._config.enabled:
+            return
+        now_s = self._clock()
+        if pressure:
+            ear = self._ears.get(name)
+            if now_s < self._quiet_until_s or (ear is not None and now_s < ear.deaf_until_s):
+                return
+        self._callers.setdefault(name, why)
+        self._rung.set()
+
+    def heard(self, name: str, objective: Objective, reading: SliReading) -> None:
+        """An application delivered these figures of its own: ask for a tick if they miss its objective."""
+        latency: Reading = getattr(reading, f"latency_{objective.latency_percentile}_ms")
+        if objective.max_latency_ms is not None and available(latency) and latency > objective.max_latency_ms:
+            self.ring(name, f"its latency of {latency:.4g} ms misses the objective")
+        least, work = objective.min_work_rate_per_s, reading.work_rate_per_s
+        if least is not None and available(work) and work < least:
+            self.ring(name, f"its work rate of {work:.4g}/s misses the objective")
+
+    async def rung(self) -> None:
+        """Until a tick is asked for."""
+        await self._rung.wait()
+
+    def pause_s(self, since_tick_s: float) -> float:
+        """How long a tick that is asked for has to wait yet, ``since_tick_s`` after the last one."""
+        return max(0.0, self._config.min_interval_ms / 1000.0 - since_tick_s)
+
+    def take(self) -> Mapping[str, str]:
+        """Who asked, and why; the next tick answers all of it, whether it is an extra one or not."""
+        callers, self._callers = self._callers, {}
+        self._rung.clear()
+        if callers:
+            self._quiet_until_s = self._clock() + self._window_us / 1e6
+        return callers
+
+    def answered(self, callers: Collection[str], troubled: Collection[str]) -> None:
+        """What the extra tick found: an LRA that is well (not among ``troubled``) is listened to more rarely."""
+        now_s = self._clock()
+        for name in callers:
+            ear = self._ears.get(name)
+            if ear is None:
+                continue
+            ear.in_vain = 0 if name in troubled else ear.in_vain + 1
+            wait_s = self._window_us / 1e6 * 2.0 ** min(ear.in_vain, 8)
+            ear.deaf_until_s = now_s + min(wait_s, MOST_DEAF_S) if ear.in_vain else 0.0
+
+    def close(self) -> None:
+        """Disarm everything."""
+        for ear in self._ears.values():
+            self._disarm(ear)
+        self._ears.clear()
+
+    def _listen(self, name: str, ear: _Ear) -> None:
+        for file in _FILES:
+            path = f"{ear.directory}/{file}"
+            try:
+                ear.triggers.append(self._armed(path, name, ear, file))
+            except (Unsupported, Denied) as exc:
+                self._refused = str(exc)
+                log.warning("no looking between two samples on pressure: %s", exc)
+                self._disarm(ear)
+                return
+            except KernelError:
+                continue  # no such cgroup (yet), or no such file: tried again later
+
+    def _armed(self, path: str, name: str, ear: _Ear, file: str) -> Trigger:
+        def pressed() -> None:
+            self.ring(name, f"pressure on its {file.partition('.')[0]}", pressure=True)
+
+        def gone() -> None:
+            self._disarm(ear)
+
+        share = min(1.0, self._config.stall_ms / self._config.window_ms)
+        threshold_us = int(share * self._window_us)
+        try:
+            return self._arm(path, pressed, gone, threshold_us=threshold_us, window_us=self._window_us)
+        except KernelError:
+            if self._window_us == UNPRIVILEGED_WINDOW_US:
+                raise
+        # Kernels give short windows to CAP_SYS_RESOURCE only; the same share of a long one is the same news.
+        longer = UNPRIVILEGED_WINDOW_US
+        trigger = self._arm(path, pressed, gone, threshold_us=int(share * longer), window_us=longer)
+        self._window_us = longer
+        return trigger
+
+    def _disarm(self, ear: _Ear) -> None:
+        for trigger in ear.triggers:
+            trigger.close()
+        ear.triggers.clear()
