@@ -24,7 +24,7 @@ IMPORTED_AS = {
     "systemd-python": "systemd",
     "dbus-fast": "dbus_fast",
 }
-NOT_USED_YET = {"lightgbm", "msgspec", "pyroute2", "river"}
+NOT_USED_YET = {"lightgbm", "msgspec", "river"}
 """Declared for parts that are still to come; in extras only."""
 
 

@@ -76,6 +76,7 @@ def _probe(
     taskstats: str = "",
     environment: dict[str, str] | None = None,
     fs: RealFs | None = None,
+    egress: str = "",
 ) -> Capabilities:
     tree = fs or write_tree(root, files)
     return probe(
@@ -83,6 +84,7 @@ def _probe(
         discover(tree),
         events=lambda _: events,
         taskstats=lambda: taskstats,
+        egress=lambda: egress,
         environment=environment or {},
     )
 
@@ -97,6 +99,13 @@ def test_bare_metal_with_everything_but_what_systemd_has_not_enabled(tmp_path: P
     assert "AllowedCPUs=" in found["cgroup.cpuset"].remedy
     assert "cgroup.subtree_control" in found["cgroup.cpuset"].detail
     assert found["resctrl.l3_cat"].detail == "info/L3/cbm_mask: 7ff"
+
+
+def test_egress_ceilings_need_cgroup_v2_and_the_right_to_attach(tmp_path: Path) -> None:
+    assert "EPERM" in _probe(tmp_path / "a", METAL, egress="EPERM")["network.egress"].detail
+    none = _probe(tmp_path / "b", {})["network.egress"]
+    assert not none.present
+    assert "no cgroup v2" in none.detail
 
 
 def test_a_virtual_machine_with_hybrid_cgroups(tmp_path: Path) -> None:

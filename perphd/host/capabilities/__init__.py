@@ -14,6 +14,7 @@ from perphd.domain.capability import Capabilities
 from perphd.domain.reading import Unavailable
 from perphd.host.capabilities.enforcement import probe_enforcement
 from perphd.host.capabilities.measurement import EventProbe, TaskstatsProbe, probe_measurement
+from perphd.host.capabilities.network import EgressProbe, egress_refusal, probe_network
 from perphd.host.capabilities.resctrl import probe_resctrl
 from perphd.host.capabilities.service import probe_service
 from perphd.host.cgroup.hierarchy import Hierarchies
@@ -21,7 +22,7 @@ from perphd.host.fs import KernelFs
 from perphd.host.perf_events import probe_events
 from perphd.host.taskstats import open_taskstats
 
-__all__ = ["EventProbe", "TaskstatsProbe", "probe", "taskstats_refusal"]
+__all__ = ["EgressProbe", "EventProbe", "TaskstatsProbe", "egress_refusal", "probe", "taskstats_refusal"]
 
 
 def taskstats_refusal() -> str:
@@ -39,6 +40,7 @@ def probe(
     *,
     events: EventProbe = probe_events,
     taskstats: TaskstatsProbe = taskstats_refusal,
+    egress: EgressProbe = egress_refusal,
     environment: Mapping[str, str] = os.environ,
 ) -> Capabilities:
     """Look once at everything that perphd can use. Never raises for what is missing: that is the answer.
@@ -48,11 +50,13 @@ def probe(
         hierarchies: its control groups.
         events: tries perf_event_open on a cgroup directory.
         taskstats: says why taskstats does not answer, or nothing.
+        egress: says why no control group's packets can be sent to a traffic class, or nothing.
         environment: where a service manager leaves NOTIFY_SOCKET.
     """
     return Capabilities(
         (
             *probe_enforcement(fs, hierarchies),
+            *probe_network(hierarchies, egress),
             *probe_measurement(fs, hierarchies, events, taskstats),
             *probe_resctrl(fs),
             *probe_service(fs, environment),
