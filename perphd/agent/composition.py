@@ -75,6 +75,7 @@ def build_agent(
     wall_clock: Callable[[], float] = time.time,
     capabilities: Capabilities | None = None,
     store: bool = True,
+    policy: Policy | None = None,
 ) -> Agent:
     """An agent ready for its first tick; nothing was written to the kernel yet.
 
@@ -88,6 +89,7 @@ def build_agent(
         wall_clock: time of day for the store, in seconds since 1970.
         capabilities: the report, if it was made already.
         store: False keeps no time series whatever the configuration says.
+        policy: instead of the one that the configuration names.
 
     Raises:
         PerphError: the state directory cannot be used, or another daemon holds its journal.
@@ -144,7 +146,7 @@ def build_agent(
         monitor=monitor,
         host_load=host_load,
         executor=executor,
-        policy=_policy(config),
+        policy=policy if policy is not None else _policy(config),
         sli=SliBoard(sli_opener, SLI_TIMEOUT_SHARE * config.daemon.period_s),
         records=records,
         models=_models(config, records, wall_clock, len(topology.usable_cores)),

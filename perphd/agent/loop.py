@@ -338,6 +338,14 @@ class Agent:
         """The newest samples by workload."""
         return self._samples
 
+    def enforceable(self, spec: WorkloadSpec) -> tuple[frozenset[str], tuple[NotEnforceable, ...]]:
+        """Fields of ``Settings`` that can be set for this workload now, and the others with their reasons."""
+        return self._parts.executor.enforceable(spec)
+
+    def actuators(self) -> Actuators:
+        """The bounds of what resctrl can set here, now."""
+        return self._parts.actuators()
+
     def mode_of(self, spec: WorkloadSpec) -> Mode:
         """The mode in force for a workload: set at run time, else its own, else the daemon's."""
         own = self._modes.get(spec.name, spec.mode)
