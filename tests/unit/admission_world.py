@@ -101,7 +101,8 @@ class World:
         work, delay, batch_cores = self._truth()
         noise = lambda: 1.0 + self.random.gauss(0.0, self.noise)  # noqa: E731
         usage = self.lra_demand * work / self.work_alone
-        waiting = max(0.0, delay * work / 1000.0 - usage) * noise()
+        served = min(usage, self.delay_alone_ms * work / 1000.0)
+        waiting = max(0.0, delay * work / 1000.0 - served) * noise()
         quality = (
             (Quality.SETTLING,) if self.now_s - 1.0 + 0.2 < self.since_s + self.settings.settle_s else ()
         )
