@@ -19,6 +19,7 @@ from perphd.admission import ladder, partition
 from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, lras, total_cores
 from perphd.admission.detector import DetectorState, judge, target_of
 from perphd.admission.member import (
+    HELPED,
     STEPS,
     Came,
     Look,
@@ -43,11 +44,19 @@ from perphd.domain.signals import performance
 
 BEGIN_CHANCE: Final = 0.9
 """Chance to be enough with which everybody begins: what of it is not needed is given back."""
+CROWDED: Final = 0.9
+"""Busy share of the host from which nobody's use is quite its own."""
 BEGIN_MBW_PCT: Final = 60
 SURE_CHANCE: Final = 0.9
 """Chance from which a smaller part counts as certain, and need not wait nor go step by step."""
 WANTS_MORE: Final = 0.9
 """Share of its cores that batch must want, or none are given back to it."""
+ROOM: Final = 1.03
+"""Everybody must be this far above target before cache or bandwidth is given back."""
+MUCH_ROOM: Final = 1.12
+"""And so far for more than a step of it at once."""
+PLAIN, PLAINLY = 2, 0.9
+"""So many scores below that are trouble, whether or not something is seen to wait."""
 FAR_SHORT: Final = 0.8
 """Below this score, cores are added beside what is done about the cache: relief first."""
 GUESS_SD: Final = 0.25
@@ -65,6 +74,16 @@ class Ban:
 
 
 @dataclass(frozen=True, slots=True)
+class Tightened:
+    """Cache or bandwidth was taken from batch for an LRA; ``ways``, ``pct`` and its ``score`` before that."""
+
+    name: str
+    ways: int
+    pct: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
 class Crowd:
     """What is remembered of all of them together.
 
@@ -79,6 +98,7 @@ class Crowd:
     ways: int = 0
     pct: int = 100
     on_trial: tuple[int, int] | None = None
+    tightened: Tightened | None = None
     tried_s: float = 0.0
     bans: tuple[Ban, ...] = ()
     moved_s: float = -math.inf
@@ -166,6 +186,7 @@ class CrowdTick:
             return self._released()
         for name, look in self.looks.items():
             self.members[name] = self._seen(name, look)
+        self._judge_tightened()
         self._judge_cache()
         wanted = {name: self._wanted(name) for name in self.looks}
         counts = self._divide(wanted)
@@ -227,6 +248,9 @@ class CrowdTick:
             self.moves[name] = _Move(Action.ROLLBACK, f"{text}: taken back")
         elif came is Came.NO_HELP:
             member = replace(member, idle_cores_until_s=self.now_s + self.settings.regret_s)
+            if self._is_idle(member, trial.before):
+                # They were not busy, and more of them did not help: it is not for want of cores.
+                self.moves[name] = _Move(Action.ROLLBACK, f"{text}: given back, it waits for something else")
         return member
 
     def _too_few(self, member: Member) -> Member:
@@ -245,6 +269,12 @@ class CrowdTick:
         level = member.level if cores < member.cores and member.scores else math.inf
         return partition.chance(member.seen, cores, member.demand, self.threads, self.now_s, level)
 
+    def _is_idle(self, member: Member, cores: int) -> bool:
+        """True if so few cores would not be busy with what it wants."""
+        if member.demand is None:
+            return False
+        return partition.chance((), cores, member.demand, self.threads, self.now_s) >= partition.LIKELY
+
     def _fewest(self, member: Member, wanted: float, least: int = 1) -> int:
         """The fewest cores with that chance; all that there can be if none have it."""
         most = self.total - self.floor - len(self.looks) + 1
@@ -259,10 +289,12 @@ class CrowdTick:
         if member.cores == 0:
             if member.demand is None:
                 return max(1, self.total // (len(self.looks) + 1))
-            return self._fewest(member, BEGIN_CHANCE)
+            # Beside everybody else its use is not quite its own: a guess is made again when it is apart.
+            return self._fewest(member, BEGIN_CHANCE if self._host_busy() < CROWDED else partition.LIKELY)
         if move.action is Action.ROLLBACK:
             before = self.crowd.members[name].trial
-            return before.before if before is not None else member.cores
+            undo = before is not None and member.trial is None
+            return before.before if undo and before is not None else member.cores
         if isinstance(look.score, Unavailable):
             move.reason = look.score.reason
             return member.cores
@@ -280,16 +312,20 @@ class CrowdTick:
         member = self._too_few(member) if not hierarchy_is_to_blame(look) else member
         tighter = self._tighter(look)
         doubt = member.idle_cores_until_s > self.now_s
-        blame = hierarchy_is_to_blame(look) or guess >= partition.LIKELY or doubt
+        # Busy cores are believed to be too few, whatever else is slow.
+        blame = guess >= partition.FAIR and (
+            hierarchy_is_to_blame(look) or guess >= partition.LIKELY or doubt
+        )
         why = f"score {member.level:.2f}"
         if tighter is not None and blame:
-            ways, pct = self.cache
-            self.cache = max(ways, tighter[0]), min(pct, tighter[1])
-            move.action = Action.GROW
+            self._tighten(name, tighter)
             move.reason = f"{why}: its cores should be enough, so batch gets less cache and bandwidth"
             if doubt or hierarchy_is_to_blame(look) or member.level >= FAR_SHORT:
                 self.members[name] = replace(member, scores=(), calm_since_s=None)
                 return member.cores
+        if doubt and self._is_idle(member, member.cores):
+            move.reason = f"{why}: more cores did not help; what it waits for is not found here"
+            return member.cores
         step = STEPS[min(member.rescues, len(STEPS) - 1)]
         self.members[name] = replace(member, rescues=member.rescues + 1)
         move.action, move.reason = Action.GROW, f"{why}: too few cores"
@@ -311,10 +347,10 @@ class CrowdTick:
             move.reason = f"{sure} cores are as good as certain to be enough"
             return sure
         guess = self._chance(member, member.cores - 1)
-        if guess < partition.FAIR:
+        if guess < partition.SLIM:
             move.reason = "just enough: with a core less it would likely miss its target"
             return member.cores
-        if calm_s < self.settings.shrink_after_s:
+        if calm_s < self.settings.shrink_after_s * (1.0 if guess >= partition.FAIR else 2.0):
             move.reason = "perhaps more than enough; waiting before a core is given back"
             return member.cores
         move.action = Action.SHRINK
@@ -332,33 +368,51 @@ class CrowdTick:
                 claims = self._claims(wanted)
                 counts = partition.spread(room - sum(counts.values()), counts, claims)
             return counts
-        # More is wanted than there is: who is well off is asked for what it can spare.
-        needs = dict(wanted)
-        for name, member in self.members.items():
-            if wanted[name] <= member.cores and available(self.looks[name].score):
-                needs[name] = min(member.cores, self._fewest(member, partition.LIKELY))
-        claims = self._claims(needs)
+        # More is wanted than there is: by what each is expected to do with how many.
+        claims = self._claims(wanted)
         counts = partition.share_out(room, claims)
-        spare = room - sum(counts.values())
-        if spare > 0:
-            back = {n: min(spare, wanted[n] - counts[n]) for n in counts if wanted[n] > counts[n]}
-            for name in sorted(back, key=lambda n: -back[n]):
-                more = min(spare, wanted[name] - counts[name])
-                counts[name], spare = counts[name] + more, spare - more
-        unmet = {c.name: c.needs - counts[c.name] for c in claims if counts[c.name] < c.needs}
-        if unmet and all(has.values()):
-            old, new = partition.worst_share(has, claims), partition.worst_share(counts, claims)
-            gives = any(counts[n] < has[n] for n in has)
-            if gives and new < old * partition.LEAST_GAIN and self._same_priority():
-                counts = dict(has)
+        for name in sorted(counts, key=lambda n: (-self.looks[n].view.spec.priority, n)):
+            # What is not needed to bring anybody on target stays where it is, and is not taken away from batch.
+            spare = room - sum(counts.values())
+            counts[name] += max(0, min(spare, min(wanted[name], has[name]) - counts[name]))
+        if not self._has_batch():
+            counts = partition.spread(room - sum(counts.values()), counts, claims)
+        taken = [n for n in has if counts[n] < has[n]]
+        if all(has.values()) and taken and self._same_priority():
+            old, new = partition.worst(has, claims), partition.worst(counts, claims)
+            if new < old * partition.LEAST_GAIN and sum(has.values()) <= room:
+                counts = has
+        unmet = {c.name: c.needs(1.0) - counts[c.name] for c in claims if c.score(counts[c.name]) < 1.0}
         self._explain_shortage(counts, unmet)
         return counts
 
-    def _claims(self, needs: Mapping[str, int]) -> list[Claim]:
-        return [
-            Claim(n, self.looks[n].view.spec.priority, self.members[n].cores, max(1, needs[n]))
-            for n in self.looks
-        ]
+    def _claims(self, wanted: Mapping[str, int]) -> list[Claim]:
+        """What is expected of each with 1, 2, ... cores; who is to have a number of them gets no less by asking."""
+        most = max(1, self.total - self.floor - len(self.looks) + 1)
+        found = []
+        for name, look in self.looks.items():
+            member = self.members[name]
+            scores = [self._expected(member, cores) for cores in range(1, most + 1)]
+            if not available(look.score) or member.demand is None:
+                # Nobody can say how it does: it keeps what it has.
+                scores = [1.0 if n >= min(wanted[name], most) else 0.5 for n in range(1, most + 1)]
+            for n in range(1, most):
+                scores[n] = max(scores[n], scores[n - 1])
+            found.append(Claim(name, look.view.spec.priority, member.cores, tuple(scores)))
+        return found
+
+    def _expected(self, member: Member, cores: int) -> float:
+        """The score that this many cores would bring: what is measured on the present ones, else what is expected."""
+        if cores == member.cores and member.scores:
+            return member.level
+        if member.demand is None:
+            return 1.0 if cores >= member.cores else 0.5
+        score = partition.expected(member.seen, cores, member.demand, self.threads, self.now_s)
+        if member.scores and cores < member.cores:
+            score = min(score, member.level)
+        elif score < 1.0 and self._chance(member, cores) >= partition.LIKELY:
+            score = 1.0
+        return score
 
     def _same_priority(self) -> bool:
         return len({look.view.spec.priority for look in self.looks.values()}) == 1
@@ -368,6 +422,11 @@ class CrowdTick:
         for name, count in counts.items():
             move, member = self.moves[name], self.members[name]
             if name in unmet:
+                tighter = self._tighter(self.looks[name])
+                if member.cores and is_short(member, self.looks[name]) and count == member.cores and tighter:
+                    self._tighten(name, tighter)
+                    self.members[name] = replace(member, scores=(), calm_since_s=None)
+                    move.reason += "; batch gets less cache and bandwidth instead"
                 lacks = f"unsatisfiable: it needs {count + unmet[name]} cores and {unmet[name]} of them are missing"
                 move.reason = f"{move.reason}; {lacks}"
             if count < member.cores and move.action is not Action.SHRINK:
@@ -377,7 +436,7 @@ class CrowdTick:
                     f"gives {member.cores - count} cores to {', '.join(takers)}, which is short; "
                     f"a {kept:.0%} chance that it keeps its target"
                 )
-            elif count == member.cores and move.action is Action.GROW:
+            elif count <= member.cores and move.action is Action.GROW:
                 same = self.cache == (self.crowd.ways, self.crowd.pct)
                 move.action = Action.HOLD if same else Action.GROW
 
@@ -389,9 +448,41 @@ class CrowdTick:
     def _tighter(self, look: Look) -> tuple[int, int] | None:
         cause = look.judged.hierarchy if look.judged.hierarchy in (Cause.LLC, Cause.MBW) else Cause.LLC
         here = Allocation(CpuGrant(self.total, self.total), 0, *self.cache)
+        member = self.members[look.name]
+        if self.crowd.tightened is not None or member.idle_cache_until_s > self.now_s:
+            return None
         for rung in ladder.stronger(here, cause, self.snapshot.host, self._giving()):
             return rung.llc_ways, rung.mbw_pct
         return None
+
+    def _tighten(self, name: str, to: tuple[int, int]) -> None:
+        ways, pct = self.cache
+        if self.crowd.tightened is None:
+            self.crowd = replace(self.crowd, tightened=Tightened(name, ways, pct, self.members[name].level))
+        self.cache = max(ways, to[0]), min(pct, to[1])
+        self.moves[name].action = Action.GROW
+
+    def _judge_tightened(self) -> None:
+        """Cache or bandwidth that was taken from batch and did not help goes back at once."""
+        trial = self.crowd.tightened
+        if trial is None:
+            return
+        member, look = self.members.get(trial.name), self.looks.get(trial.name)
+        if member is None or look is None:
+            self.crowd = replace(self.crowd, tightened=None)
+            return
+        if not look.clean or len(member.scores) < max(self.settings.evaluate_ticks, 3):
+            return
+        self.crowd = replace(self.crowd, tightened=None)
+        if member.level >= 1.0 or math.isnan(trial.score) or member.level >= trial.score * HELPED:
+            self._ban(trial.ways, trial.pct)
+            return
+        self.cache = trial.ways, trial.pct
+        until_s = self.now_s + self.settings.regret_s
+        self.members[trial.name] = replace(member, idle_cache_until_s=until_s)
+        self.moves[trial.name] = _Move(
+            Action.ROLLBACK, "less cache and bandwidth for batch did not help it: undone"
+        )
 
     def _first_cache(self) -> tuple[int, int]:
         """Half of the cache, and what throttles hardly anybody: to begin with."""
@@ -401,6 +492,14 @@ class CrowdTick:
         pct = min(levels, default=100) if ladder.can_protect_mbw(host, giving) else 100
         return ways, pct
 
+    def _ban(self, ways: int, pct: int) -> None:
+        """So little protection was not enough: not again for a while, which doubles."""
+        alike = [b for b in self.crowd.bans if (b.ways, b.pct) == (ways, pct)]
+        times = 1 + max((b.times for b in alike), default=0)
+        until_s = self.now_s + self.settings.regret_s * 2.0 ** min(times - 1, 6)
+        others = tuple(b for b in self.crowd.bans if b not in alike)[-8:]
+        self.crowd = replace(self.crowd, bans=(*others, Ban(ways, pct, until_s, times)))
+
     def _judge_cache(self) -> None:
         """Cache or bandwidth that was given back and was missed is taken again."""
         looser = self.crowd.on_trial
@@ -409,11 +508,8 @@ class CrowdTick:
         short = [n for n, m in self.members.items() if m.cores and is_short(m, self.looks[n])]
         far = [n for n, look in self.looks.items() if available(look.score) and look.score < 0.7]
         if short or far:
-            times = 1 + max((b.times for b in self.crowd.bans if (b.ways, b.pct) == self.cache), default=0)
-            until_s = self.now_s + self.settings.regret_s * 2.0 ** min(times - 1, 6)
-            others = tuple(b for b in self.crowd.bans if (b.ways, b.pct) != self.cache)[-8:]
-            bans = (*others, Ban(*self.cache, until_s, times))
-            self.crowd = replace(self.crowd, on_trial=None, bans=bans)
+            self._ban(*self.cache)
+            self.crowd = replace(self.crowd, on_trial=None)
             self.cache = looser
             for name in short:
                 self.moves[name] = _Move(
@@ -436,12 +532,18 @@ class CrowdTick:
             return
         if any(counts[n] != m.cores or m.trial is not None for n, m in members.items()):
             return
-        calm = [m.calm_since_s for m in members.values()]
+        calm = [m.calm_since_s if m.level >= ROOM else None for m in members.values()]
         if any(c is None or self.now_s - c < self.settings.shrink_after_s for c in calm):
             return
         here = Allocation(CpuGrant(self.total, self.total), 0, *self.cache)
-        for step in ladder.weaker(here, self.snapshot.host):
-            found = step.llc_ways, step.mbw_pct
+        steps = [(step.llc_ways, step.mbw_pct) for step in ladder.weaker(here, self.snapshot.host)]
+        if min(m.level for m in members.values()) >= MUCH_ROOM:
+            steps = (
+                [(here.llc_ways, 100)] * (here.mbw_pct < 100) + [(here.llc_ways // 2, here.mbw_pct)] + steps
+            )
+        for found in steps:
+            if found == self.cache:
+                continue
             if any(b.until_s > self.now_s and found[0] <= b.ways and found[1] >= b.pct for b in crowd.bans):
                 continue
             self.crowd = replace(crowd, on_trial=self.cache, tried_s=self.now_s)
@@ -579,6 +681,11 @@ def _quantile(probability: float) -> float:
     return math.log(p / (1.0 - p)) / 1.702
 
 
-def in_trouble(decisions: Sequence[Decision]) -> bool:
-    """True if some LRA is below its target for a local reason."""
-    return any(d.verdict.health is Health.DEGRADED for d in decisions)
+def in_trouble(decisions: Sequence[Decision], scores: Mapping[str, Sequence[float]]) -> bool:
+    """True if some LRA is below its target: for a reason that was seen, or plainly while others run beside it.
+
+    ``scores``: the clean scores of each since its last change, newest last.
+    """
+    if any(d.verdict.health is Health.DEGRADED for d in decisions):
+        return True
+    return any(len(s) >= PLAIN and max(s[-PLAIN:]) < PLAINLY for s in scores.values())

@@ -21,8 +21,12 @@ PATIENT: Final = 6
 """Samples on whose mean a small shortfall is believed."""
 MILD: Final = 3
 """Samples in a row below target that are believed without being far below."""
+SLIGHTLY, OFTEN, OFTEN_OF = 0.98, 3, 8
+"""So many of so many samples slightly below target are too many, whatever their mean."""
 FAR: Final = 0.85
 """A score below this needs no second sample."""
+RISING: Final = 1.1
+"""A score that grows by this factor from sample to sample is on its way."""
 HELPED: Final = 1.03
 FALLS: Final = 0.3
 """Part of a fall of demand that one sample is believed; a rise is believed at once."""
@@ -49,8 +53,8 @@ class Member:
     """What is remembered of an LRA that has cores of its own.
 
     ``scores``: clean ones since its last change, newest last; ``demand``: hardware threads that it keeps busy at full
-    speed; ``rescues``: changes in a row that left it short; ``idle_cores_until_s``: so long more cores are taken not to
-    help it, since they did not.
+    speed; ``rescues``: changes in a row that left it short; ``idle_cores_until_s``, ``idle_cache_until_s``: so long
+    more cores, or less cache and bandwidth for batch, are taken not to help it, since they did not.
     """
 
     cores: int
@@ -62,6 +66,7 @@ class Member:
     rescues: int = 0
     calm_since_s: float | None = None
     idle_cores_until_s: float = -math.inf
+    idle_cache_until_s: float = -math.inf
 
     @property
     def level(self) -> float:
@@ -128,14 +133,25 @@ def demand_of(look: Look, busy: float, threads_per_core: int) -> Reading:
     return base * UNSEEN if busy >= SATURATED and not available(asked) else base
 
 
+def is_recovering(member: Member) -> bool:
+    """True while its score still rises after it was given more: what had queued up is being worked off."""
+    trial, scores = member.trial, member.scores
+    if trial is None or trial.after < trial.before or len(scores) > PATIENT:
+        return False
+    before = scores[-2] if len(scores) >= 2 else trial.score
+    return math.isnan(before) or scores[-1] > RISING * before
+
+
 def is_short(member: Member, look: Look) -> bool:
     """True if it is believed to be below its target now."""
     scores = member.scores
-    if not scores or not look.clean:
+    if not scores or not look.clean or is_recovering(member):
         return False
     if scores[-1] < FAR or (len(scores) >= 2 and max(scores[-2:]) < 1.0 and mean(scores[-2:]) < 0.95):
         return True
     if len(scores) >= MILD and max(scores[-MILD:]) < 1.0 and mean(scores[-MILD:]) < 0.99:
+        return True
+    if sum(s < SLIGHTLY for s in scores[-OFTEN_OF:]) >= OFTEN:
         return True
     if len(scores) < PATIENT:
         return False
@@ -163,7 +179,7 @@ def judge_trial(member: Member, look: Look, settings: PolicySettings) -> Came:
             if len(member.scores) >= settings.evaluate_ticks and member.level >= 1.0
             else Came.OPEN
         )
-    if len(member.scores) < settings.evaluate_ticks:
+    if len(member.scores) < settings.evaluate_ticks or (is_recovering(member) and member.scores[-1] < 1.0):
         return Came.OPEN
     level = mean(member.scores[-settings.evaluate_ticks :])
     if level >= 1.0:

@@ -26,8 +26,11 @@ SAME_DEMAND: Final = 1.05
 GOOD_LASTS_S: Final = 300.0
 SURE, LIKELY, FAIR, SLIM, NEVER = 0.95, 0.6, 0.3, 0.1, 0.03
 """Chances: known to be enough; what a rescue aims at; worth a trial; hardly; known to be too little."""
-LEAST_GAIN: Final = 1.15
-"""Who has least of what it needs must win by this factor, or cores that others need are not moved to it."""
+LEAST_GAIN: Final = 1.10
+"""The worst score must win by this factor, or cores that others need as well are not moved."""
+STEEP: Final = 6.0
+LEAST_SCORE, MOST_SCORE = 0.05, 1.3
+"""Of a score that is only guessed: how fast it falls (log units per busy share), and its bounds."""
 MOST_SEEN: Final = 24
 
 
@@ -80,37 +83,42 @@ def chance(
         return NEVER
     if any(s.good and cores >= s.cores and demand <= s.demand * SAME_DEMAND for s in alive):
         return SURE
-    cpus = cores * threads_per_core
     busy = busy_share(demand, cores, threads_per_core)
-    knee = KNEE_BUSY - KNEE_FEW / cpus
-    # Cores that were seen busier and on target move the guess up, those that missed it when less busy move it down.
-    fine = [busy_share(s.demand, s.cores, threads_per_core) for s in alive if s.good and s.cores <= cores]
-    poor = [busy_share(s.demand, s.cores, threads_per_core) for s in alive if not s.good and s.cores >= cores]
-    if fine:
-        knee = max(knee, max(fine) + KNEE_WIDTH)
-    if poor:
-        knee = min(knee, min(poor) - KNEE_WIDTH)
+    knee = _knee(alive, cores, threads_per_core)
     guess = 1.0 / (1.0 + math.exp(min((busy - knee) / KNEE_WIDTH, 50.0)))
     if mates < NEAR_TARGET:
         guess *= FAIR
     return min(max(guess, NEVER), SURE)
 
 
-def need(
-    seen: Sequence[Seen],
-    demand: float,
-    threads_per_core: int,
-    most: int,
-    now_s: float,
-    *,
-    wanted: float = LIKELY,
-    least: int = 1,
-) -> int:
-    """The fewest cores, from ``least`` on, that suffice with a chance of ``wanted``; ``most`` if none do."""
-    for cores in range(max(1, least), most):
-        if chance(seen, cores, demand, threads_per_core, now_s) >= wanted:
-            return cores
-    return most
+def _knee(alive: Sequence[Seen], cores: int, threads_per_core: int) -> float:
+    """Busy share of these cores at which meeting the target is as likely as not.
+
+    Cores that were seen busier and on target move the guess up, those that missed it when less busy move it down.
+    """
+    knee = KNEE_BUSY - KNEE_FEW / (cores * threads_per_core)
+    fine = [busy_share(s.demand, s.cores, threads_per_core) for s in alive if s.good and s.cores <= cores]
+    poor = [busy_share(s.demand, s.cores, threads_per_core) for s in alive if not s.good and s.cores >= cores]
+    if fine:
+        knee = max(knee, max(fine) + KNEE_WIDTH)
+    if poor:
+        knee = min(knee, min(poor) - KNEE_WIDTH)
+    return knee
+
+
+def expected(seen: Sequence[Seen], cores: int, demand: float, threads_per_core: int, now_s: float) -> float:
+    """Score to be expected with these cores: what was seen; beyond, it falls by e in ``1 / STEEP`` of busy share."""
+    alive = [s for s in seen if s.until_s > now_s]
+    busy = busy_share(demand, cores, threads_per_core)
+    over = busy - _knee(alive, cores, threads_per_core)
+    # However far it is from enough, more is a little better.
+    score = min(max(math.exp(-STEEP * over), LEAST_SCORE / max(busy, 1.0)), MOST_SCORE)
+    for s in alive:
+        if s.good and cores >= s.cores and demand <= s.demand * SAME_DEMAND:
+            score = max(score, s.score)
+        elif not s.good and cores <= s.cores and demand * SAME_DEMAND >= s.demand:
+            score = min(score, s.score)
+    return score
 
 
 def note(seen: tuple[Seen, ...], new: Seen, now_s: float, ban_s: float) -> tuple[Seen, ...]:
@@ -151,46 +159,71 @@ def _ban_s(times: int, ban_s: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one LRA asks for. ``priority``: higher ones are served first; ``has``: its cores now."""
+    """What one LRA asks for. ``priority``: higher ones are served first; ``has``: its cores now.
+
+    ``scores``: performance over target that is expected with 1, 2, ... cores, never falling; 1 is enough.
+    """
 
     name: str
     priority: int
     has: int
-    needs: int
+    scores: tuple[float, ...]
+
+    def score(self, cores: int) -> float:
+        """Expected with so many cores."""
+        return self.scores[min(cores, len(self.scores)) - 1]
+
+    def needs(self, level: float) -> int:
+        """The fewest cores with which the score reaches ``level``, or its greatest if that is less."""
+        level = min(level, self.scores[-1])
+        return next(n for n, score in enumerate(self.scores, 1) if score >= level)
 
 
 def share_out(cores: int, claims: Sequence[Claim]) -> dict[str, int]:
-    """Cores for every claim: one each, then what they need, by priority class, and fairly within a class.
+    """Cores for every claim: one each, then by priority class, and within a class by max-min of the score.
 
-    Within a class whoever has least of its need comes next (max-min); among equals who has more already, so that
-    nothing moves without a reason. What is left is not given out. Raises ValueError if there is not a core for each.
+    The greatest level that all of a class can reach is met with the fewest cores; what is left of them goes to whoever
+    is brought on target by fewest, then to whoever is left below its target, as far as that is expected to raise its
+    score. What then remains is not given out. Raises ValueError if there is not a core for
+    each.
     """
     if cores < len(claims):
         raise ValueError(f"{cores} cores cannot be divided among {len(claims)} LRAs: give each at least one")
     got = {claim.name: 1 for claim in claims}
     left = cores - len(claims)
     for priority in sorted({claim.priority for claim in claims}, reverse=True):
-        peers = [claim for claim in claims if claim.priority == priority]
-        while left > 0:
-            short = [c for c in peers if got[c.name] < c.needs]
-            if not short:
+        peers = sorted((c for c in claims if c.priority == priority), key=lambda c: c.name)
+        levels = sorted({min(s, 1.0) for c in peers for s in c.scores}, reverse=True)
+        for level in levels:
+            needs = {c.name: c.needs(level) for c in peers}
+            if sum(needs.values()) - len(peers) <= left:
+                got.update(needs)
+                left -= sum(needs.values()) - len(peers)
                 break
-            # Divisions of the past weigh a little: a tie is no reason to move a core.
-            worst = min(short, key=lambda c: (got[c.name] / c.needs, -min(c.has, c.needs), c.name))
-            got[worst.name] += 1
-            left -= 1
+        short = [c for c in peers if c.score(got[c.name]) < 1.0]
+        for claim in sorted(short, key=lambda c: (c.needs(1.0) - got[c.name], -c.has, c.name)):
+            more = claim.needs(1.0) - got[claim.name]
+            if more <= left:
+                got[claim.name] += more
+                left -= more
+        short = [c for c in peers if c.score(got[c.name]) < 1.0]
+        for claim in sorted(short, key=lambda c: (c.score(got[c.name]), -c.has, c.name)):
+            best = max(claim.score(got[claim.name] + n) for n in range(left + 1))
+            more = claim.needs(best) - got[claim.name]
+            got[claim.name] += more
+            left -= more
     return got
 
 
-def worst_share(got: Mapping[str, int], claims: Sequence[Claim]) -> float:
-    """The least share of its need that anybody has, at most 1."""
-    return min((min(got[c.name] / c.needs, 1.0) for c in claims), default=1.0)
+def worst(counts: Mapping[str, int], claims: Sequence[Claim]) -> float:
+    """The least score that anybody is expected to have with these cores, at most 1."""
+    return min((min(c.score(max(counts[c.name], 1)), 1.0) for c in claims), default=1.0)
 
 
 def spread(spare: int, got: Mapping[str, int], claims: Sequence[Claim]) -> dict[str, int]:
     """Give cores that nobody needs to those who have least above their need: there is no batch to use them."""
     result = dict(got)
     for _ in range(spare):
-        least = min(claims, key=lambda c: (result[c.name] / c.needs, -c.has, c.name))
+        least = min(claims, key=lambda c: (result[c.name] / c.needs(1.0), -c.has, c.name))
         result[least.name] += 1
     return result

@@ -61,7 +61,7 @@ class PerphPolicy:
                 protections[view.spec.name] = decision.chosen
             if turn.outcome is not None:
                 outcomes.append(turn.outcome)
-        if partable and in_trouble(decisions):
+        if partable and in_trouble(decisions, {name: state.scores for name, state in states.items()}):
             return self._together(snapshot, PerphMemory(states))
         settings = arbiter.arbitrate(
             snapshot.host, lras(snapshot), batches(snapshot), protections, self._settings

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perphd.admission import partition
+from perphd.admission.partition import Claim, Seen, busy_share, chance, expected, note, share_out, worst
+from perphd.admission.placement import cpus_of, place
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.topology import Core, L3Domain, Topology
+
+
+def machine(sockets: int, per_socket: int, threads: int = 2) -> Topology:
+    total = sockets * per_socket
+    cores = tuple(
+        Core(n // per_socket, n % per_socket, CpuSet.of(n + t * total for t in range(threads)))
+        for n in range(total)
+    )
+    domains = tuple(
+        L3Domain(s, CpuSet.of(cpu for c in cores if c.socket == s for cpu in c.cpus), 1 << 24)
+        for s in range(sockets)
+    )
+    return Topology(cores, domains, (), CpuSet.of(range(total * threads)))
+
+
+@st.composite
+def claims(draw: st.DrawFn) -> tuple[int, list[Claim]]:
+    count = draw(st.integers(1, 8))
+    total = draw(st.integers(count, 40))
+    found = []
+    for n in range(count):
+        steps = draw(st.lists(st.floats(0.0, 0.5), min_size=1, max_size=12))
+        scores = [0.01]
+        for step in steps:
+            scores.append(scores[-1] + step)
+        found.append(Claim(f"app{n}", draw(st.sampled_from([50, 100])), draw(st.integers(0, 8)), tuple(scores)))
+    return total, found
+
+
+@given(claims())
+def test_nothing_is_given_twice_and_everybody_has_a_core(case: tuple[int, list[Claim]]) -> None:
+    total, asked = case
+    got = share_out(total, asked)
+    assert set(got) == {c.name for c in asked}
+    assert sum(got.values()) <= total
+    for claim in asked:
+        assert 1 <= got[claim.name] <= max(claim.needs(1.0), 1)
+
+
+@given(claims())
+def test_within_a_class_nobody_could_be_raised_without_lowering_somebody_to_less(
+    case: tuple[int, list[Claim]],
+) -> None:
+    """Max-min: the worst score is the greatest that any division has; here against equal parts and one core each."""
+    total, asked = case
+    peers = [c for c in asked if c.priority == asked[0].priority]
+    got = share_out(total, peers)
+    equal = {c.name: total // len(peers) for c in peers}
+    assert worst(got, peers) >= worst(equal, peers) - 1e-9
+
+
+@given(claims())
+def test_what_is_left_could_bring_nobody_further(case: tuple[int, list[Claim]]) -> None:
+    total, asked = case
+    got = share_out(total, asked)
+    left = total - sum(got.values())
+    for claim in asked:
+        if claim.score(got[claim.name]) < 1.0:
+            assert claim.score(got[claim.name] + left) <= claim.score(got[claim.name]) + 1e-12
+
+
+def test_who_is_more_important_is_served_first() -> None:
+    steep = (0.1, 0.2, 0.4, 0.8, 1.1)
+    asked = [Claim("gold", 200, 1, steep), Claim("iron", 100, 5, steep)]
+    assert share_out(6, asked) == {"gold": 5, "iron": 1}
+    assert share_out(8, asked) == {"gold": 5, "iron": 3}
+    with pytest.raises(ValueError, match="at least one"):
+        share_out(1, asked)
+
+
+@given(st.floats(0.0, 100.0), st.integers(1, 64), st.integers(1, 2))
+def test_cores_are_less_busy_the_more_there_are(demand: float, cores: int, threads: int) -> None:
+    assert busy_share(demand, cores + 1, threads) <= busy_share(demand, cores, threads) + 1e-9
+
+
+SEEN = st.lists(
+    st.builds(
+        Seen,
+        cores=st.integers(1, 12),
+        demand=st.floats(0.1, 12.0),
+        score=st.floats(0.05, 1.5),
+        until_s=st.floats(-10.0, 500.0),
+        times=st.integers(0, 4),
+    ),
+    max_size=6,
+)
+
+
+@given(SEEN, st.floats(0.1, 12.0), st.integers(1, 12))
+def test_chances_lie_between_known_to_be_too_few_and_known_to_be_enough(
+    seen: list[Seen], demand: float, cores: int
+) -> None:
+    found = chance(seen, cores, demand, 2, 0.0)
+    assert partition.NEVER <= found <= partition.SURE
+    assert math.isfinite(expected(seen, cores, demand, 2, 0.0))
+
+
+def test_experience_is_believed_as_far_as_it_reaches() -> None:
+    seen = note((), Seen(3, 2.0, 0.7, 0.0, times=1), 0.0, 60.0)
+    assert chance(seen, 3, 2.0, 2, 1.0) == partition.NEVER
+    assert chance(seen, 2, 2.5, 2, 1.0) == partition.NEVER
+    assert chance(seen, 4, 1.5, 2, 1.0) > partition.NEVER
+    assert chance(seen, 3, 2.0, 2, 61.0) > partition.NEVER  # for a while only
+    seen = note(seen, Seen(4, 2.0, 1.2, 400.0), 2.0, 60.0)
+    assert chance(seen, 4, 2.0, 2, 3.0) == partition.SURE
+    assert chance(seen, 5, 1.9, 2, 3.0) == partition.SURE
+    assert expected(seen, 3, 2.0, 2, 3.0) <= 0.7
+
+
+def test_a_failure_that_is_repeated_is_believed_twice_as_long() -> None:
+    seen: tuple[Seen, ...] = ()
+    spans = []
+    now_s = 0.0
+    for _ in range(4):
+        seen = note(seen, Seen(3, 2.0, 0.7, 0.0, times=1), now_s, 60.0)
+        spans.append(seen[-1].until_s - now_s)
+        now_s = seen[-1].until_s + 1.0
+    assert spans == [60.0, 120.0, 240.0, 480.0]
+    # Not repeated for as long as it was believed, it is forgotten.
+    seen = note(seen, Seen(3, 2.0, 0.7, 0.0, times=1), now_s + 1000.0, 60.0)
+    assert seen[-1].times == 1
+
+
+# -- which cores ---------------------------------------------------------------------------------------------
+
+
+@st.composite
+def moves(draw: st.DrawFn) -> tuple[Topology, list[dict[str, int]]]:
+    topology = machine(draw(st.integers(1, 3)), draw(st.integers(2, 12)), draw(st.integers(1, 2)))
+    total = len(topology.usable_cores)
+    rows = []
+    for _ in range(draw(st.integers(1, 5))):
+        left, row = total, {}
+        for n in range(draw(st.integers(1, 5))):
+            count = draw(st.integers(0, 6))
+            if 0 < count <= left:
+                row[f"app{n}"] = count
+                left -= count
+        rows.append(row)
+    return topology, rows
+
+
+@settings(max_examples=60)
+@given(moves())
+def test_sets_are_disjoint_whole_and_of_the_size_that_was_asked_for(case: tuple[Topology, list[dict[str, int]]]) -> None:
+    topology, rows = case
+    before: dict[str, tuple[int, ...]] = {}
+    for row in rows:
+        after = place(topology, row, before)
+        assert {n: len(c) for n, c in after.items()} == row
+        used = [core for cores in after.values() for core in cores]
+        assert len(used) == len(set(used))
+        assert set(used) <= set(range(len(topology.usable_cores)))
+        for cores in after.values():
+            cpus = cpus_of(topology, cores)
+            assert not cpus - topology.usable
+            for core in topology.usable_cores:  # siblings together
+                assert not core.cpus & cpus or not core.cpus - cpus
+        assert place(topology, row, after) == after  # nothing moves without a reason
+        before = after
+
+
+def test_who_grows_keeps_its_cores_and_stays_on_its_socket() -> None:
+    topology = machine(2, 8)
+    first = place(topology, {"a": 3, "b": 3}, {})
+    assert {topology.usable_cores[c].socket for c in first["a"]} != {topology.usable_cores[c].socket for c in first["b"]}
+    second = place(topology, {"a": 6, "b": 2}, first)
+    assert set(first["a"]) < set(second["a"])
+    assert set(second["b"]) < set(first["b"])
+    assert len({topology.usable_cores[c].socket for c in second["a"]}) == 1
+
+
+def test_who_does_not_fit_beside_its_own_moves_whole_if_it_can() -> None:
+    topology = machine(2, 4)
+    placed = place(topology, {"a": 2, "b": 2}, {"a": (0, 1), "b": (2, 3)})
+    grown = place(topology, {"a": 3, "b": 2}, placed)
+    assert {topology.usable_cores[c].socket for c in grown["a"]} == {1}
+    split = place(topology, {"a": 6, "b": 2}, placed)
+    assert len(split["a"]) == 6
+    assert set(split["b"]) == {2, 3}
