@@ -95,11 +95,14 @@ def count_pressure(groups: Iterable[SimCgroup], order: Sequence[Running], dt_s: 
     stalls: dict[SimCgroup, tuple[Stalls, Stalls, Stalls]] = {}
     for running in order:
         now = running.outcome
+        own = ((now.cpu_some, now.cpu_full), (now.memory_some, now.memory_full), (now.io_some, now.io_full))
         for group in running.group.ancestry():
-            cpu, memory, io = stalls.setdefault(group, ([], [], []))
-            cpu.append((now.cpu_some, now.cpu_full))
-            memory.append((now.memory_some, now.memory_full))
-            io.append((now.io_some, now.io_full))
+            known = stalls.get(group)
+            if known is None:
+                stalls[group] = tuple([one] for one in own)  # type: ignore[assignment]
+            else:
+                for together, one in zip(known, own, strict=True):
+                    together.append(one)
     nothing: tuple[Stalls, Stalls, Stalls] = ([], [], [])
     for group in groups:
         cpu, memory, io = stalls.get(group, nothing)
@@ -113,5 +116,8 @@ def _together(stalls: Stalls) -> tuple[float, float]:
     """``some`` and ``full`` of a group from those of the workloads in it, taken as independent."""
     if not stalls:
         return 0.0, 0.0
+    if len(stalls) == 1:
+        some, full = stalls[0]
+        return 1.0 - (1.0 - some), full  # as below, to the last bit
     running_free = math.prod(1.0 - some for some, _ in stalls)
     return 1.0 - running_free, min(full for _, full in stalls)

@@ -41,11 +41,13 @@ class InForce:
 
     def __init__(self, machine: Machine, resctrl: ResctrlTree | None = None) -> None:
         self._machine, self._resctrl = machine, resctrl
+        self._ids: dict[int, tuple[int, int]] = {}
         self._key: object = None
         self._grants: Grants | None = None
 
     def read(self, tenants: Sequence[Tenant]) -> Grants:
         """Grants of these workloads now (one alternative)."""
+        self._ids.clear()
         ways = tuple(_way(tenant) for tenant in tenants)
         rows = tuple(self._grant(tenant) for tenant in tenants)
         key = (ways, rows)
@@ -55,11 +57,14 @@ class InForce:
         return self._grants
 
     def ids(self, tenant: Tenant) -> tuple[int, int]:
-        """(CLOSID, RMID) with which a workload's threads run."""
+        """(CLOSID, RMID) with which a workload's threads run, as of the last ``read``."""
         if self._resctrl is None or not self._resctrl.mounted:
             return 0, 0
-        cpus = tenant.group.effective_cpus
-        return self._resctrl.ids_of(tenant.tid, next(iter(cpus), 0))
+        known = self._ids.get(tenant.tid)
+        if known is None:
+            cpus = tenant.group.effective_cpus
+            known = self._ids[tenant.tid] = self._resctrl.ids_of(tenant.tid, next(iter(cpus), 0))
+        return known
 
     def _grant(self, tenant: Tenant) -> Grant:
         group, use = tenant.group, tenant.work.io

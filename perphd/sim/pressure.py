@@ -26,9 +26,12 @@ class _Line:
             return
         self.total_s += dt_s * share
         percent = 100.0 * share
+        fast, medium, slow = self.averages
+        by_10s, by_60s, by_300s = _decays(dt_s)
         self.averages = [
-            percent + (average - percent) * decay
-            for average, decay in zip(self.averages, _decays(dt_s), strict=True)
+            percent + (fast - percent) * by_10s,
+            percent + (medium - percent) * by_60s,
+            percent + (slow - percent) * by_300s,
         ]
 
     def text(self, name: str) -> str:

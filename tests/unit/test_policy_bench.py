@@ -218,12 +218,17 @@ def test_the_report_says_how_everybody_did(tmp_path):
     ]
     cells = [
         {"grid": "fig12", "policy": p, "row": 0.1, "column": 0.1, "seed": 0, "value": v, "reference": 0.8}
-        for p, v in (("oracle", 0.8), ("clite", 0.9), ("parties", 0.5), ("heracles-literal", 0.0))
-    ]
-    head = report.write(tmp_path, runs, cells, [], [], {"seconds": 1.0, "jobs": 1, "command": "x"})
+        for p, v in (
+            ("oracle", 0.8), ("clite", 0.9), ("parties", 0.7), ("parties-literal", 0.5), ("heracles-literal", 0.0)
+        )
+    ]  # fmt: skip
+    head = report.write(tmp_path, runs, cells, [], [], report.About("a command", failed=(("a", "b"),)))
+    assert "| perph |" in (tmp_path / "headline.md").read_text()
+    assert "**1 could not be computed**" in head
     text = (tmp_path / "report.md").read_text()
     assert text.startswith(head[:200])
-    assert "ORACLE >= CLITE >= PARTIES >= Heracles holds" in text
+    assert "ORACLE >= CLITE > PARTIES (both readings) > Heracles holds" in text
+    assert "parties 0.70 of ORACLE where it meets the targets, published 0.57: within 0.15" in text
     assert "clite 0.90 of ORACLE where it meets the targets, published 0.90: within" in text
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/png") >= 3

@@ -49,11 +49,19 @@ def divide_one(
         for index, group_wants in enumerate(wants):
             if not group_wants:
                 continue
+            if len(group_wants) == 1:
+                ((who, want),) = group_wants.items()
+                share = min(want, free[index])
+                got[who][index] += share
+                free[index] -= share
+                continue
             by_weight = {who: weights[who] * want / lack[who] + _EPSILON for who, want in group_wants.items()}
             for who, share in fair_shares(free[index], group_wants, by_weight).items():
                 got[who][index] += share
                 free[index] -= share
         lack = [limit - sum(row) for limit, row in zip(most, got, strict=True)]
+        if max(lack) <= _EPSILON or max(free) <= _EPSILON:
+            break
     return got
 
 
@@ -61,15 +69,20 @@ def _wants(
     members: Sequence[Sequence[int]], free: Sequence[float], lack: Sequence[float]
 ) -> list[dict[int, float]]:
     wants: list[dict[int, float]] = [{} for _ in members]
-    asking = [
-        [who for who in group if lack[who] > _EPSILON] if room > _EPSILON else []
-        for group, room in zip(members, free, strict=True)
-    ]
-    for who, need in enumerate(lack):
-        if need <= _EPSILON:
+    classes: list[tuple[list[int], list[int]]] = [([], []) for _ in lack]
+    for index, group in enumerate(members):
+        if free[index] <= _EPSILON:
             continue
-        own = [index for index, askers in enumerate(asking) if askers == [who]]
-        shared = [index for index, askers in enumerate(asking) if len(askers) > 1 and who in askers]
+        askers = [who for who in group if lack[who] > _EPSILON]
+        if len(askers) == 1:
+            classes[askers[0]][0].append(index)
+        else:
+            for who in askers:
+                classes[who][1].append(index)
+    for who, (own, shared) in enumerate(classes):
+        if not own and not shared:
+            continue
+        need = lack[who]
         own_room = sum(free[index] for index in own)
         shared_room = sum(free[index] for index in shared)
         at_own = min(need, own_room if not shared else own_room * _OWN_SHARE)

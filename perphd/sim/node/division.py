@@ -151,8 +151,8 @@ class Division:
         size, member = layout.size, layout.member
         batch, workloads, classes = member.shape
         if batch == 1 and workloads * classes <= _PLAIN_SIZE:
-            sizes, weights = size[0].tolist(), weight[0].tolist()
-            members = [np.flatnonzero(member[0, :, k]).tolist() for k in range(classes)]
+            weights = weight[0].tolist()
+            sizes, members = layout.plain
             return [np.array([divide_one(sizes, members, weights, demand[0].tolist())]) for demand in demands]
         count = len(demands)
         if count == 1:

@@ -85,6 +85,7 @@ class CpuLayout:
     near: Array = field(init=False)
     shares: tuple[bool, ...] = field(init=False)
     """Per workload: whether it shares a CPU with another one in any of the alternatives."""
+    _plain: tuple[list[float], list[list[int]]] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         common = self.member.sum(1) > 1
@@ -95,6 +96,14 @@ class CpuLayout:
         self.near = np.einsum(
             "bwd,bkd->bwk", touches.astype(float), self.domain
         )  # classes in the same domains
+
+    @property
+    def plain(self) -> tuple[list[float], list[list[int]]]:
+        """Of the first alternative, as plain numbers: sizes of the classes, and who may run on each."""
+        if self._plain is None:
+            members = [np.flatnonzero(column).tolist() for column in self.member[0].T]
+            self._plain = self.size[0].tolist(), members
+        return self._plain
 
 
 @lru_cache(maxsize=1024)

@@ -1,9 +1,11 @@
 """The policy bench.
 
 python -m tools.bench.policies --out out/policies [--quick] [--scenarios paper,mix-1lra-1batch-50] [--policies a,b]
-                               [--seeds 2] [--jobs 2] [--grids fig12] [--full-grids] [--agent] [--report-only]
+                               [--seeds 2] [--jobs 2] [--grids fig12] [--full-grids] [--no-agent] [--report-only]
 
-Interrupted, it goes on where it was: results of the same code are kept.
+Every scenario with every policy and seed, CLITE's grids, the knees around what was chosen, and the whole agent on
+simulated kernel trees. Interrupted, it goes on where it was: results of the same code are kept. Ends with status 1 if
+something could not be computed; the report is then of the rest.
 """
 
 from __future__ import annotations
@@ -12,10 +14,10 @@ import argparse
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 # Several processes compute at once: none of them is to start threads of its own.
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -34,10 +36,14 @@ from tools.bench.policies import (  # noqa: E402
 from tools.bench.policies.catalogue import ENTRANTS  # noqa: E402
 from tools.bench.policies.driver import run  # noqa: E402
 from tools.bench.policies.oracle import Optimum, Situation  # noqa: E402
+from tools.bench.policies.pool import Progress, Task, work  # noqa: E402
 from tools.bench.policies.scene import Scenario  # noqa: E402
 
 KNEE_OF = ("perph", "parties")
-Task = tuple[str, Callable[..., Any], tuple[Any, ...]]
+_COSTS = {"clite": 6.0, "perph": 2.0, "perph-literal": 1.5}
+"""What a virtual second of a policy costs, beside that of one which does nothing."""
+SPREAD_SEEDS = 10
+"""Runs of each policy in a few scenarios, so that the spread between runs can be told."""
 
 
 def main() -> int:
@@ -48,30 +54,54 @@ def main() -> int:
     began = time.monotonic()
     chosen = _scenarios(options)
     code, physics = results.code_digest(), results.code_digest(physics_only=True)
-    runs = results.Lines(out / "results.jsonl", code)
+    any_code = options.report_only
+    runs = results.Lines(out / "results.jsonl", code, any_code=any_code)
     optima = results.Lines(out / "optima.jsonl", physics)
-    knees = results.Lines(out / "knees.jsonl", code)
-    cells = results.Lines(out / "grids.jsonl", code)
-    agents = results.Lines(out / "agent.jsonl", code)
+    knees = results.Lines(out / "knees.jsonl", code, any_code=any_code)
+    cells = results.Lines(out / "grids.jsonl", code, any_code=any_code)
+    agents = results.Lines(out / "agent.jsonl", code, any_code=any_code)
+    progress = Progress()
     if not options.report_only:
+        _load_all()
         with ProcessPoolExecutor(options.jobs) as pool:
-            _work(pool, "optima", optima, _optimum_tasks(chosen, optima))
-            _work(pool, "runs", runs, _run_tasks(chosen, options, optima, runs))
-            _work(pool, "knees", knees, _knee_tasks(chosen, options, knees))
-            for policy in [p for p in grids.POLICIES if p == "oracle" or p in options.policies]:
-                _work(pool, f"grids {policy}", cells, _grid_tasks(policy, options, cells))
-            if options.agent:
-                _work(pool, "agent", agents, _agent_tasks(options, agents))
-    wanted = {_run_key(s.name, p, n) for s in chosen for p in options.policies for n in range(options.seeds)}
+            try:
+                work(pool, "optima", optima, _optimum_tasks(chosen, optima), progress)
+                work(pool, "runs", runs, _run_tasks(chosen, options, optima, runs), progress)
+                work(pool, "knees", knees, _knee_tasks(chosen, options, knees), progress)
+                work(pool, "grids: optima", cells, _grid_tasks(["oracle"], options, cells), progress)
+                others = [p for p in grids.POLICIES if p in options.policies]
+                work(pool, "grids", cells, _grid_tasks(others, options, cells), progress)
+                if options.agent:
+                    work(pool, "agent", agents, _agent_tasks(options, agents), progress)
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
+                print("\nInterrupted; the same command goes on from here.", file=sys.stderr)
+                return 130
+    wanted = {
+        _run_key(s.name, p, n) for s in chosen for p in options.policies for n in range(_seeds(s, options))
+    }
     kept = [measure.Result.from_dict(v) for k, v in runs.known.items() if k in wanted]
     results.write_csv(out / "results.csv", (item.as_dict() for item in kept))
-    head = report.write(
-        out, kept, list(cells.known.values()), list(knees.known.values()), list(agents.known.values()),
-        {"seconds": time.monotonic() - began, "jobs": options.jobs, "command": _command()},
+    about = report.About(
+        command=_command(), wall_s=time.monotonic() - began, worker_s=progress.worker_s, jobs=options.jobs,
+        computed=progress.done, failed=tuple(progress.failed), cut=_cut(options),
     )  # fmt: skip
+    head = report.write(
+        out, kept, list(cells.known.values()), list(knees.known.values()), list(agents.known.values()), about
+    )
     print(head)
-    print(f"Written to {out}/report.md, {out}/report.html and {out}/results.csv")
-    return 0
+    print(f"Written to {out}/report.md, report.html, headline.md and results.csv")
+    for key, why in progress.failed:
+        print(f"could not be computed: {key}: {why}", file=sys.stderr)
+    return 1 if progress.failed else 0
+
+
+def _load_all() -> None:
+    """Import what policies import late, once, before the workers are forked."""
+    from scipy import optimize  # type: ignore[import-untyped]
+    from sklearn import gaussian_process
+
+    del optimize, gaussian_process
 
 
 def _options() -> argparse.Namespace:
@@ -88,7 +118,9 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
     parser.add_argument("--grids", type=_names, default=None, help=f"of {','.join(grids.GRIDS)}, or none")
     parser.add_argument("--full-grids", action="store_true", help="ten loads on each axis, not five")
-    parser.add_argument("--agent", action="store_true", help="also the whole agent on simulated kernel trees")
+    parser.add_argument(
+        "--no-agent", dest="agent", action="store_false", help="not the whole agent on simulated kernel trees"
+    )
     parser.add_argument("--report-only", action="store_true", help="compute nothing, write the report anew")
     options = parser.parse_args()
     if unknown := set(options.policies) - set(ENTRANTS):
@@ -98,8 +130,29 @@ def _options() -> argparse.Namespace:
     options.grids = [] if options.grids == ["none"] else options.grids
     if unknown := set(options.grids) - set(grids.GRIDS):
         parser.error(f"--grids {','.join(sorted(unknown))}: known are {', '.join(grids.GRIDS)}, none")
+    options.spread = not options.seeds and not options.quick
     options.seeds = options.seeds or (1 if options.quick else 2)
+    if options.scenarios or options.quick:
+        options.agent = False
     return options
+
+
+def _seeds(scenario: Scenario, options: argparse.Namespace) -> int:
+    """How many runs of each policy."""
+    wanted = SPREAD_SEEDS if options.spread and scenario.name in scenarios.SPREAD else options.seeds
+    return min(wanted, scenario.most_seeds)
+
+
+def _cut(options: argparse.Namespace) -> str:
+    """What was left out to keep it short, in a sentence."""
+    text = f"{options.seeds} seed{'s' if options.seeds > 1 else ''} a scenario and policy"
+    if options.spread:
+        text += f" ({SPREAD_SEEDS} in {', '.join(scenarios.SPREAD)})"
+    if options.grids and not options.full_grids:
+        text += (
+            "; five of the ten loads on each axis of the grids, one seed, four loads of memcached by halving"
+        )
+    return text + "."
 
 
 def _names(text: str) -> list[str]:
@@ -136,7 +189,7 @@ def _optimum_tasks(chosen: list[Scenario], known: results.Lines) -> Iterator[Tas
             if key not in known.known:
                 todo[key] = here, scenario.partition
     for key, (here, parts) in todo.items():
-        yield key, _optimum, (here, parts)
+        yield Task(key, _optimum, (here, parts), cost=float(len(here.works) ** 2 * (2 if parts else 1)))
 
 
 def _optimum(here: Situation, parts: bool) -> dict[str, object]:
@@ -150,11 +203,13 @@ def _run_tasks(
         own = {
             key: Optimum(**optima.known[key]) for key in measure.situations(scenario) if key in optima.known
         }
-        for seed in range(min(options.seeds, scenario.most_seeds)):
+        seconds = scenario.duration_s * len(scenario.actors) ** 0.5
+        for seed in range(_seeds(scenario, options)):
             for policy in [p for p in options.policies if not scenario.only or p in scenario.only]:
                 key = _run_key(scenario.name, policy, seed)
                 if key not in known.known:
-                    yield key, one_run, (scenario, policy, seed, own)
+                    cost = seconds * _COSTS.get(policy, 1.0)
+                    yield Task(key, one_run, (scenario, policy, seed, own), cost)
 
 
 def one_run(scenario: Scenario, policy: str, seed: int, optima: dict[str, Optimum]) -> dict[str, object]:
@@ -171,12 +226,10 @@ def _knee_tasks(chosen: list[Scenario], options: argparse.Namespace, known: resu
         for policy in KNEE_OF:
             key = f"{scenario.name}|{policy}"
             if policy in options.policies and key not in known.known:
-                yield key, _knee, (scenario, policy)
+                yield Task(key, _knee, (scenario, policy))
 
 
 def _knee(scenario: Scenario, policy: str) -> list[dict[str, object]]:
-    from dataclasses import replace
-
     entrant = ENTRANTS[policy]
     endless = replace(scenario, actors=tuple(replace(a, job=None) for a in scenario.actors))
     done = run(endless, entrant.make(endless, 0), entrant.period_s, 0, models=entrant.models)
@@ -184,16 +237,17 @@ def _knee(scenario: Scenario, policy: str) -> list[dict[str, object]]:
     return [point.as_dict() for point in knee.around(endless, policy, settings)]
 
 
-def _grid_tasks(policy: str, options: argparse.Namespace, known: results.Lines) -> Iterator[Task]:
+def _grid_tasks(policies: list[str], options: argparse.Namespace, known: results.Lines) -> Iterator[Task]:
     for grid, row, column in grids.cells(options.full_grids):
         if grid not in options.grids:
             continue
         base = f"{grid}|{row}|{column}"
         truth = known.known.get(f"{base}|oracle")
-        key = f"{base}|{policy}"
-        if key not in known.known:
-            reference = float(truth["reference"]) if truth is not None else 0.0
-            yield key, _cell, (grid, row, column, policy, reference)
+        for policy in policies:
+            key = f"{base}|{policy}"
+            if key not in known.known:
+                reference = float(truth["reference"]) if truth is not None else 0.0
+                yield Task(key, _cell, (grid, row, column, policy, reference), _COSTS.get(policy, 1.0))
 
 
 def _cell(grid: str, row: float, column: float, policy: str, reference: float) -> dict[str, object]:
@@ -205,21 +259,7 @@ def _agent_tasks(options: argparse.Namespace, known: results.Lines) -> Iterator[
         for policy in options.policies:
             key = f"{name}|{policy}"
             if policy in agentmode.POLICIES and key not in known.known:
-                yield key, agentmode.measure_agent, (name, policy)
-
-
-def _work(pool: ProcessPoolExecutor, what: str, lines: results.Lines, tasks: Iterable[Task]) -> None:
-    """Do all of them, in whatever order they end, and tell how far it is."""
-    began = time.monotonic()
-    futures: dict[Future[Any], str] = {pool.submit(call, *args): key for key, call, args in tasks}
-    for count, future in enumerate(as_completed(futures), 1):
-        lines.add(futures[future], future.result())
-        seconds = time.monotonic() - began
-        left = seconds / count * (len(futures) - count)
-        text = f"\r{what}: {count}/{len(futures)}, {seconds:.0f} s, about {left:.0f} s left   "
-        print(text, end="", file=sys.stderr, flush=True)
-    if futures:
-        print(file=sys.stderr)
+                yield Task(key, agentmode.measure_agent, (name, policy))
 
 
 if __name__ == "__main__":

@@ -46,8 +46,9 @@ def host_of(scenario: Scenario, seed: int) -> SimHost:
             events.append(Departure(actor.ends_s, actor.name))
     loads = {a.name: a.load for a in scenario.lras}
     host = SimHost(
-        works, machine=scenario.machine, events=events, seed=seed, pmu=True, resctrl=True, loads=loads
-    )
+        works, machine=scenario.machine, events=events, seed=seed, pmu=True, resctrl=True, loads=loads,
+        step_s=scenario.step_s,
+    )  # fmt: skip
     for work in works:
         host.fs.write(f"{CGROUP_ROOT}{work.cgroup}/cpuset.cpus", str(host.machine.online).encode())
     return host

@@ -125,6 +125,7 @@ class Seat:
         in_force = [allocation for allocation, _ in self._protections.values()]
         for name, seen in observations(snapshot, in_force, self._settings.batch_idle_cores):
             registry.model(name).observe(seen)
+        registry.rebuild_here()  # in virtual time nobody waits for a worker
 
 
 def run(

@@ -10,6 +10,7 @@ import os
 import platform
 import statistics
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,11 +30,26 @@ TOLERANCE: Final = 0.15
 """How far a mean over the grid may be from the published one, in absolute terms, to count as reproduced."""
 
 
+@dataclass(frozen=True, slots=True)
+class About:
+    """How the results came about. ``wall_s``, ``worker_s``, ``computed``: of this call alone; ``cut``: what was left
+    out; ``failed``: what could not be computed, and why.
+    """
+
+    command: str
+    wall_s: float = 0.0
+    worker_s: float = 0.0
+    jobs: int = 1
+    computed: int = 0
+    failed: tuple[tuple[str, str], ...] = ()
+    cut: str = ""
+
+
 def write(
     out: Path, runs: Sequence[Result], cells: list[dict[str, Any]], knees: list[list[dict[str, Any]]],
-    agents: list[dict[str, Any]], about: dict[str, Any],
+    agents: list[dict[str, Any]], about: About,
 ) -> str:  # fmt: skip
-    """Write report.md and report.html; returns the head of the Markdown."""
+    """Write report.md, report.html and headline.md (the README's table); returns the head of the Markdown."""
     head = [*_head(about), *_headline(runs)]
     parts = [
         *head, *_quiet(runs), *_grids(cells), *_families(runs), *_losses(runs), *_knees(knees), *_agents(agents),
@@ -41,16 +57,20 @@ def write(
     ]  # fmt: skip
     text = "\n".join(parts) + "\n"
     (out / "report.md").write_text(text)
+    (out / "headline.md").write_text("\n".join(_short(runs, cells, about)) + "\n")
     (out / "report.html").write_text(_html(text, _plots(runs, cells)))
     return "\n".join(head)
 
 
-def _head(about: dict[str, Any]) -> list[str]:
+def _head(about: About) -> list[str]:
     return [
         "# Policies beside each other and beside the optimum",
         "",
-        f"`{about['command']}` on {os.cpu_count()} CPUs, Python {platform.python_version()}; "
-        f"{about['seconds']:.0f} s for what was still missing, {about['jobs']} processes.",
+        f"`{about.command}` on {os.cpu_count()} CPUs, Python {platform.python_version()}: {about.computed} results "
+        f"computed in {about.wall_s:.0f} s by {about.jobs} processes ({about.worker_s:.0f} s of CPU); what was there "
+        "already is not counted.",
+        *([f"**{len(about.failed)} could not be computed** and are missing below."] if about.failed else []),
+        *([f"Kept short: {about.cut}"] if about.cut else []),
         "",
         "Everything runs on the node model in virtual time; the truth of every figure is the model's, without noise.",
         "A target counts as missed if it is missed by more than 2 %. *missed*: share of the time in which a target is",
@@ -59,6 +79,21 @@ def _head(about: dict[str, Any]) -> list[str]:
         "last half of each run. *found*: runs in which all targets were met for three rounds, the median time until",
         "then. *spread*: standard deviation over seeds over the mean, of good batch. Means over scenarios.",
         "",
+    ]
+
+
+def _short(runs: Sequence[Result], cells: list[dict[str, Any]], about: About) -> list[str]:
+    """The table for the README, with the command that makes it and what the columns mean."""
+    table = [line for line in _headline(runs) if line.startswith("|")]
+    return [
+        f"From `{about.command}` ({len({r.scenario for r in runs})} scenarios, {len(runs)} runs). {about.cut}",
+        "*missed*: share of the time in which a target is missed although the optimum meets all; *batch*: batch's "
+        "work over the optimum's; *good batch*: without what was done while a target was missed; *settled*: in the "
+        "last half of each run.",
+        "",
+        *table,
+        "",
+        *_reproduced(cells),
     ]
 
 

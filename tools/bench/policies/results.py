@@ -13,7 +13,9 @@ ROOT = Path(__file__).parents[3]
 _PHYSICS = ("perphd/sim/node", "profiles", "tools/bench/policies/oracle.py", "tools/bench/policies/scene.py")
 _ALL = (
     *_PHYSICS,
+    "tools/bench/policies/oracle_units.py",
     "perphd/admission",
+    "perphd/agent/learning.py",
     "perphd/predictor",
     "perphd/domain",
     "tools/bench/policies",
@@ -32,9 +34,12 @@ def code_digest(*, physics_only: bool = False) -> str:
 
 
 class Lines:
-    """A file of JSON objects, each with its key and the digest of the code that made it."""
+    """A file of JSON objects, each with its key and the digest of the code that made it.
 
-    def __init__(self, path: Path, digest: str) -> None:
+    ``any_code``: also take what other code made, for a report of what is there (the newest of each key counts).
+    """
+
+    def __init__(self, path: Path, digest: str, *, any_code: bool = False) -> None:
         self._path, self._digest = path, digest
         self.known: dict[str, Any] = {}
         if path.exists():
@@ -43,7 +48,7 @@ class Lines:
                     item = json.loads(line)
                 except json.JSONDecodeError:
                     continue  # cut short by an interruption
-                if item.get("code") == digest:
+                if any_code or item.get("code") == digest:
                     self.known[item["key"]] = item["value"]
 
     def add(self, key: str, value: Any) -> None:

@@ -39,14 +39,20 @@ KNEE_TOLERANCE: Final = 1.25
 
 
 def service(
-    machine: Machine, name: str, share: float, label: str | None = None, load: LoadTrace = _NOW
+    machine: Machine,
+    name: str,
+    share: float,
+    label: str | None = None,
+    load: LoadTrace = _NOW,
+    *,
+    tolerance: float = KNEE_TOLERANCE,
 ) -> Actor:
     """An open-loop service at a share of its full load: the archetype's rate, where its measured curve bends."""
     base = archetype(name).workload
     rate = base.requests.rate_per_s if base.requests is not None else None
     if rate is None:
         raise ValueError(f"{name} is no open loop: it has no full load")
-    goal = Goal(max_p95_ms=alone(machine, base).p95_ms * KNEE_TOLERANCE)
+    goal = Goal(max_p95_ms=alone(machine, base).p95_ms * tolerance)
     work = replace(base, name=label or name).asked(rate_per_s=rate * share)
     return Actor(work, goal, load, peak_load_per_s=rate)
 
@@ -255,6 +261,8 @@ FAMILIES: Final[dict[str, Callable[[], list[Scenario]]]] = {
     "infeasible": infeasible,
     "big": big,
 }
+SPREAD: Final = ("paper-tpcc", "paper-kafka", "mix-2lra-1batch-50", "antagonists")
+"""Run more often than the others, to tell how much a policy's runs differ."""
 _QUICK_MIXES: Final = ("mix-1lra-1batch-50", "mix-2lra-1batch-30", "mix-3lra-1batch-30")
 
 

@@ -59,6 +59,7 @@ class Controls:
     def __init__(self, machine: RdtMachine, options: Iterable[str], online: int) -> None:
         self.machine = machine
         self.schemas = schemas_of(machine, options)
+        self._by_name = {schema.name: schema for schema in reversed(self.schemas)}
         self.modes: Modes = dict
         self._online = online
         self._values: dict[tuple[str, int], list[int]] = {}
@@ -86,7 +87,7 @@ class Controls:
 
     def schema(self, name: str) -> Schema | None:
         """By its name in ``schemata``."""
-        return next((schema for schema in self.schemas if schema.name == name), None)
+        return self._by_name.get(name)
 
     def domains(self, schema: Schema) -> Iterator[Domain]:
         """Instances with at least one CPU online, in order."""
