@@ -19,6 +19,7 @@ from perphd.admission.perph import PerphPolicy
 from perphd.agent.config import Config
 from perphd.agent.loop import Agent, Parts
 from perphd.agent.models import Models
+from perphd.agent.rebuilds import Rebuilds
 from perphd.agent.records import Records
 from perphd.agent.sli import SliBoard, SliOpener
 from perphd.agent.wake import Waker
@@ -149,7 +150,7 @@ def build_agent(
         policy=policy if policy is not None else _policy(config),
         sli=SliBoard(sli_opener, SLI_TIMEOUT_SHARE * config.daemon.period_s),
         records=records,
-        models=_models(config, records, wall_clock, len(topology.usable_cores)),
+        models=_models(config, records, wall_clock, len(topology.usable_cores), virtual=clock is None),
         actuators=lambda: _actuators(fs),
         waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)
         if real and clock is not None
@@ -229,9 +230,17 @@ def _actuators(fs: KernelFs) -> Actuators:
     return Actuators() if isinstance(groups, str) else actuators(groups.resctrl.info)
 
 
-def _models(config: Config, records: Records, wall_clock: Callable[[], float], cores: int) -> Models:
+def _models(
+    config: Config, records: Records, wall_clock: Callable[[], float], cores: int, *, virtual: bool
+) -> Models:
+    """``virtual``: ticks bring the time, so that nothing goes on beside them."""
     files = ModelFiles(Path(config.daemon.state_dir) / "models")
-    return Models(Registry(), files, records, wall_clock, socket.gethostname(), cores)
+    registry = Registry(config.model.learner)
+    rebuilds = None if virtual else Rebuilds(registry, records)
+    return Models(
+        registry, files, records, wall_clock, socket.gethostname(), cores, rebuilds,
+        rebuild=config.model.rebuild,
+    )  # fmt: skip
 
 
 def _store(config: Config) -> Store:

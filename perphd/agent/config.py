@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from perphd.admission.settings import PolicySettings
 from perphd.agent.config_host import check_against_host
+from perphd.agent.config_model import ModelConfig
 from perphd.agent.config_network import NetworkConfig
 from perphd.agent.config_schema import keys_of, read_values, setting, show, unknown_key
 from perphd.agent.config_workloads import Declared, check_workloads, read_runtime, read_workloads
@@ -150,6 +151,7 @@ TABLES: Mapping[str, type] = {
     "policy": PolicySettings,
     "host": HostConfig,
     "network": NetworkConfig,
+    "model": ModelConfig,
     "wake": WakeConfig,
 }
 """The tables that may stand once in a file; ``[[lra]]`` and ``[[batch]]`` may be repeated."""
@@ -169,6 +171,7 @@ class Config:
     policy: PolicySettings = field(default_factory=PolicySettings)
     host: HostConfig = field(default_factory=HostConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
     wake: WakeConfig = field(default_factory=WakeConfig)
     workloads: tuple[WorkloadSpec, ...] = ()
     sources: tuple[str, ...] = ()
@@ -307,6 +310,7 @@ def _assemble(parts: list[_Part]) -> Config:
         policy=PolicySettings(**merged["policy"]),
         host=HostConfig(**merged["host"]),
         network=NetworkConfig(**merged["network"]),
+        model=ModelConfig(**merged["model"]),
         wake=WakeConfig(**merged["wake"]),
         workloads=tuple(item.spec for item in declared),
         sources=tuple(part.source for part in parts),

@@ -24,6 +24,7 @@ ABOUT = {
     "host": "The host that is controlled.",
     "wake": "Looking at once, between two samples, when something is wrong.",
     "network": "What batch may send. Off unless devices are named; see knobs.md for what is done to them.",
+    "model": "How what perphd believes about LRAs is learned; see predictor.md.",
     "lra": "One long-running application that is kept at its performance. May be repeated.",
     "batch": "Work that gives way. May be repeated.",
 }

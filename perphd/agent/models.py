@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from perphd import __version__
+from perphd.agent.rebuilds import Rebuilds
 from perphd.agent.records import Records
 from perphd.domain.belief import ModelSummary
 from perphd.domain.errors import PerphError
@@ -52,6 +53,8 @@ class Models:
         records: takes problems.
         wall_clock: time of day, seconds since 1970.
         host: this host's name; ``cores``: its usable physical cores.
+        rebuilds: rebuilds trees in a worker process; None: they are rebuilt in place, as suits virtual time.
+        rebuild: trees are rebuilt at all.
     """
 
     def __init__(
@@ -62,9 +65,13 @@ class Models:
         wall_clock: Callable[[], float],
         host: str,
         cores: int,
+        rebuilds: Rebuilds | None = None,
+        *,
+        rebuild: bool = True,
     ) -> None:
         self._registry, self._files, self._records = registry, files, records
         self._wall_clock, self._host, self._cores = wall_clock, host, cores
+        self._rebuilds, self._rebuild = rebuilds, rebuild
         self._lives: dict[str, _Life] = {}
         self._due_s: float | None = None
         self._writer: ThreadPoolExecutor | None = None
@@ -75,7 +82,12 @@ class Models:
         return self._registry.model(lra)
 
     def follow(self, specs: Iterable[WorkloadSpec], now_s: float) -> None:
-        """Load the models of LRAs that are new here; what cannot be loaded begins anew, and says so."""
+        """Load the models of LRAs that are new here; what cannot be loaded begins anew, and says so. Rebuilds go on."""
+        if self._rebuild:
+            if self._rebuilds is not None:
+                self._rebuilds.step(now_s)
+            else:
+                self._registry.rebuild_here()
         for spec in specs:
             if spec.kind is not Kind.LRA or spec.name in self._lives:
                 continue
@@ -108,6 +120,8 @@ class Models:
 
     def close(self, specs: Iterable[WorkloadSpec], now_s: float, save: bool) -> None:
         """The end: write what was learned since, unless ``save`` is False."""
+        if self._rebuilds is not None:
+            self._rebuilds.close()
         self._wait(now_s)
         if save:
             self._report(self._write(self._changed(specs, now_s)), now_s)
@@ -117,12 +131,12 @@ class Models:
     def summary(self, spec: WorkloadSpec) -> ModelSummary:
         """One line about the LRA's model."""
         life = self._life(spec)
-        state = self.model(spec.name).to_state()
+        model = self.model(spec.name)
         return ModelSummary(
             lra=spec.name,
-            samples=state.samples,
-            cells=len(state.work.cells),
-            closed=self.model(spec.name).is_closed,
+            samples=model.samples,
+            cells=model.cells,
+            closed=model.is_closed,
             origin=life.origin,
             saved_ago_s=NEVER_SAVED
             if life.saved_unix_s is None
@@ -156,7 +170,7 @@ class Models:
             raise ModelFileError(
                 f"it is of the LRA {source.lra!r}, not of {spec.name!r}; --rename takes it all the same"
             )
-        if reason := _counted_otherwise(file, spec):
+        if reason := _counted_otherwise(file, spec) or _unusable(file):
             raise ModelFileError(reason)
         warnings = []
         if source.host != self._host:
@@ -214,12 +228,12 @@ class Models:
             return f"it is of the LRA {source.lra!r}"
         if source.cgroup != spec.cgroup:
             return f"it is of the application in {source.cgroup}, not in {spec.cgroup}"
-        return _counted_otherwise(file, spec)
+        return _counted_otherwise(file, spec) or _unusable(file)
 
     def _put(self, file: ModelFile, lra: str, now_s: float, life: _Life) -> str:
         """Make the file's model the LRA's; returns what is odd about the file's time."""
         elapsed_s = self._wall_clock() - file.provenance.saved_at_unix_s
-        self._registry.put(lra, LraModel.from_state(file.state, now_s, elapsed_s))
+        self._registry.put(lra, LraModel.from_state(file.state, now_s, elapsed_s, self._registry.learner))
         life.origin = f"loaded, learned on {file.provenance.host}"
         if elapsed_s >= -CLOCK_SLACK_S:
             return ""
@@ -294,3 +308,12 @@ def _counted_otherwise(file: ModelFile, spec: WorkloadSpec) -> str:
     if was == now:
         return ""
     return f"its work was counted by {was or 'no SLI'}, that of {spec.name!r} is by {now or 'no SLI'}"
+
+
+def _unusable(file: ModelFile) -> str:
+    """Why no model can be made of a file all of whose values are in bounds; empty if one can."""
+    try:
+        LraModel.from_state(file.state)
+    except PerphError as exc:
+        return str(exc)
+    return ""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -14,10 +15,18 @@ from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.signals import Performance, contended_ratio, performance
-from perphd.predictor.persist import CellKey, ModelState, Skipped
+from perphd.predictor import features
+from perphd.predictor.boosted import Boosted, Correction
+from perphd.predictor.features import Covariates, cell_key
+from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt
+from perphd.predictor.persist import ModelState, Skipped
 from perphd.predictor.physics import CpuGrants, Floats, expect
 from perphd.predictor.reference import Reference
 from perphd.predictor.residual import Residual
+
+Learner: TypeAlias = Literal["ogbrt", "residual"]
+"""How corrections are learned: boosted trees below local cells, or the cells alone."""
+DEFAULT_LEARNER: Learner = "residual"
 
 WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
 """Readings whose undisturbed level is learned beside work and delay, to tell contention from low load."""
@@ -25,8 +34,6 @@ COUNTED = ("cpi", "llc_mpki")
 """The same of what the processor counts."""
 
 _SCALES = np.array([0.4, 0.45, 0.5, 0.35, 0.6, 0.4, 0.4])
-_FAINT_WEIGHT = 0.02
-"""Weight ratio below which less makes little difference any more."""
 _UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING)
 CLOSED_ELASTICITY = 0.3
 """Elasticity from which an LRA's load counts as closed: its work rate falls when it has to wait."""
@@ -45,7 +52,9 @@ PROTECTED_RATIO = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """One sample with its circumstances. ``undisturbed``: batch did not compete; ``batch_cores``: what batch got."""
+    """One sample with its circumstances. ``undisturbed``: batch did not compete; ``batch_cores``: what batch got;
+    ``neighbours_bytes_per_s``: memory bandwidth of the other LRAs.
+    """
 
     sample: Sample
     allocation: Allocation
@@ -53,6 +62,7 @@ class Observation:
     undisturbed: bool
     batch_cores: Reading = NOT_MEASURED
     latency_percentile: str = "p95"
+    neighbours_bytes_per_s: Reading = NOT_MEASURED
 
 
 class LraModel:
@@ -61,11 +71,13 @@ class LraModel:
     ``samples`` counts what was fit to learn from, ``skipped`` what was not, by reason.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, learner: Learner | None = None) -> None:
+        self.learner: Learner = learner or DEFAULT_LEARNER
         self._reference = Reference()
-        self._work = Residual(_SCALES, prior_sd=0.2, noise_sd=0.06)
-        self._delay = Residual(_SCALES, prior_sd=0.35, noise_sd=0.15)
-        self._batch = Residual(_SCALES, prior_sd=0.3, noise_sd=0.15)
+        self._work = _correction(self.learner, 0.2, 0.06, features.WORK_SIGNS)
+        self._delay = _correction(self.learner, 0.35, 0.15, features.DELAY_SIGNS)
+        self._batch = _correction("residual", 0.3, 0.15, features.NO_SIGNS)
+        self._around = Covariates()
         self._elasticity: float | None = None
         self._now_s = 0.0
         self.samples = 0
@@ -87,27 +99,59 @@ class LraModel:
         )
 
     @classmethod
-    def from_state(cls, state: ModelState, now_s: float = 0.0, elapsed_s: float = 0.0) -> LraModel:
+    def from_state(
+        cls, state: ModelState, now_s: float = 0.0, elapsed_s: float = 0.0, learner: Learner | None = None
+    ) -> LraModel:
         """The model that knows this; ``elapsed_s`` have passed since, which makes all of it older.
 
         Args:
             state: as ``to_state`` gave it, on whatever host and under whatever clock.
             now_s: the time, by the clock of the samples to come.
             elapsed_s: for how long the model was in no use; what is less than 0 counts as 0.
+            learner: how it goes on learning; what another learner knew is not lost but for its own part.
+
+        Raises:
+            InvalidModel: values that do not fit each other.
         """
-        made = cls()
+        made = cls(learner)
         made._now_s = now_s
         made._reference = Reference.from_state(state.reference, elapsed_s)
-        for residual, known in (
+        for correction, known in (
             (made._work, state.work),
             (made._delay, state.delay),
             (made._batch, state.batch),
         ):
-            residual.restore(known, now_s, elapsed_s)
+            correction.restore(known, now_s, elapsed_s)
         made._elasticity = state.elasticity
         made.samples = state.samples
         made.skipped = Counter({item.reason: item.count for item in state.skipped})
         return made
+
+    # -- rebuilding ---------------------------------------------------------------------------------
+
+    def rebuilds_due(self) -> tuple[tuple[str, RebuildJob], ...]:
+        """Jobs that a worker should run now, by channel; each is handed out once, until ``offer`` brings its result."""
+        due = []
+        for channel, correction in self._boosted():
+            if correction.rebuild_due:
+                due.append((channel, correction.rebuild_job()))
+        return tuple(due)
+
+    def offer(self, channel: str, rebuilt: Rebuilt | None) -> None:
+        """Let rebuilt trees try themselves beside the present ones; None: the rebuild failed, they stay."""
+        for name, correction in self._boosted():
+            if name == channel:
+                correction.offer(rebuilt)
+
+    def _boosted(self) -> Iterator[tuple[str, Boosted]]:
+        for channel, correction in (("work", self._work), ("delay", self._delay), ("batch", self._batch)):
+            if isinstance(correction, Boosted):
+                yield channel, correction
+
+    @property
+    def cells(self) -> int:
+        """Places at which the work rate is known."""
+        return self._work.cells
 
     # -- learning -----------------------------------------------------------------------------------
 
@@ -127,6 +171,7 @@ class LraModel:
             self.skipped[Quality.MULTIPLEXED.value] += 1
             return
         self.samples += 1
+        self._around = Covariates.of(sample, seen.neighbours_bytes_per_s)
         if seen.undisturbed:
             self._learn_reference(seen, perf, 1.0)
         else:
@@ -171,8 +216,8 @@ class LraModel:
         in_flight = self._reference.get("in_flight", load)
         in_flight_ratio = perf.in_flight_ratio(in_flight.value if in_flight is not None else None)
         work_ratio = contended_ratio(raw_ratio, delay_ratio, in_flight_ratio, self.is_closed)
-        x = _features([seen.allocation], seen.context)
-        key = _cell_key(seen.allocation, seen.context)
+        x = features.features([seen.allocation], seen.context, self._around)
+        key = cell_key(seen.allocation, seen.context)
         prior = expect(CpuGrants.of([seen.allocation]), seen.context)
         at_s = seen.sample.at_s
         residual = math.log(work_ratio) - math.log(prior.work[0])
@@ -249,9 +294,10 @@ class LraModel:
         return _monotone(capped, allocations, heavier_is_more=True)
 
     def _bands(
-        self, residual: Residual, prior: Floats, allocations: Sequence[Allocation], context: ModelContext
+        self, learned: Correction, prior: Floats, allocations: Sequence[Allocation], context: ModelContext
     ) -> tuple[Band, ...]:
-        mean, sd, support = residual.predict(_features(allocations, context), self._now_s)
+        x = features.features(allocations, context, self._around)
+        mean, sd, support = learned.predict(x, self._now_s)
         values = prior * np.exp(mean)
         return tuple(Band(float(v), float(s), float(n)) for v, s, n in zip(values, sd, support, strict=True))
 
@@ -290,40 +336,7 @@ def _monotone(
     return tuple(Band(v, b.sd, b.support) for v, b in zip(values, bands, strict=True))
 
 
-def _features(allocations: Sequence[Allocation], context: ModelContext) -> Floats:
-    """Rows (n, 7): share of cores with batch, log10 of the weight ratio, exclusive, LRA load, batch load, protected
-    ways (of 20), throttle of batch's bandwidth (of 100).
-    """
-    total = max(context.total_cores, 1e-9)
-    lra = min(context.lra_demand_cores / total, 1.5)
-    batch = min(context.batch_demand_cores / total, 1.0)
-    return np.array(
-        [
-            (
-                a.cpu.batch_cores / a.cpu.total_cores,
-                math.log10(a.cpu.weight_ratio + _FAINT_WEIGHT),
-                1.0 if a.cpu.exclusive else 0.0,
-                lra,
-                batch,
-                a.llc_ways / 20.0,
-                a.mbw_pct / 100.0,
-            )
-            for a in allocations
-        ],
-        dtype=np.float64,
-    )
-
-
-def _cell_key(allocation: Allocation, context: ModelContext) -> CellKey:
-    total = max(context.total_cores, 1e-9)
-    grant = allocation.cpu
-    return CellKey(
-        grant.total_cores,
-        grant.batch_cores,
-        grant.batch_weight,
-        grant.exclusive,
-        allocation.llc_ways,
-        allocation.mbw_pct,
-        lra_level=round(4 * context.lra_demand_cores / total),
-        batch_level=round(2 * min(context.batch_demand_cores / total, 1.0)),
-    )
+def _correction(learner: Learner, prior_sd: float, noise_sd: float, signs: Sequence[int]) -> Correction:
+    if learner == "ogbrt":
+        return Boosted(_SCALES, prior_sd, noise_sd, signs)
+    return Residual(_SCALES, prior_sd, noise_sd)

@@ -14,21 +14,25 @@ import math
 import types
 import typing
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Any, Final
 
 from perphd.domain.allocation import IDLE, CpuGrant, Weight
 from perphd.domain.errors import PerphError
 
 FORMAT: Final = "perphd-model"
-VERSION: Final = 1
-MAX_BYTES: Final = 512 * 1024
+VERSION: Final = 2
+"""2 added the boosted corrections (``BoostedState``); files of version 1 are read as models without any."""
+READ_VERSIONS: Final = (1, 2)
+MAX_BYTES: Final = 1024 * 1024
 """A longer text is no model."""
 FEATURES: Final = 7
+MAX_FEATURES: Final = 32
 MAX_CELLS: Final = 48
 MAX_COUNT: Final = 1000.0
 MAX_AGE_S: Final = 1e10
 _MAX_TEXT = 4096
+_MAX_NODES = 8192
 _MAX_LOG = 100.0
 """Logarithms beyond this are no performance of anything."""
 
@@ -39,6 +43,11 @@ class ModelFileError(PerphError):
 
 def _number(low: float, high: float) -> Any:
     return field(metadata={"low": low, "high": high})
+
+
+def _added(low: float, high: float) -> Any:
+    """A number that older files lack: it is then None."""
+    return field(default=None, metadata={"low": low, "high": high})
 
 
 def _given() -> Any:
@@ -82,22 +91,99 @@ class RunningState:
 
 @dataclass(frozen=True, slots=True)
 class CellState:
-    """One cell: ``x`` its features, ``mean`` of the correction (log), ``count`` as of ``age_s`` ago."""
+    """One cell: ``x`` its features (None: unknown), ``mean`` of the correction (log), ``count`` as of ``age_s`` ago;
+    ``left``: of the mean, what the trees had not foreseen (None: there were none).
+    """
 
     key: Hashable
-    x: tuple[float, ...] = _items(FEATURES, FEATURES, 1e6)
+    x: tuple[float | None, ...] = _items(FEATURES, MAX_FEATURES, 1e6)
     mean: float = _number(-_MAX_LOG, _MAX_LOG)
     count: float = _number(0.0, MAX_COUNT)
     age_s: float = _number(0.0, MAX_AGE_S)
+    surprises: int = _number(-1000, 1000)
+    left: float | None = _added(-2 * _MAX_LOG, 2 * _MAX_LOG)
+
+
+@dataclass(frozen=True, slots=True)
+class TreesState:
+    """Boosted trees, as ``ogbrt.Trees`` has them."""
+
+    base: float = _number(-_MAX_LOG, _MAX_LOG)
+    node_start: tuple[int, ...] = _items(1, 2001, 2.0**31)
+    leaf_start: tuple[int, ...] = _items(1, 2001, 2.0**31)
+    feature: tuple[int, ...] = _items(0, _MAX_NODES, 64)
+    threshold: tuple[float, ...] = _items(0, _MAX_NODES, 1e12)
+    missing_left: tuple[bool, ...] = _items(0, _MAX_NODES)
+    left: tuple[int, ...] = _items(0, _MAX_NODES, 2.0**31)
+    right: tuple[int, ...] = _items(0, _MAX_NODES, 2.0**31)
+    value: tuple[float, ...] = _items(0, _MAX_NODES, _MAX_LOG)
+
+
+@dataclass(frozen=True, slots=True)
+class BoostedState:
+    """A boosted correction that learns: structure, leaf values, what it remembers and how well it did of late.
+
+    Attributes:
+        features: names of the columns, in order.
+        trees: structure, and the leaf values with which it began.
+        values: leaf values now, model first, then its replicas, each laid out as the resident form has them.
+        bases, gains: constant and level of the model and its replicas.
+        counts: how much each leaf has learned of late.
+        gain_var: variance of the level.
+        typical: usual value of every column.
+        rows: remembered samples, one after the other; ``labels``: what the model missed at each (log units);
+            ``numbers``: how many samples had been learned when each came.
+        places: where it was seen since the last change, in parts of the columns' ranges; ``visits`` of each.
+        seen, built_at, changed_at, rebuilds: samples learned, when it was built, when it last drifted (None: never),
+            how often it was replaced by a better one.
+        drift_up, drift_down, drift_since, alarms: the drift detector.
+        noise_sd, mape, doubt_var, scale: scatter of a sample, mean relative error of late, doubt far from all places,
+            multiplier of the band; ``asked`` bands, ``missed`` of them; ``surprises`` in a row.
+    """
+
+    features: tuple[str, ...] = _items(1, MAX_FEATURES)
+    trees: TreesState = _given()
+    values: tuple[float, ...] = _items(0, 16 * _MAX_NODES, _MAX_LOG)
+    bases: tuple[float, ...] = _items(1, 16, _MAX_LOG)
+    gains: tuple[float, ...] = _items(1, 16, _MAX_LOG)
+    counts: tuple[float, ...] = _items(0, _MAX_NODES, 1e9)
+    gain_var: float = _number(0.0, 1e4)
+    typical: tuple[float, ...] = _items(1, MAX_FEATURES, 1e6)
+    rows: tuple[float, ...] = _items(0, 2048 * MAX_FEATURES, 1e6)
+    labels: tuple[float, ...] = _items(0, 2048, 2 * _MAX_LOG)
+    numbers: tuple[float, ...] = _items(0, 2048, 1e15)
+    places: tuple[float, ...] = _items(0, 256 * MAX_FEATURES, 1e6)
+    visits: tuple[float, ...] = _items(0, 256, 1e15)
+    seen: int = _number(0, 10**15)
+    built_at: int = _number(0, 10**15)
+    changed_at: int | None = _number(0, 10**15)
+    rebuilds: int = _number(0, 10**15)
+    drift_up: float = _number(0.0, 1e6)
+    drift_down: float = _number(0.0, 1e6)
+    drift_since: int = _number(0, 10**15)
+    alarms: int = _number(0, 10**15)
+    noise_sd: float = _number(1e-4, 100.0)
+    mape: float = _number(0.0, 100.0)
+    doubt_var: float = _number(0.0, 10.0)
+    scale: float = _number(1e-3, 1e3)
+    asked: int = _number(0, 10**15)
+    missed: int = _number(0, 10**15)
     surprises: int = _number(-1000, 1000)
 
 
 @dataclass(frozen=True, slots=True)
 class ResidualState:
-    """One learned correction. ``noise_var``: variance of one sample around its cell (log units)."""
+    """One learned correction. ``noise_var``: variance of one sample around its cell (log units).
+
+    ``boosted``: the trees below the cells; None if there are none. ``with_trees``, ``without_trees``: mean squared
+    errors of late at new places with and without them.
+    """
 
     noise_var: float = _number(1e-6, 10.0)
     cells: tuple[CellState, ...] = _items(0, MAX_CELLS)
+    boosted: BoostedState | None = None
+    with_trees: float = field(default=0.0, metadata={"low": 0.0, "high": 1e4})
+    without_trees: float = field(default=0.0, metadata={"low": 0.0, "high": 1e4})
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,8 +293,9 @@ def from_text(text: str | bytes) -> ModelFile:
     if not isinstance(data, dict) or data.get("format") != FORMAT:
         raise ModelFileError(f"it is no model of perphd's: its format is not {FORMAT!r}")
     version = data.get("version")
-    if type(version) is not int or version != VERSION:
-        raise ModelFileError(f"its version is {_shown(version)}; this perphd reads version {VERSION}")
+    if type(version) is not int or version not in READ_VERSIONS:
+        known = " and ".join(map(str, READ_VERSIONS))
+        raise ModelFileError(f"its version is {_shown(version)}; this perphd reads versions {known}")
     if extra := data.keys() - {"format", "version", "sha256", "body"}:
         raise ModelFileError(f"unknown key {_shown(min(extra))}")
     body = data.get("body")
@@ -260,6 +347,8 @@ def _decode(hint: Any, data: object, where: str, meta: Any = types.MappingProxyT
     choices = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     if types.NoneType in choices and data is None:
         return None
+    if inner := next((c for c in choices if isinstance(c, type) and is_dataclass(c)), None):
+        return _decode_object(inner, data, where)
     if hint == Weight and data == "idle":
         return IDLE
     low, high = meta.get("low", -math.inf), meta.get("high", math.inf)
@@ -287,6 +376,8 @@ def _decode_object(cls: type, data: object, where: str) -> Any:
     for name, item in known.items():
         path = f"{where}.{name}" if where else name
         if name not in data:
+            if item.default is not MISSING:
+                continue  # added later than the file's version: the constructor knows what then holds
             raise ModelFileError(f"{path} is missing")
         values[name] = _decode(_hints(cls)[name], data[name], path, item.metadata)
     return cls(**values)

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-from perphd.predictor.model import LraModel
+from collections.abc import Iterator
+
+from perphd.predictor.model import Learner, LraModel
 
 
 class Registry:
-    """Hands out models; a workload that is removed loses its model, one that restarts keeps it."""
+    """Hands out models; a workload that is removed loses its model, one that restarts keeps it.
 
-    def __init__(self) -> None:
+    ``learner``: how the models learn; None: as ``LraModel`` does by default.
+    """
+
+    def __init__(self, learner: Learner | None = None) -> None:
+        self.learner = learner
         self._models: dict[str, LraModel] = {}
 
     def model(self, workload: str) -> LraModel:
         """The LRA's model, made at first use."""
-        return self._models.setdefault(workload, LraModel())
+        found = self._models.get(workload)
+        if found is None:
+            found = self._models[workload] = LraModel(self.learner)
+        return found
+
+    def all(self) -> Iterator[tuple[str, LraModel]]:
+        """Every model with its LRA's name."""
+        yield from self._models.items()
 
     def put(self, workload: str, model: LraModel) -> None:
         """Give the LRA this model instead of the one that it has."""
@@ -22,3 +35,9 @@ class Registry:
     def forget(self, workload: str) -> None:
         """Drop the model of a workload that was taken off the list."""
         self._models.pop(workload, None)
+
+    def rebuild_here(self) -> None:
+        """Do the rebuilds that are due at once, in this process: for hosts in virtual time, where nothing waits."""
+        for model in self._models.values():
+            for channel, job in model.rebuilds_due():
+                model.offer(channel, job.run())

@@ -1,4 +1,4 @@
-"""The learned part of a Res-Perf model: a Gaussian process on the logarithm of (measured / prior).
+"""The local part of a learned correction: a Gaussian process on the logarithm of (measured / prior).
 
 Samples are folded into cells (one per allocation and regime) by a count-aware average that forgets, so cost
 does not grow with time and a policy that stays in one place cannot flush what is known elsewhere. The posterior
@@ -8,12 +8,13 @@ returns to the prior with the prior's doubt.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from perphd.predictor.features import padded
 from perphd.predictor.persist import MAX_AGE_S, MAX_CELLS, CellState, ResidualState
 
 Floats = NDArray[np.float64]
@@ -24,6 +25,8 @@ MAX_COUNT = 30.0
 """Effective samples in a cell at most: beyond it the average forgets with a time constant of so many samples."""
 DRIFT_SAMPLES = 3
 """So many samples in a row, more than 3 sigma off on the same side, are drift and no outliers."""
+DOUBTED_COUNT = 3.0
+"""Effective samples in any other cell at most once the application is known to have changed."""
 _NUGGET = 1e-4
 
 
@@ -34,13 +37,14 @@ class _Cell:
     count: float
     at_s: float
     surprises: int = 0
+    left: float = 0.0  # of the mean, what a layer below had not foreseen when the samples came
 
 
 class Residual:
     """Corrections to a prior, learned online.
 
     Args:
-        scales: length scale per feature, shape (d,).
+        scales: length scale per feature, shape (d,); rows may have more columns, which do not count.
         prior_sd: standard deviation of the correction where nothing is known (log units).
         noise_sd: starting value of one sample's scatter (log units); it is then estimated.
     """
@@ -50,24 +54,55 @@ class Residual:
         self._prior_var = prior_sd * prior_sd
         self._noise_var = noise_sd * noise_sd
         self._cells: dict[Hashable, _Cell] = {}
-        self._solved: tuple[Floats, Floats, Floats, Floats] | None = None
+        self._solved: tuple[Floats, Floats, Floats] | None = None
 
     @property
     def noise_sd(self) -> float:
         """Estimated scatter of one sample around its cell's mean, in log units."""
         return float(np.sqrt(self._noise_var))
 
-    def update(self, key: Hashable, x: Floats, residual: float, at_s: float) -> None:
-        """Fold one sample (log units) into its cell. A single outlier is clipped at 3 sigma, not refused.
+    @property
+    def alarms(self) -> int:
+        """It has no alarm of its own: a cell that is off starts anew."""
+        return 0
 
-        Several in a row on one side are drift: the cell then starts anew from what it sees.
+    @property
+    def cells(self) -> int:
+        """Places that it knows."""
+        return len(self._cells)
+
+    def doubt(self, but: Hashable) -> None:
+        """The application has changed: what is known of all cells but one counts little from now on."""
+        for key, cell in self._cells.items():
+            if key != but:
+                cell.count = min(cell.count, DOUBTED_COUNT)
+        self._solved = None
+
+    def visits(self, key: Hashable) -> float:
+        """Effective samples in this cell when it was last visited; 0 if there is none."""
+        cell = self._cells.get(key)
+        return cell.count if cell is not None else 0.0
+
+    def rebase(self, below: Callable[[Floats], Floats]) -> None:
+        """The layer below is another one now: ``below`` gives for rows (n, D) what it says, (n,)."""
+        if self._cells:
+            cells = list(self._cells.values())
+            for cell, said in zip(cells, below(np.stack([c.x for c in cells])), strict=True):
+                cell.left = cell.mean - float(said)
+            self._solved = None
+
+    def update(self, key: Hashable, x: Floats, residual: float, at_s: float, below: float = 0.0) -> None:
+        """Fold one sample (features (D,), log units) into its cell. One outlier is clipped at 3 sigma, not refused.
+
+        Several in a row on one side are drift: the cell then starts anew from what it sees. ``below``: what a layer
+        below this one said of the sample.
         """
         cell = self._cells.get(key)
         if cell is None:
             if len(self._cells) >= MAX_CELLS:
                 weakest = min(self._cells, key=lambda k: self._weight(self._cells[k], at_s))
                 del self._cells[weakest]
-            self._cells[key] = _Cell(x, residual, 1.0, at_s)
+            self._cells[key] = _Cell(x, residual, 1.0, at_s, 0, residual - below)
             self._solved = None
             return
         noise = self.noise_sd
@@ -83,6 +118,7 @@ class Residual:
         else:
             cell.surprises = 0
         cell.count = min(cell.count + 1.0, MAX_COUNT)
+        cell.left += (cell.mean + error - below - cell.left) / cell.count
         cell.mean += error / cell.count
         cell.x = x
         cell.at_s = at_s
@@ -91,17 +127,20 @@ class Residual:
         self._noise_var = float(np.clip(self._noise_var, 0.01**2, 0.5**2))
         self._solved = None
 
-    def predict(self, x: Floats, at_s: float) -> tuple[Floats, Floats, Floats]:
-        """Mean and standard deviation of the correction, and support, for rows ``x`` of shape (n, d).
+    def predict(self, x: Floats, at_s: float, below: Floats | None = None) -> tuple[Floats, Floats, Floats]:
+        """Mean and standard deviation of the correction, and support, for rows ``x`` of shape (n, D).
 
+        ``below``: what a layer below this one says of the rows, (n,); the cells then only add what it had not foreseen.
         ``support`` is the effective number of samples of the nearest cell, discounted by its distance.
         """
         n = x.shape[0]
+        said = np.zeros(n) if below is None else below
         if not self._cells:
-            return np.zeros(n), np.full(n, np.sqrt(self._prior_var)), np.zeros(n)
-        points, counts, alpha, inverse = self._solve(at_s)
+            return said, np.full(n, np.sqrt(self._prior_var)), np.zeros(n)
+        points, counts, inverse = self._solve(at_s)
         kernel = self._kernel(x, points)
-        mean = kernel @ alpha
+        known = np.array([c.mean if below is None else c.left for c in self._cells.values()])
+        mean = said + kernel @ (inverse @ known)
         var = self._prior_var - np.sum((kernel @ inverse) * kernel, axis=1)
         support = np.max(kernel / self._prior_var * counts[None, :], axis=1)
         return mean, np.sqrt(np.maximum(var, _NUGGET)), support
@@ -111,11 +150,12 @@ class Residual:
         cells = tuple(
             CellState(
                 key,
-                tuple(float(v) for v in cell.x),
+                tuple(None if np.isnan(v) else float(v) for v in cell.x),
                 float(cell.mean),
                 float(cell.count),
                 min(max(0.0, now_s - cell.at_s), MAX_AGE_S),
                 cell.surprises,
+                float(cell.left),
             )
             for key, cell in self._cells.items()
         )
@@ -126,11 +166,12 @@ class Residual:
         self._noise_var = state.noise_var
         self._cells = {
             c.key: _Cell(
-                np.array(c.x, dtype=np.float64),
+                padded(c.x),
                 c.mean,
                 c.count,
                 now_s - (c.age_s + max(0.0, elapsed_s)),
                 c.surprises,
+                c.mean if c.left is None else c.left,
             )
             for c in state.cells
         }
@@ -140,12 +181,13 @@ class Residual:
         return float(cell.count * 0.5 ** (max(0.0, at_s - cell.at_s) / HALF_LIFE_S))
 
     def _kernel(self, a: Floats, b: Floats) -> Floats:
-        x, y = a / self._scales, b / self._scales
+        columns = len(self._scales)
+        x, y = a[:, :columns] / self._scales, b[:, :columns] / self._scales
         squares = np.sum(x * x, axis=1)[:, None] + np.sum(y * y, axis=1)[None, :] - 2.0 * (x @ y.T)
         kernel: Floats = self._prior_var * np.exp(-0.5 * np.maximum(squares, 0.0))
         return kernel
 
-    def _solve(self, at_s: float) -> tuple[Floats, Floats, Floats, Floats]:
+    def _solve(self, at_s: float) -> tuple[Floats, Floats, Floats]:
         if self._solved is None:
             cells = list(self._cells.values())
             points = np.stack([c.x for c in cells])
@@ -153,6 +195,5 @@ class Residual:
             gram = self._kernel(points, points)
             gram[np.diag_indices_from(gram)] += self._noise_var / counts + _NUGGET
             inverse: Floats = np.asarray(np.linalg.inv(gram), dtype=np.float64)
-            alpha: Floats = inverse @ np.array([c.mean for c in cells])
-            self._solved = points, counts, alpha, inverse
+            self._solved = points, counts, inverse
         return self._solved

@@ -26,26 +26,36 @@ class DriftSettings:
 
 
 class Drift:
-    """Watches standardised errors; deterministic."""
+    """Watches standardised errors; deterministic.
+
+    Attributes:
+        up, down: the statistics S+ and S-.
+        since: samples since the last alarm.
+        alarms: so many so far.
+    """
 
     def __init__(self, settings: DriftSettings = DriftSettings()) -> None:
         self._settings = settings
-        self._up = self._down = 0.0
-        self._since = settings.quiet
+        self.up = self.down = 0.0
+        self.since = settings.quiet
         self.alarms = 0
+
+    def restore(self, up: float, down: float, since: int, alarms: int) -> None:
+        """Go on from these values."""
+        self.up, self.down, self.since, self.alarms = up, down, since, alarms
 
     def update(self, z: float) -> bool:
         """Take one standardised error; True if that raises the alarm."""
         settings = self._settings
         z = min(max(z, -settings.clip), settings.clip)
-        self._up = max(0.0, self._up + z - settings.slack)
-        self._down = max(0.0, self._down - z - settings.slack)
-        self._since += 1
-        if max(self._up, self._down) <= settings.threshold:
+        self.up = max(0.0, self.up + z - settings.slack)
+        self.down = max(0.0, self.down - z - settings.slack)
+        self.since += 1
+        if max(self.up, self.down) <= settings.threshold:
             return False
-        self._up = self._down = 0.0
-        if self._since <= settings.quiet:
+        self.up = self.down = 0.0
+        if self.since <= settings.quiet:
             return False
-        self._since = 0
+        self.since = 0
         self.alarms += 1
         return True

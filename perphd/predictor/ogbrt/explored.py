@@ -38,6 +38,20 @@ class Explored:
         """Forget all places."""
         self._places.clear()
 
+    def seen(self) -> tuple[Floats, Floats]:
+        """Places (n, F) in parts of the ranges, the one visited last at the end, and the visits of each (n,)."""
+        rows = list(self._places.values())
+        return self._at[rows].copy(), self._visits[rows].copy()
+
+    def restore(self, at: Floats, visits: Floats) -> None:
+        """Know these places instead, as ``seen`` gave them; the last ones, if they are too many."""
+        self._places.clear()
+        at, visits = at[-self._capacity :], visits[-self._capacity :]
+        for row, (scaled, count) in enumerate(zip(at, visits, strict=True)):
+            place = tuple(np.rint(scaled * _GRID).astype(int).tolist())
+            self._places[place] = row
+            self._at[row], self._visits[row] = scaled, count
+
     def visit(self, x: Floats) -> None:
         """Take the place of one sample, features (F,), all known."""
         scaled = (x - self._low) * self._scale

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -13,8 +14,9 @@ from perphd.predictor.ogbrt.member import Member
 from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt, Trial
 from perphd.predictor.ogbrt.reservoir import Kept, Reservoir
 from perphd.predictor.ogbrt.settings import Learned, OgbrtSettings, Prediction
-from perphd.predictor.ogbrt.trees import Floats, Trees
+from perphd.predictor.ogbrt.trees import Floats, InvalidModel, Trees
 from perphd.predictor.ogbrt.uncertainty import Conformal, Noise
+from perphd.predictor.persist import BoostedState, TreesState
 
 OUTLIER_SDS = 4.0
 """An error beyond so many standard deviations is an outlier ..."""
@@ -24,6 +26,7 @@ _JUMP_S = 3600.0
 _MOST_TARGET = 100.0
 """Logarithms beyond it are no performance."""
 _MEMORY = 30.0
+_DRAWS = 509
 
 
 class Ogbrt:
@@ -53,7 +56,10 @@ class Ogbrt:
         self.skipped: Counter[str] = Counter()
         self.missing: Counter[str] = Counter()
         self.rebuilds = 0
-        self._rng = np.random.default_rng(settings.seed)
+        # Drawn once and gone through in a circle: what a sample weighs follows from its number, also after a restart.
+        rng = np.random.default_rng(settings.seed)
+        self._weights: Floats = np.ones((_DRAWS, settings.bags + 1))
+        self._weights[:, 1:] = rng.poisson(1.0, (_DRAWS, settings.bags))
         self._reservoir = Reservoir(low, high, settings.reservoir)
         self._explored = Explored(low, high)
         self._typical: Floats = 0.5 * (np.asarray(low, dtype=np.float64) + np.asarray(high, dtype=np.float64))
@@ -85,6 +91,10 @@ class Ogbrt:
 
     def predict(self, x: Floats) -> Prediction:
         """Answer for rows (n, F); NaN means that a feature is not known, and its usual value is taken."""
+        return self.ask(x)[0]
+
+    def ask(self, x: Floats) -> tuple[Prediction, Floats]:
+        """The same, and how far each row is from what was seen since the last change: 0 there, 1 far off; (n,)."""
         rows = np.array(x, dtype=np.float64)
         unknown = ~np.isfinite(rows)
         if unknown.any():
@@ -98,7 +108,7 @@ class Ogbrt:
         doubt = spread + far * champion.doubt_var
         half = scale * np.sqrt(doubt + self._noise.sd**2)
         sd = np.sqrt(doubt) * (scale / 1.645)
-        return Prediction(mean, sd, mean - half, mean + half, support)
+        return Prediction(mean, sd, mean - half, mean + half, support), far
 
     @property
     def mape(self) -> float:
@@ -109,6 +119,11 @@ class Ogbrt:
     def may_act(self) -> bool:
         """Good enough to act on; else it may only advise."""
         return self._seen >= self.settings.gate_samples and self._mape <= self.settings.gate_mape
+
+    @property
+    def structured(self) -> bool:
+        """It has trees: it is more than a constant that follows."""
+        return self._champion.ensemble.forest.trees.count > 0
 
     @property
     def seen(self) -> int:
@@ -142,6 +157,112 @@ class Ogbrt:
         """
         kept = self._reservoir.kept()
         return kept.x, self._labels(kept)
+
+    def to_state(self) -> BoostedState:
+        """All that it knows but a challenger on trial, as plain values."""
+        ensemble, kept = self._champion.ensemble, self._reservoir.kept()
+        places, visits = self._explored.seen()
+        found = ensemble.forest.trees
+        return BoostedState(
+            features=self.features,
+            trees=TreesState(
+                found.base,
+                *(
+                    tuple(array.tolist())
+                    for array in (
+                        found.node_start, found.leaf_start, found.feature, found.threshold, found.missing_left,
+                        found.left, found.right, found.value,
+                    )
+                ),
+            ),
+            values=tuple(ensemble.values.ravel().tolist()),
+            bases=tuple(ensemble.base.tolist()),
+            gains=tuple(ensemble.gain.tolist()),
+            counts=tuple(ensemble.counts.tolist()),
+            gain_var=float(ensemble.gain_var),
+            typical=tuple(self._typical.tolist()),
+            rows=tuple(kept.x.ravel().tolist()),
+            labels=tuple(kept.y.tolist()),
+            numbers=tuple(np.maximum(kept.number, 0.0).tolist()),
+            places=tuple(places.ravel().tolist()),
+            visits=tuple(visits.tolist()),
+            seen=self._seen,
+            built_at=self._built_at,
+            changed_at=int(self._changed_at) if math.isfinite(self._changed_at) else None,
+            rebuilds=self.rebuilds,
+            drift_up=self._drift.up,
+            drift_down=self._drift.down,
+            drift_since=self._drift.since,
+            alarms=self._drift.alarms,
+            noise_sd=float(self._noise.sd),
+            mape=float(self._mape),
+            doubt_var=float(self._champion.doubt_var),
+            scale=float(self._conformal.scale),
+            asked=self._conformal.seen,
+            missed=self._conformal.missed,
+            surprises=self._surprises,
+        )  # fmt: skip
+
+    @classmethod
+    def from_state(
+        cls,
+        state: BoostedState,
+        monotone: Sequence[int],
+        low: Floats,
+        high: Floats,
+        settings: OgbrtSettings | None = None,
+        fresh: bool = True,
+    ) -> Ogbrt:
+        """The learner that knows this; ``fresh``: where it was seen still says where it is right.
+
+        Raises:
+            InvalidModel: the values do not fit each other; says which.
+        """
+        t, columns = state.trees, len(state.features)
+        ints = np.int32
+        trees = Trees(
+            state.features, tuple(monotone), t.base, np.array(t.node_start, ints), np.array(t.leaf_start, ints),
+            np.array(t.feature, ints), np.array(t.threshold, dtype=np.float64),
+            np.array(t.missing_left, np.bool_), np.array(t.left, ints), np.array(t.right, ints),
+            np.array(t.value, dtype=np.float64),
+        )  # fmt: skip
+        made = cls(trees, low, high, settings)
+        ensemble = made._champion.ensemble
+        rows, places = len(state.labels), len(state.visits)
+        for name, given, wanted in (
+            ("values", len(state.values), ensemble.values.size),
+            ("bases", len(state.bases), ensemble.base.size),
+            ("gains", len(state.gains), ensemble.gain.size),
+            ("counts", len(state.counts), ensemble.counts.size),
+            ("typical", len(state.typical), columns),
+            ("rows", len(state.rows), rows * columns),
+            ("numbers", len(state.numbers), rows),
+            ("places", len(state.places), places * columns),
+        ):
+            if given != wanted:
+                raise InvalidModel(f"{name}: {given} entries, expected {wanted}")
+        ensemble.values[:] = np.array(state.values).reshape(ensemble.values.shape)
+        ensemble.base[:], ensemble.gain[:] = state.bases, state.gains
+        ensemble.counts[:], ensemble.gain_var = state.counts, state.gain_var
+        made._typical = np.array(state.typical, dtype=np.float64)
+        for x, y, number in zip(
+            np.array(state.rows, dtype=np.float64).reshape(rows, columns),
+            state.labels,
+            state.numbers,
+            strict=True,
+        ):
+            made._reservoir.add(x, y, number)
+        if fresh:
+            made._explored.restore(np.array(state.places).reshape(places, columns), np.array(state.visits))
+        made._seen, made._built_at, made.rebuilds = state.seen, state.built_at, state.rebuilds
+        made._changed_at = -math.inf if state.changed_at is None else state.changed_at
+        made._drift.restore(state.drift_up, state.drift_down, state.drift_since, state.alarms)
+        made._noise.sd, made._mape = state.noise_sd, state.mape
+        made._champion.doubt_var = state.doubt_var
+        made._conformal.scale = state.scale
+        made._conformal.seen, made._conformal.missed = state.asked, state.missed
+        made._surprises = state.surprises
+        return made
 
     def trees(self) -> Trees:
         """The model as it is now, in the portable form."""
@@ -192,14 +313,14 @@ class Ogbrt:
             self._changed_at = self._seen
             champion.ensemble.alarm()
             self._explored.clear()
-        weight = np.concatenate([[1.0], self._rng.poisson(1.0, self.settings.bags)])
+        weight = self._weights[self._seen % _DRAWS]
         champion.doubt(far, error, noise_var)
         champion.learn(leaves[0], y, clip, weight, noise_var)
         swapped = self._try_challenger(row, y, error, clip, weight, noise_var, drift)
         self._reservoir.add(row, min(max(error, -clip), clip) if clip < abs(error) else error, self._seen)
         self._explored.visit(row)
         self._seen += 1
-        return Learned(error, "", drift, missed, swapped)
+        return Learned(error, "", drift, missed, swapped, far)
 
     def _clip(self, error: float) -> float:
         """How much of an error is believed."""

@@ -82,6 +82,7 @@ class Learned:
         drift: it raised the drift alarm.
         missed: it was outside its band.
         swapped: a rebuilt model took over after it.
+        far: how far it was from what was seen since the last change, 0 to 1.
     """
 
     error: float
@@ -89,3 +90,4 @@ class Learned:
     drift: bool = False
     missed: bool = False
     swapped: bool = False
+    far: float = 1.0

@@ -1,0 +1,24 @@
+"""Table ``[model]``: how what perphd believes about LRAs is learned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perphd.agent.config_schema import setting
+from perphd.predictor.model import DEFAULT_LEARNER, Learner
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Table ``[model]``."""
+
+    learner: Learner = setting(
+        DEFAULT_LEARNER,
+        "what corrects the prior: ogbrt, online boosted trees below a local correction; residual, the local "
+        "correction alone",
+    )
+    rebuild: bool = setting(
+        True,
+        "trees are rebuilt now and then, in a niced process of half a second; false: what was learned only moves "
+        "their leaves",
+    )

@@ -1,0 +1,183 @@
+"""A learned correction of two layers: boosted trees that know the whole space, and cells that are sharp where it was.
+
+    correction(x) = s(x) T(x) + L(x),    L fitted to what s T had not foreseen at the cells
+
+T is the online boosted model (``ogbrt``), L the local Gaussian process (``residual``), and s(x), from 0 to 1, how far
+T is trusted: not at all before it has trees, while its own error is above the gate or while it does worse than the
+cells alone at places that are new to them; and the less the farther x is from where it was seen since the application
+last changed. Without trust all of this is the cells' correction of the prior: that is the fallback after a drift.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perphd.predictor import features
+from perphd.predictor.ogbrt import Ogbrt, OgbrtSettings, Trees
+from perphd.predictor.ogbrt.fit import FitSettings
+from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt
+from perphd.predictor.ogbrt.update import UpdateSettings
+from perphd.predictor.persist import ResidualState
+from perphd.predictor.residual import Residual
+
+Floats = NDArray[np.float64]
+
+RESIDENT: Final = OgbrtSettings(
+    update=UpdateSettings(gain_walk_var=1e-6, gain_drift_var=0.005),
+    fit=FitSettings(trees=40, depth=3, rate=0.2, bins=16, l2=5.0, min_weight=5.0),
+    bags=3,
+    reservoir=256,
+    rebuild_every=600,
+)
+"""Their level hardly moves, for the cells take what is local; and they are smaller, for there are several
+learners an LRA and dozens of LRAs in one small process.
+"""
+NEW_PLACE: Final = 2.0
+"""Fewer effective samples in a cell than this: the place is new to the cells, and the layers are compared there."""
+_EVIDENCE: Final = 0.1
+_OLD_S: Final = 86400.0
+"""After so long in no use, where it was seen says nothing any more about where it is right."""
+
+
+class Correction(Protocol):
+    """What a Res-Perf model has learned about (measured / prior), in log units. Rows have ``features.COLUMNS``."""
+
+    def update(self, key: Hashable, x: Floats, residual: float, at_s: float) -> None:
+        """Learn one sample, features (D,), taken in the cell ``key``. Never raises for finite values."""
+
+    def predict(self, x: Floats, at_s: float) -> tuple[Floats, Floats, Floats]:
+        """Mean and sd of the correction, and support, for rows (n, D); each (n,)."""
+
+    def to_state(self, now_s: float) -> ResidualState:
+        """Everything, as plain values; times become ages."""
+
+    def restore(self, state: ResidualState, now_s: float, elapsed_s: float = 0.0) -> None:
+        """Know these values instead. Raises InvalidModel if they do not fit each other."""
+
+    @property
+    def cells(self) -> int:
+        """Places that it knows."""
+
+    @property
+    def alarms(self) -> int:
+        """Drift alarms so far."""
+
+
+class Boosted:
+    """See the module; a ``Correction``.
+
+    Args:
+        scales, prior_sd, noise_sd: of the local layer, see ``Residual``.
+        signs: how the correction must move with each of ``features.COLUMNS``.
+        settings: of the trees.
+    """
+
+    def __init__(
+        self,
+        scales: Floats,
+        prior_sd: float,
+        noise_sd: float,
+        signs: Sequence[int],
+        settings: OgbrtSettings = RESIDENT,
+    ) -> None:
+        self._signs, self._settings = tuple(signs), settings
+        self._local = Residual(scales, prior_sd, noise_sd)
+        self._trees: Ogbrt | None = None
+        self._with = self._without = 0.0
+
+    # -- a correction -------------------------------------------------------------------------------------------
+
+    def update(self, key: Hashable, x: Floats, residual: float, at_s: float) -> None:
+        """See ``Correction``."""
+        trees = self._trees
+        if trees is None:
+            constant = Trees.constant(features.NAMES, self._signs, 0.0)
+            trees = self._trees = Ogbrt(constant, features.LOW, features.HIGH, self._settings)
+        structured = trees.structured
+        learned = trees.observe(x, residual, at_s)
+        said = 0.0
+        if structured and not learned.skipped:
+            said = (1.0 - learned.far) * (residual - learned.error)
+            if self._local.visits(key) < NEW_PLACE:
+                self._compare(x, residual, at_s, said)
+        if learned.drift:
+            self._local.doubt(key)
+        self._local.update(key, x, residual, at_s, said)
+        if learned.swapped:
+            self._local.rebase(lambda rows: self._advice(rows)[0])
+
+    def predict(self, x: Floats, at_s: float) -> tuple[Floats, Floats, Floats]:
+        """See ``Correction``."""
+        if not self.trusted:
+            return self._local.predict(x, at_s)
+        said, far, own_sd = self._advice(x)
+        mean, sd, support = self._local.predict(x, at_s, said)
+        return mean, far * sd + (1.0 - far) * np.minimum(sd, own_sd), support
+
+    def to_state(self, now_s: float) -> ResidualState:
+        """See ``Correction``."""
+        local = self._local.to_state(now_s)
+        boosted = self._trees.to_state() if self._trees is not None else None
+        return ResidualState(local.noise_var, local.cells, boosted, self._with, self._without)
+
+    def restore(self, state: ResidualState, now_s: float, elapsed_s: float = 0.0) -> None:
+        """See ``Correction``."""
+        trees = None
+        if state.boosted is not None:
+            trees = Ogbrt.from_state(
+                state.boosted, self._signs, features.LOW, features.HIGH, self._settings, elapsed_s < _OLD_S
+            )
+        self._trees, self._with, self._without = trees, state.with_trees, state.without_trees
+        self._local.restore(state, now_s, elapsed_s)
+
+    @property
+    def cells(self) -> int:
+        """See ``Correction``."""
+        return self._local.cells
+
+    @property
+    def alarms(self) -> int:
+        """See ``Correction``."""
+        return self._trees.alarms if self._trees is not None else 0
+
+    # -- the trees ------------------------------------------------------------------------------------------------
+
+    @property
+    def trusted(self) -> bool:
+        """The trees take part in what is answered."""
+        trees = self._trees
+        return trees is not None and trees.structured and trees.may_act and self._with <= self._without
+
+    @property
+    def rebuild_due(self) -> bool:
+        """A worker should run ``rebuild_job()``."""
+        return self._trees is not None and self._trees.rebuild_due
+
+    def rebuild_job(self) -> RebuildJob:
+        """What the worker needs; hand its result to ``offer``. Ask only when ``rebuild_due``."""
+        assert self._trees is not None
+        return self._trees.rebuild_job()
+
+    def offer(self, rebuilt: Rebuilt | None) -> None:
+        """Let rebuilt trees try themselves; None: the rebuild failed."""
+        if self._trees is not None:
+            self._trees.offer(rebuilt)
+
+    def _advice(self, x: Floats) -> tuple[Floats, Floats, Floats]:
+        """What the trees say of rows (n, D), as far as they are trusted there; how far that is not; their own sd."""
+        assert self._trees is not None
+        found, far = self._trees.ask(x)
+        return np.asarray((1.0 - far) * found.mean, dtype=np.float64), far, found.sd
+
+    def _compare(self, x: Floats, residual: float, at_s: float, said: float) -> None:
+        """At a place that is new to the cells: would the trees have done better there than the cells alone?"""
+        most = 5.0 * float(np.sqrt(self._local.noise_sd**2 + 0.01))
+        rows = x[None]
+        both = residual - float(self._local.predict(rows, at_s, np.array([said]))[0][0])
+        alone = residual - float(self._local.predict(rows, at_s)[0][0])
+        self._with += _EVIDENCE * (min(abs(both), most) ** 2 - self._with)
+        self._without += _EVIDENCE * (min(abs(alone), most) ** 2 - self._without)

@@ -1,0 +1,148 @@
+"""What the learned corrections see of an allocation and of what surrounds it: the one place where columns are made.
+
+The first ``PLACE`` columns say where a sample was taken (allocation and load); the others are covariates: contention
+that perphd cannot control, so that it is not booked to allocations. What is not measured is NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perphd.domain.allocation import Allocation
+from perphd.domain.policy import ModelContext
+from perphd.domain.reading import NOT_MEASURED, Reading, available
+from perphd.domain.sample import Sample
+from perphd.predictor.persist import CellKey
+
+Floats = NDArray[np.float64]
+
+FAINT_WEIGHT: Final = 0.02
+"""Weight ratio below which less makes little difference any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One feature: its usual range, and how the LRA's *work* must move with it (+1, -1; 0: free)."""
+
+    name: str
+    low: float
+    high: float
+    work_sign: int = 0
+
+
+COLUMNS: Final = (
+    Column("batch_core_share", 0.0, 1.0),
+    Column("batch_weight_log10", math.log10(FAINT_WEIGHT), math.log10(4.0)),
+    Column("exclusive", 0.0, 1.0),
+    Column("lra_load", 0.0, 1.0),
+    Column("batch_load", 0.0, 1.0),
+    Column("llc_ways", 0.0, 1.0, +1),
+    Column("mbw", 0.0, 1.0, -1),
+    Column("other_load", 0.0, 1.0),
+    Column("io_stall", 0.0, 1.0, -1),
+    Column("frequency_ghz", 1.0, 4.0, +1),
+    Column("neighbours_gb_per_s", 0.0, 20.0, -1),
+)
+"""The first seven tell the physics prior less than they tell of cache and bandwidth, about which it says nothing:
+only there is the sign of the correction the sign of the whole."""
+PLACE: Final = 7
+NAMES: Final = tuple(column.name for column in COLUMNS)
+LOW: Final[Floats] = np.array([column.low for column in COLUMNS])
+HIGH: Final[Floats] = np.array([column.high for column in COLUMNS])
+WORK_SIGNS: Final = tuple(column.work_sign for column in COLUMNS)
+DELAY_SIGNS: Final = tuple(-column.work_sign for column in COLUMNS)
+NO_SIGNS: Final = (0,) * len(COLUMNS)
+
+
+@dataclass(frozen=True, slots=True)
+class Covariates:
+    """Contention that perphd cannot control, as far as it is measured.
+
+    ``io_stall``: share of time in which the LRA waited for disks; ``frequency_ghz``: at which its CPUs ran;
+    ``neighbours_gb_per_s``: memory bandwidth of the other LRAs.
+    """
+
+    io_stall: Reading = NOT_MEASURED
+    frequency_ghz: Reading = NOT_MEASURED
+    neighbours_gb_per_s: Reading = NOT_MEASURED
+
+    @classmethod
+    def of(cls, sample: Sample, neighbours_bytes_per_s: Reading = NOT_MEASURED) -> Covariates:
+        """From an LRA's sample. The frequency is cycles a second of CPU time: MIPS times CPI over the CPUs used."""
+        io, mips, cpi, used = sample.io_some_pct, sample.mips, sample.cpi, sample.cpu_usage_cores
+        frequency: Reading = NOT_MEASURED
+        if available(mips) and available(cpi) and available(used) and used > 0:
+            frequency = mips * cpi / used / 1000.0
+        return cls(
+            io / 100.0 if available(io) else io,
+            frequency,
+            neighbours_bytes_per_s / 1e9 if available(neighbours_bytes_per_s) else neighbours_bytes_per_s,
+        )
+
+
+def features(
+    allocations: Sequence[Allocation], context: ModelContext, around: Covariates = Covariates()
+) -> Floats:
+    """Rows (n, len(COLUMNS)) for these allocations under one context."""
+    total = max(context.total_cores, 1e-9)
+    surrounding = (
+        min(context.lra_demand_cores / total, 1.5),
+        min(context.batch_demand_cores / total, 1.0),
+    )
+    outside = (
+        context.other_cores / total,
+        _number(around.io_stall),
+        _number(around.frequency_ghz),
+        _number(around.neighbours_gb_per_s),
+    )
+    return np.array(
+        [
+            (
+                a.cpu.batch_cores / a.cpu.total_cores,
+                math.log10(a.cpu.weight_ratio + FAINT_WEIGHT),
+                1.0 if a.cpu.exclusive else 0.0,
+                *surrounding,
+                a.llc_ways / 20.0,
+                a.mbw_pct / 100.0,
+                *outside,
+            )
+            for a in allocations
+        ],
+        dtype=np.float64,
+    ).reshape(len(allocations), len(COLUMNS))
+
+
+def cell_key(allocation: Allocation, context: ModelContext) -> CellKey:
+    """The cell that a sample of this allocation under this context is folded into."""
+    total = max(context.total_cores, 1e-9)
+    grant = allocation.cpu
+    return CellKey(
+        grant.total_cores,
+        grant.batch_cores,
+        grant.batch_weight,
+        grant.exclusive,
+        allocation.llc_ways,
+        allocation.mbw_pct,
+        lra_level=round(4 * context.lra_demand_cores / total),
+        batch_level=round(2 * min(context.batch_demand_cores / total, 1.0)),
+    )
+
+
+def padded(x: Sequence[float | None]) -> Floats:
+    """A row as it was kept: None becomes NaN, and so do columns that were not there yet when it was. Where it was taken
+    is always known.
+    """
+    known = [(0.0 if i < PLACE else math.nan) if value is None else value for i, value in enumerate(x)]
+    if PLACE <= len(known) < len(COLUMNS):
+        known += [math.nan] * (len(COLUMNS) - len(known))
+    return np.array(known, dtype=np.float64)
+
+
+def _number(value: Reading) -> float:
+    return value if available(value) and math.isfinite(value) else math.nan
