@@ -11,6 +11,10 @@ STARVED_PCT = 20.0
 """CPU pressure of a batch workload above which its use says nothing about what it would like to use."""
 
 
+MOST_GROWTH = 4.0
+"""How far beyond the loads that were seen undisturbed an LRA's use of CPU is extrapolated."""
+
+
 def lras(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
     """The LRAs of a snapshot, most important first (then by name)."""
     views = (v for v in snapshot.workloads if v.spec.kind is Kind.LRA)
@@ -106,6 +110,10 @@ def model_context(snapshot: Snapshot, lra: WorkloadView, model: ResPerfModel | N
         reference = model.reference("cpu_usage_cores", sample.load_per_s)
         if reference is not None:
             usage = max(usage, reference.value)
+            work = model.reference("work:sli", sample.load_per_s)
+            if work is not None and available(sample.load_per_s) and available(sample.work_rate_per_s):
+                # An open loop that cannot keep up shows less use than it wants: what is asked tells.
+                usage = max(usage, reference.value * min(sample.load_per_s / work.value, MOST_GROWTH))
     return ModelContext(
         lra_demand_cores=min(usage * cores_per_cpu(snapshot), total),
         batch_demand_cores=batch_demand_cores(snapshot),

@@ -88,10 +88,11 @@ class Judgement:
     """The detector's answer to one sample.
 
     ``score``: the worse of work/target and target/delay; >= 1 is well. ``noise_sd``: scatter of one score, in log
-    units, as its latest samples show it (else the undisturbed application's). ``confirmed``: what was seen since the last own change is enough
-    to believe in degradation now; a verdict of DEGRADED may be older. ``hierarchy``: LLC, MBW or SMT if instructions take
-    clearly longer because of them, whatever else is contended; else NONE. ``blatant``: this one sample is so far below
-    target that no scatter explains it. ``slower``: cycles per instruction relative to the usual, where ``hierarchy`` is.
+    units, as its latest samples show it (else the undisturbed application's). ``confirmed``: what was seen since the
+    last own change is enough to believe in degradation now; a verdict of DEGRADED may be older. ``hierarchy``: LLC,
+    MBW or SMT if instructions take clearly longer because of them, whatever else is contended; else NONE.
+    ``blatant``: this one sample is so far below target that no scatter explains it. ``slower``: cycles per
+    instruction relative to the usual, where ``hierarchy`` is.
     """
 
     verdict: Verdict

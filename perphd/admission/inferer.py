@@ -132,7 +132,7 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
         for a in assessed
         if a.prediction.support >= VISITED
         or a.allocation == current
-        or not protects_no_more(a.allocation.cpu, current.cpu)
+        or not asks_no_more(a.allocation, current)
     ]
     if len(stronger) < len(assessed) and any(chance(a.prediction, 1.0, z) >= FAIR for a in stronger):
         assessed = stronger
@@ -231,6 +231,16 @@ def _expected_gain(item: Assessed, have_cores: float) -> float:
 def protects_no_more(a: CpuGrant, b: CpuGrant) -> bool:
     """True if ``a`` leaves batch at least what ``b`` does, in cores and in weight."""
     return a.exclusive == b.exclusive and a.batch_cores >= b.batch_cores and a.weight_ratio >= b.weight_ratio
+
+
+def asks_no_more(a: Allocation, b: Allocation) -> bool:
+    """True if ``a`` takes no more from batch than ``b`` in any dimension."""
+    return (
+        protects_no_more(a.cpu, b.cpu)
+        and a.memory_bytes <= b.memory_bytes
+        and a.llc_ways <= b.llc_ways
+        and a.mbw_pct >= b.mbw_pct
+    )
 
 
 def no_stronger_here(a: CpuGrant, b: CpuGrant) -> bool:

@@ -77,6 +77,28 @@ def weaker(current: Allocation, host: HostView) -> tuple[Allocation, ...]:
     return tuple(found)
 
 
+_LLC_RELIEF = (1.0, 0.4, 0.7)
+_MBW_RELIEF = (0.3, 1.0, 0.8)
+
+
+def relief(before: Allocation, after: Allocation, cause: Cause, host: HostView) -> float:
+    """The part of what cache or bandwidth trouble costs that ``after`` is expected to win back; negative: adds to it.
+
+    What batch loses of its ways, of its bandwidth and of its cores each weigh by what the trouble is; cores, because
+    fewer of them also miss less. 0 where neither cache nor bandwidth is the cause.
+    """
+    if cause not in (Cause.LLC, Cause.MBW):
+        return 0.0
+    by_ways, by_bandwidth, by_cores = _LLC_RELIEF if cause is Cause.LLC else _MBW_RELIEF
+    left = 1.0
+    if host.llc_ways:
+        had, has = host.llc_ways - before.llc_ways, host.llc_ways - after.llc_ways
+        left *= 1.0 - by_ways * (1.0 - has / max(had, 1))
+    left *= 1.0 - by_bandwidth * (1.0 - after.mbw_pct / before.mbw_pct)
+    left *= 1.0 - by_cores * (1.0 - after.cpu.batch_cores / max(before.cpu.batch_cores, 1))
+    return max(1.0 - left, -1.0)
+
+
 def batch_value(allocation: Allocation, batch_cores: float, host: HostView) -> float:
     """What batch is taken to get done, in cores of undisturbed work, under this cache and bandwidth protection."""
     lost = 0.0

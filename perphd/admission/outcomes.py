@@ -15,7 +15,7 @@ from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action
-from perphd.domain.reading import Reading, available
+from perphd.domain.reading import NOT_MEASURED, Reading, available
 
 HELPED_RATIO = 1.03
 """A change that raises the score by less than this did not help."""
@@ -32,13 +32,14 @@ _MOST_DOUBLINGS = 6
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A change whose outcome is not judged yet."""
+    """A change whose outcome is not judged yet; ``load``: what was asked of the LRA when it was decided."""
 
     at_s: float
     before: Allocation
     after: Allocation
     action: Action
     score_before: Reading
+    load: Reading = NOT_MEASURED
 
 
 class Came(StrEnum):

@@ -118,6 +118,16 @@ class PolicySettings:
         "s",
         "after a step back had to be undone, none like it for so long; doubled every time, up to 64 times",
     )
+    quarantine_failures: int = _key(
+        2, 1, 100, "", "changes by a model's advice that did not help, in a row, before it is not asked any more"
+    )
+    quarantine_s: float = _key(
+        120.0,
+        1.0,
+        86400.0,
+        "s",
+        "a model whose advice failed is not asked for so long, doubled every time; a ladder of steps takes over",
+    )
     release_after_s: float = _key(
         20.0, 1.0, 3600.0, "s", "how long batch must be gone or idle before everything is given back"
     )
@@ -136,6 +146,13 @@ class PolicySettings:
     )
     min_reference_samples: int = _key(
         5, 1, 600, "samples", "undisturbed samples before an LRA's reference counts as known"
+    )
+    precaution: bool = field(
+        default=True,
+        metadata={
+            "unit": "",
+            "doc": "batch that has just come is held back before any harm is seen, where the model expects harm",
+        },
     )
     probe_reference: bool = field(
         default=True,

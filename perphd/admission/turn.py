@@ -10,22 +10,27 @@ import math
 from dataclasses import dataclass, replace
 
 from perphd.admission import cause as causes
-from perphd.admission import culprit, inferer, ladder, outcomes
-from perphd.admission.context import batch_is_quiet, batches, lras, model_context
+from perphd.admission import culprit, inferer, ladder, outcomes, quarantine
+from perphd.admission.context import batch_is_quiet, batches, model_context
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
 from perphd.admission.inferer import Assessed
-from perphd.admission.outcomes import HELPED_RATIO, Came, Pending, Regret, alive
+from perphd.admission.outcomes import Came, Pending, Regret, alive
+from perphd.admission.quarantine import Quarantine
+from perphd.admission.rescue import Move, Plight, rescue
 from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
-from perphd.domain.allocation import IDLE, Allocation, CpuInstrument
-from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, Outcome, Verdict
+from perphd.domain.allocation import Allocation, CpuInstrument
+from perphd.domain.decision import Action, Cause, Decision, Health, Outcome, Verdict
 from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
-from perphd.domain.reading import Unavailable, available, value_or
+from perphd.domain.reading import NOT_MEASURED, Unavailable, available, value_or
+from perphd.domain.sample import is_short
 from perphd.domain.signals import Performance, performance
 
 ALERT_S = 30.0
 """For so long after batch arrived, trouble is expected and believed sooner."""
+LOAD_ROSE = 1.2
+"""Growth of the load that makes what was enough before no measure of what is enough now."""
 LEAST_SCORES = 30
 """Clean scores since the last change that are remembered, at least."""
 
@@ -46,22 +51,13 @@ class LraState:
     busy_since_s: float | None = None
     unknown_since_s: float | None = None
     regrets: tuple[Regret, ...] = ()
+    quarantine: Quarantine = Quarantine()
     moments: tuple[culprit.Moment, ...] = ()
 
     @classmethod
     def new(cls, now_s: float) -> LraState:
         """The state of an LRA that is seen for the first time."""
         return cls(first_seen_s=now_s, detector=DetectorState(since_s=now_s))
-
-
-@dataclass(frozen=True, slots=True)
-class Move:
-    """What was decided for one LRA, before it becomes a record."""
-
-    action: Action
-    chosen: Allocation
-    reason: str
-    candidates: tuple[Candidate, ...] = ()
 
 
 class Turn:
@@ -106,9 +102,11 @@ class Turn:
             alert=self._is_alert(),
             protected=self.current != self.nothing,
             around=causes.surroundings(self.snapshot),
+            period_s=self.snapshot.period_s,
         )
         clean = self.scene.is_clean()
-        if clean and available(judged.score):
+        whole = not is_short(view.sample, self.snapshot.period_s)  # a glance between two ticks scatters more
+        if clean and available(judged.score) and whole:
             most = max(LEAST_SCORES, outcomes.PATIENCE * self.settings.evaluate_ticks)
             scores = (*self.state.scores, min(judged.score, 10.0))[-most:]
             self.state = replace(self.state, detector=judged.state, scores=scores)
@@ -117,7 +115,7 @@ class Turn:
             self.state = replace(self.state, detector=rearm(judged.state))
         else:
             self.state = replace(self.state, detector=judged.state)
-        if available(judged.score):
+        if available(judged.score) and whole:
             present = tuple(v.sample for v in batches(self.snapshot) if v.sample is not None)
             moment = culprit.Moment(-math.log(min(max(judged.score, 1e-3), 10.0)), present)
             self.state = replace(self.state, moments=(*self.state.moments, moment)[-culprit.WINDOW :])
@@ -142,7 +140,9 @@ class Turn:
         pending = self.state.pending
         if pending is not None and pending.action is Action.SHRINK and judged.blatant:
             # Taking back does not wait: whatever is still settling, this is far too little.
-            self.state = replace(self.state, scores=self.state.scores or (judged.score,))
+            if available(perf.load) and available(pending.load) and perf.load > LOAD_ROSE * pending.load:
+                self.state = replace(self.state, pending=None)
+                return self._rescue(judged, model, "its load has risen: ")
             return self._undo(pending, f"score {judged.score:.2f}: far too little is left")
         if not clean:
             return self._hold("the last change is settling")
@@ -156,6 +156,8 @@ class Turn:
         memory_move = self._memory_move(judged)
         if memory_move is not None:
             return memory_move
+        if self._is_alert() and not blind and not self._quarantined and self._foresees_trouble(model):
+            return self._rescue(judged, model, "batch has come, and beside it the target is expected to be missed: ")
         if judged.verdict.health is Health.DEGRADED:
             if judged.score >= 1.0:
                 return self._hold("back on target; watching")
@@ -164,75 +166,57 @@ class Turn:
                 return self._hold("below target, but no further than its samples scatter: watching")
             if blind:
                 return self._hold("below its objective; what it does undisturbed is still being learned")
-            return self._with_cache(judged, model)
+            if why := causes.nothing_to_give(judged.verdict.cause):
+                return self._hold(why)
+            return self._rescue(judged, model)
         return self._give_back(judged, model)
 
-    def _rescue(self, judged: Judgement, model: ResPerfModel) -> Move:
+    def _rescue(self, judged: Judgement, model: ResPerfModel, why: str = "") -> Move:
         self.state = replace(self.state, slack_since_s=None)
-        # Fewer cores for batch also take less cache and bandwidth; memory and disks they do not relieve.
-        if judged.verdict.cause in (Cause.MEMORY, Cause.IO) and not self.scene.cpu_is_contended():
-            what = judged.verdict.cause
-            return self._hold(
-                f"{what} is contended: CPU would not help, and batch's use of it is not limited here"
-            )
-        assessed = self.scene.assess(model, self.target)
-        current = next(a for a in assessed if a.allocation == self.current)
+        if self._quarantined:
+            return self._climb(judged)
+        plight = Plight(judged, self.state.scores, alive(self.state.regrets, self.now_s))
+        move = rescue(self.scene, model, self.target, plight)
+        if move.regret is not None:
+            self._regret(move.regret)
+        return replace(move, reason=why + move.reason)
+
+    @property
+    def _quarantined(self) -> bool:
+        """True while the model's advice is not asked for: it failed too often."""
+        return self.state.quarantine.active(self.now_s)
+
+    def _climb(self, judged: Judgement) -> Move:
+        """A rescue without the model."""
+        score = mean(self.state.scores[-5:]) if self.state.scores else value_or(judged.score, 1.0)
+        cause = judged.hierarchy if judged.hierarchy is not Cause.NONE else judged.verdict.cause
+        barred = alive(self.state.regrets, self.now_s)
+        found = quarantine.climb(self.scene, cause, barred, self.state.quarantine, score)
+        if found is None:
+            return self._hold("best effort: the model's advice has failed, and the ladder is at its end")
+        step, why = found
+        self._regret(self.current)  # it did not do: not again soon
+        return Move(Action.GROW, step, why)
+
+    def _descend(self) -> Move:
+        """A step back without the model, one rung at a time."""
+        step = quarantine.descend(self.scene, alive(self.state.regrets, self.now_s))
+        if step is None:
+            return self._hold("on target; the model's advice has failed, and no rung below is to be tried now")
+        since_s = self.state.slack_since_s if self.state.slack_since_s is not None else self.now_s
+        self.state = replace(self.state, slack_since_s=since_s)
+        if self.now_s - since_s < self.settings.shrink_after_s:
+            return self._hold("more than enough; waiting before a rung is given back")
+        return Move(Action.SHRINK, step, "more than enough for long enough: one rung back, without the model")
+
+    def _foresees_trouble(self, model: ResPerfModel) -> bool:
+        """True if beside so much batch the target has no fair chance: harm is not waited for, only proven absent."""
+        if not (self.settings.precaution and self.view.enforced):
+            return False
+        context = model_context(self.snapshot, self.view, model)
         z = self.settings.confidence_z
-        measured = mean(self.state.scores[-5:]) if self.state.scores else current.prediction.score
-        poor = [a.cpu for a in alive(self.state.regrets, self.now_s) if self.scene.differs_in_cpu_only(a)]
-        eligible = tuple(
-            a
-            for a in assessed
-            if a.allocation == self.current
-            or not any(inferer.no_stronger_here(a.allocation.cpu, p) for p in poor)
-        )
-        near = self.current != self.nothing and measured >= 1.0 - self.settings.min_effect_pct / 100.0
-        if self.scene.knobs().batch_weight and not near:
-            # Relief at once: the weakest batch of every place; what of it is not needed is given back afterwards.
-            eligible = tuple(
-                a
-                for a in eligible
-                if a.allocation == self.current
-                or a.allocation.cpu.exclusive
-                or a.allocation.cpu.batch_weight is IDLE
-            )
-        if near:
-            # Close to the target, a guess may lose more than it wins: only what is sure, or a step tighter.
-            counts = inferer.core_counts(assessed)
-            here = self.current.cpu
-            eligible = tuple(
-                a
-                for a in eligible
-                if inferer.chance(a.prediction, 1.0, z) >= inferer.SURE
-                or (
-                    inferer.protects_no_more(here, a.allocation.cpu)
-                    and inferer.is_step(here, a.allocation.cpu, counts)
-                )
-            )
-            if not eligible:
-                return self._hold(
-                    "best effort: slightly below target, and nothing is left that is sure to do better"
-                )
-        chosen, why = inferer.choose(eligible, self.current, z)
-        if self.current != self.nothing and self.state.scores and mean(self.state.scores) >= 1.0:
-            stay = inferer.chance(current.prediction, 1.0, z)
-            if stay >= inferer.chance(chosen.prediction, 1.0, z):
-                # What was learned here outweighs a bad spell; if it lasts, it is learned as well.
-                return self._hold(f"best effort: what is in force has the best chance ({stay:.0%}) of all")
-        candidates = self.scene.candidates(assessed, chosen, current)
-        if chosen.allocation == self.current:
-            return Move(Action.HOLD, self.current, "best effort: " + why, candidates)
-        exploring = "exploring" in why
-        hopeless = chosen.prediction.score < measured * HELPED_RATIO and chosen.prediction.lower < 1.0
-        if hopeless and not exploring:
-            reason = "best effort: nothing is predicted to do clearly better than what is in force"
-            return Move(Action.HOLD, self.current, reason, candidates)
-        action = Action.EXPLORE if exploring else Action.GROW
-        if self.current != self.nothing:
-            self._regret(self.current)  # it did not do: not again soon
-        if chosen.batch_cores > current.batch_cores + inferer.NEGLIGIBLE_CORES and action is Action.GROW:
-            action = Action.ROLLBACK if self._was_before(chosen.allocation) else Action.GROW
-        return Move(action, chosen.allocation, why, candidates)
+        here = inferer.assess([self.current], model, context, self.target, z)[0]
+        return inferer.chance(here.prediction, 1.0, z) < inferer.FAIR
 
     def _give_back(self, judged: Judgement, model: ResPerfModel) -> Move:
         if judged.verdict.health is not Health.HEALTHY:
@@ -240,6 +224,8 @@ class Turn:
             return self._hold("watching")
         if self.current == self.nothing and not self.scene.batch_is_starved():
             return self._hold("on target")
+        if self._quarantined:
+            return self._descend()
         assessed = self.scene.assess(model, self.target)
         current = next(a for a in assessed if a.allocation == self.current)
         avoid = [a for a in alive(self.state.regrets, self.now_s) if self.scene.differs_in_cpu_only(a)]
@@ -334,67 +320,6 @@ class Turn:
             return None
         return replace(current, allocation=step, batch_cores=current.batch_cores + 1.0)
 
-    def _with_cache(self, judged: Judgement, model: ResPerfModel) -> Move:
-        """A rescue: a step up the ladder where cache or bandwidth is contended, CPU where that is, or both at once.
-
-        Instructions also take longer where cores are shared, so bandwidth is believed only where they are not, or
-        where CPU is not short.
-        """
-        cause = judged.verdict.cause
-        cpu_is_short = cause in (Cause.CPU, Cause.SMT) or self.scene.cpu_is_contended()
-        cpu_is_worst = cpu_is_short and cause not in (Cause.LLC, Cause.MBW)
-        shares = cpu_is_short and not self.current.cpu.exclusive
-        if judged.hierarchy is not Cause.LLC and (cpu_is_worst or shares):
-            move = self._rescue_blindly(judged, model)
-            step = self._next_step(judged.hierarchy) if move.action is Action.HOLD else None
-            if step is None or mean(self.state.scores) >= 1.0:
-                return move
-            return Move(Action.GROW, step, f"{move.reason}; its memory bandwidth may be what is left")
-        step = self._next_step(judged.hierarchy)
-        if step is None:
-            return self._rescue_blindly(judged, model)
-        less = "cache" if step.llc_ways > self.current.llc_ways else "memory bandwidth"
-        what = "cache" if judged.hierarchy is Cause.LLC else "memory bandwidth"
-        why = f"its {what} is contended: batch gets less {less}"
-        if cpu_is_worst or (cpu_is_short and self.current.cpu == self.nothing.cpu):
-            move = self._rescue(judged, model)
-            if move.chosen != self.current:
-                both = replace(move.chosen, llc_ways=step.llc_ways, mbw_pct=step.mbw_pct)
-                if self._is_regretted(both):
-                    return move
-                return replace(move, chosen=both, reason=f"{why}; CPU as well: {move.reason}")
-        self.state = replace(self.state, slack_since_s=None)
-        return Move(Action.GROW, step, why)
-
-    def _next_step(self, cause: Cause) -> Allocation | None:
-        """The next rung above what is in force on batch, whoever asked for that; None if there is none to try."""
-        others = (v.protection for v in lras(self.snapshot) if v.protection is not None)
-        ways, pct = ladder.strictest_cache([self.current, *others])
-        giving = tuple(v for v in self.scene.giving() if v.sample is not None)
-        in_force = replace(self.current, llc_ways=ways, mbw_pct=pct)
-        for rung in ladder.stronger(in_force, cause, self.snapshot.host, giving):
-            own = (
-                replace(self.current, llc_ways=rung.llc_ways)
-                if rung.llc_ways != ways
-                else replace(self.current, mbw_pct=rung.mbw_pct)
-            )
-            if not self._is_regretted(own):
-                return own
-        return None
-
-    def _rescue_blindly(self, judged: Judgement, model: ResPerfModel) -> Move:
-        """CPU, as far as it goes; after that cache and bandwidth are tried where no counter can speak for them."""
-        move = self._rescue(judged, model)
-        sample = self.view.sample
-        if move.action is not Action.HOLD or sample is None or available(sample.cpi):
-            return move
-        if self.state.scores and mean(self.state.scores) >= 1.0:
-            return move
-        step = self._next_step(Cause.LLC)
-        if step is None:
-            return move
-        return Move(Action.EXPLORE, step, f"{move.reason}; what is left to try is its cache and bandwidth")
-
     def _less_cache(self, model: ResPerfModel, stakes: inferer.Stakes) -> Assessed | None:
         """One unit of cache or bandwidth back to batch, where the model gives that a fair chance."""
         steps = [s for s in ladder.weaker(self.current, self.snapshot.host) if not self._is_regretted(s)]
@@ -416,6 +341,10 @@ class Turn:
         if came is Came.OPEN:
             return self._hold("the last change is being judged")
         before, after = pending.score_before, mean(self.state.scores)
+        held = quarantine.judged(
+            self.state.quarantine, pending, came, after, self.now_s, self.settings
+        )
+        self.state = replace(self.state, quarantine=held)
         # Cache and bandwidth that did not help are batch's again at once: the next dimension is tried instead.
         idle_step = came is Came.NO_HELP and pending.before.cpu == pending.after.cpu
         idle_step = idle_step and pending.before.memory_bytes == pending.after.memory_bytes
@@ -443,7 +372,8 @@ class Turn:
         score = mean(self.state.scores[-3:]) if self.state.scores else Unavailable("no clean score before")
         pending = None
         if move.action in (Action.GROW, Action.EXPLORE, Action.SHRINK):
-            pending = Pending(self.now_s, self.current, move.chosen, move.action, score)
+            load = self.view.sample.load_per_s if self.view.sample is not None else NOT_MEASURED
+            pending = Pending(self.now_s, self.current, move.chosen, move.action, score, load)
         self.state = replace(
             self.state,
             pending=pending,

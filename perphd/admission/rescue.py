@@ -1,0 +1,207 @@
+"""Growth: from an LRA that is short of its target to the allocation that is to relieve it.
+
+CPU, cache ways and bandwidth are inferred together, in one model call. What the model has not seen of cache and
+bandwidth yet is expected from the counters: instructions that take ``slower`` times as long do so because of what
+batch has, and taking a part of that away wins a part of it back (``ladder.relief``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from perphd.admission import inferer, ladder
+from perphd.admission.context import lras, model_context
+from perphd.admission.detector import Judgement, Target
+from perphd.admission.inferer import Assessed
+from perphd.admission.outcomes import HELPED_RATIO
+from perphd.admission.scatter import mean
+from perphd.admission.scene import Scene
+from perphd.domain.allocation import IDLE, Allocation
+from perphd.domain.decision import Action, Candidate, Cause, Prediction
+from perphd.domain.policy import ResPerfModel
+
+SMT_SLOWER = 1.59
+"""Cycles per instruction of a thread whose sibling is busy, relative to one that is alone (1 / 0.63)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """What was decided for one LRA, before it becomes a record. ``regret``: it has shown not to be enough."""
+
+    action: Action
+    chosen: Allocation
+    reason: str
+    candidates: tuple[Candidate, ...] = ()
+    regret: Allocation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plight:
+    """What is known of an LRA that is short: the detector's answer, clean scores since the last change, and what is
+    regretted now.
+    """
+
+    judged: Judgement
+    scores: Sequence[float]
+    regretted: Sequence[Allocation]
+
+
+def rescue(scene: Scene, model: ResPerfModel, target: Target, plight: Plight) -> Move:
+    """The move that relieves it; HOLD where nothing is believed to."""
+    judged, current = plight.judged, scene.current
+    cause = judged.verdict.cause
+    # Fewer cores for batch also take less cache and bandwidth; memory and disks they do not relieve.
+    if cause in (Cause.MEMORY, Cause.IO) and not scene.cpu_is_contended():
+        return Move(
+            Action.HOLD,
+            current,
+            f"{cause} is contended: CPU would not help, and batch's use of it is not limited here",
+        )
+    blind = scene.view.sample is not None and isinstance(scene.view.sample.cpi, float) is False
+    move = _infer(scene, model, target, plight, _cache_options(scene, judged.hierarchy))
+    if move.action is not Action.HOLD or not blind or mean(plight.scores or (0.0,)) >= 1.0:
+        return move
+    # CPU went as far as it goes: cache and bandwidth are tried where no counter can speak for them.
+    for option in _cache_options(scene, Cause.LLC)[1:]:
+        if not _barred(option, plight.regretted):
+            why = f"{move.reason}; what is left to try is its cache and bandwidth"
+            return Move(Action.EXPLORE, option, why, move.candidates)
+    return move
+
+
+def _infer(
+    scene: Scene, model: ResPerfModel, target: Target, plight: Plight, options: Sequence[Allocation]
+) -> Move:
+    z = scene.settings.confidence_z
+    assessed = _assess(scene, model, target, plight.judged, options)
+    current = next(a for a in assessed if a.allocation == scene.current)
+    measured = mean(plight.scores[-5:]) if plight.scores else current.prediction.score
+    near = scene.current != scene.nothing and measured >= 1.0 - scene.settings.min_effect_pct / 100.0
+    eligible = tuple(
+        a
+        for a in assessed
+        if a.allocation == scene.current
+        or (not _barred(a.allocation, plight.regretted) and _fits(scene, a, near, assessed))
+    )
+    if near and len(eligible) == 1:
+        return _hold(scene, "best effort: slightly below target, and nothing is left that is sure to do better")
+    chosen, why = inferer.choose(eligible, scene.current, z)
+    if scene.current != scene.nothing and plight.scores and mean(plight.scores) >= 1.0:
+        stay = inferer.chance(current.prediction, 1.0, z)
+        if stay >= inferer.chance(chosen.prediction, 1.0, z):
+            # What was learned here outweighs a bad spell; if it lasts, it is learned as well.
+            return _hold(scene, f"best effort: what is in force has the best chance ({stay:.0%}) of all")
+    candidates = scene.candidates(assessed, chosen, current)
+    if chosen.allocation == scene.current:
+        return _hold(scene, "best effort: " + why, candidates)
+    exploring = "exploring" in why
+    hopeless = chosen.prediction.score < measured * HELPED_RATIO and chosen.prediction.lower < 1.0
+    if hopeless and not exploring:
+        if inferer.asks_no_more(chosen.allocation, scene.current) and plight.scores:
+            text = "nothing is predicted to help, and this is as good as what is in force: batch has it back"
+            return Move(Action.ROLLBACK, chosen.allocation, text, candidates)
+        text = "best effort: nothing is predicted to do clearly better than what is in force"
+        return _hold(scene, text, candidates)
+    what = _relieved(scene.current, chosen.allocation)
+    regret = scene.current if scene.current != scene.nothing else None  # it did not do: not again soon
+    return Move(
+        Action.EXPLORE if exploring else Action.GROW, chosen.allocation, what + why, candidates, regret
+    )
+
+
+def _assess(
+    scene: Scene, model: ResPerfModel, target: Target, judged: Judgement, options: Sequence[Allocation]
+) -> tuple[Assessed, ...]:
+    """Every CPU grant with what is in force of cache and bandwidth, and the strong ones with every option of those."""
+    grants = inferer.lattice(scene.current, scene.floor_cores(), scene.knobs())
+    strong = [a for a in grants if a.cpu.exclusive or a.cpu.batch_weight is IDLE or a == scene.current]
+    allocations = list(grants)
+    for option in options:
+        if option != scene.current:
+            allocations += [replace(option, cpu=a.cpu) for a in strong]
+    context = model_context(scene.snapshot, scene.view, model)
+    slower = max(1.0, judged.slower / _by_siblings(scene))
+    found = []
+    for item in inferer.assess(allocations, model, context, target, scene.settings.confidence_z):
+        p = item.prediction
+        unseen = 1.0 - min(1.0, p.support / inferer.VISITED)
+        gain = 1.0
+        if item.allocation != scene.current and unseen > 0.0:
+            relief = ladder.relief(scene.current, item.allocation, judged.hierarchy, scene.snapshot.host)
+            gain = slower ** (relief * unseen)
+        prediction = Prediction(p.score * gain, p.lower * gain, p.upper * gain, p.support)
+        value = scene.batch_value(item)
+        found.append(replace(item, prediction=prediction, batch_cores=value))
+    return tuple(found)
+
+
+def _by_siblings(scene: Scene) -> float:
+    """By how much batch on sibling threads alone makes instructions slower, at the present allocation."""
+    topology, cpu = scene.snapshot.host.topology, scene.current.cpu
+    if len(topology.usable) <= len(topology.usable_cores) or cpu.exclusive:
+        return 1.0
+    return 1.0 + (SMT_SLOWER - 1.0) * cpu.batch_cores / cpu.total_cores
+
+
+def _fits(scene: Scene, item: Assessed, near: bool, assessed: Sequence[Assessed]) -> bool:
+    """Far from the target only what relieves at once; near it only what is sure, or one step."""
+    here, there = scene.current, item.allocation
+    if not near:
+        # Relief at once: the weakest batch of every place; what of it is not needed is given back afterwards.
+        weak = there.cpu.exclusive or there.cpu.batch_weight is IDLE or there.cpu == here.cpu
+        return weak or not scene.knobs().batch_weight
+    if inferer.chance(item.prediction, 1.0, scene.settings.confidence_z) >= inferer.SURE:
+        return True
+    if there.cpu == here.cpu:
+        return inferer.asks_no_more(here, there)
+    # Close to the target, a guess may lose more than it wins.
+    same = replace(there, cpu=here.cpu) == here
+    counts = inferer.core_counts(assessed)
+    return same and inferer.protects_no_more(here.cpu, there.cpu) and inferer.is_step(here.cpu, there.cpu, counts)
+
+
+def _barred(allocation: Allocation, regretted: Sequence[Allocation]) -> bool:
+    """True if it protects no more than something that was found to be too little, in the same place."""
+    return any(
+        inferer.no_stronger_here(allocation.cpu, r.cpu)
+        and allocation.llc_ways <= r.llc_ways
+        and allocation.mbw_pct >= r.mbw_pct
+        and allocation.memory_bytes <= r.memory_bytes
+        for r in regretted
+    )
+
+
+def _cache_options(scene: Scene, cause: Cause) -> tuple[Allocation, ...]:
+    """The present allocation, and those that protect more of cache, of bandwidth, or of both.
+
+    More than what is in force on batch, whoever asked for that.
+    """
+    others = (v.protection for v in lras(scene.snapshot) if v.protection is not None)
+    ways, pct = ladder.strictest_cache([scene.current, *others])
+    in_force = replace(scene.current, llc_ways=ways, mbw_pct=pct)
+    giving = tuple(v for v in scene.giving() if v.sample is not None)
+    rungs = ladder.stronger(in_force, cause, scene.snapshot.host, giving)
+    own = [
+        replace(scene.current, llc_ways=r.llc_ways)
+        if r.llc_ways != ways
+        else replace(scene.current, mbw_pct=r.mbw_pct)
+        for r in rungs
+    ]
+    more_ways = [a for a in own if a.llc_ways != scene.current.llc_ways]
+    less_bandwidth = [a for a in own if a.mbw_pct != scene.current.mbw_pct]
+    both = [replace(a, mbw_pct=b.mbw_pct) for a in more_ways[:2] for b in less_bandwidth[:1]]
+    return tuple(dict.fromkeys([scene.current, *own, *both]))
+
+
+def _relieved(before: Allocation, after: Allocation) -> str:
+    parts = []
+    if after.llc_ways > before.llc_ways:
+        parts.append("cache")
+    if after.mbw_pct < before.mbw_pct:
+        parts.append("memory bandwidth")
+    return f"batch gets less {' and '.join(parts)}; " if parts else ""
+
+
+def _hold(scene: Scene, reason: str, candidates: tuple[Candidate, ...] = ()) -> Move:
+    return Move(Action.HOLD, scene.current, reason, candidates)
