@@ -173,7 +173,10 @@ def counted(
     if mpki >= LEAST_MPKI and more >= settings.mpki_witness_ratio and explained >= 0.5:
         cause, what = Cause.LLC, f"more misses ({more:.2f} x)"
     elif around.siblings_busy and (mpki < LEAST_MPKI or not crowded):
-        cause, what = Cause.SMT, "no more misses and a memory bus that is not crowded: a busy hyperthread beside it"
+        cause, what = (
+            Cause.SMT,
+            "no more misses and a memory bus that is not crowded: a busy hyperthread beside it",
+        )
     elif mpki >= LEAST_MPKI and crowded:
         cause, what = Cause.MBW, f"dearer misses ({more:.2f} x as many)"
     elif mpki >= LEAST_MPKI and more >= settings.mpki_witness_ratio:
@@ -240,5 +243,7 @@ def cause(
         return Cause.UNKNOWN
     found = max(parts, key=lambda c: parts[c])
     shown = ", ".join(f"{c} {v / whole:.0%}" for c, v in sorted(parts.items(), key=lambda i: -i[1]) if v > 0)
-    evidence.append(Evidence("extra time", whole, 0.0, "threads", f"more than this work used to need: {shown}"))
+    evidence.append(
+        Evidence("extra time", whole, 0.0, "threads", f"more than this work used to need: {shown}")
+    )
     return found

@@ -78,7 +78,9 @@ class Service:
             finally:
                 done = await agent.stop(restore=not self._keeps())
                 log.info("stopped; %s", done if done is not None else "what is in force is kept")
-            if done is not None and done.failed:  # a status that is not 0: the unit's ExecStopPost= tries again
+            if (
+                done is not None and done.failed
+            ):  # a status that is not 0: the unit's ExecStopPost= tries again
                 raise PerphError(f"not everything was given back: {done}")
 
     def _keeps(self) -> bool:

@@ -37,7 +37,11 @@ class WakeConfig:
         "at once, not at the next period",
     )
     stall_ms: int = setting(
-        150, "time within a window in which some task of an LRA stalls that is news", low=1, high=10000, unit="ms"
+        150,
+        "time within a window in which some task of an LRA stalls that is news",
+        low=1,
+        high=10000,
+        unit="ms",
     )
     window_ms: int = setting(
         500,

@@ -119,7 +119,14 @@ def run(injection: Injection, seed: int) -> Found:
         truth.append((snapshot.at_s, outcomes[lra.name].work_per_s, outcomes[lra.name].p95_ms))
 
     play(
-        injection.actors, seed, ENDS_S, None, injection.before, injection.after, machine=injection.machine, see=see
+        injection.actors,
+        seed,
+        ENDS_S,
+        None,
+        injection.before,
+        injection.after,
+        machine=injection.machine,
+        see=see,
     )
     usual = [t for t in truth if 30.0 < t[0] <= STARTS_S]
     work, p95 = (sum(t[n] for t in usual) / len(usual) for n in (1, 2))
@@ -180,7 +187,10 @@ def cpu(random: Random) -> Injection:
 
 def smt(random: Random) -> Injection:
     """Compute jobs on the siblings of the LRA's CPUs, none on its own."""
-    lra, pi = _lra(random, ("xapian", "masstree", "specjbb", "img-dnn", "mysql-oltp", "mysql-short"), 0.55, 0.65), _batch("batch-pi", 10)
+    lra, pi = (
+        _lra(random, ("xapian", "masstree", "specjbb", "img-dnn", "mysql-oltp", "mysql-short"), 0.55, 0.65),
+        _batch("batch-pi", 10),
+    )
     first = CpuSet.of(range(MACHINE.cores))
     homes = {lra.name: Settings(cpus=first), pi.name: Settings(cpus=MACHINE.online - first)}
     return Injection(Cause.SMT, (lra, pi), homes)
@@ -234,7 +244,10 @@ def network(random: Random) -> Injection:
 
 def throttled(random: Random) -> Injection:
     """The LRA's own cpu.max is lowered."""
-    lra, other = _lra(random, ("xapian", "img-dnn", "specjbb", "mysql-oltp", "mysql-short"), 0.3, 0.45), _bystander()
+    lra, other = (
+        _lra(random, ("xapian", "img-dnn", "specjbb", "mysql-oltp", "mysql-short"), 0.3, 0.45),
+        _bystander(),
+    )
     alone = Node(MACHINE, [lra.work]).solve([[Grant(cpus=_HOME)]]).of(0)
     limit = random.uniform(0.7, 0.9) * alone.usage_cores
     found = _apart(lra, other)
