@@ -51,9 +51,9 @@ SURE_CHANCE: Final = 0.9
 """Chance from which a smaller part counts as certain, and need not wait nor go step by step."""
 WANTS_MORE: Final = 0.9
 """Share of its cores that batch must want, or none are given back to it."""
-ROOM: Final = 1.03
+ROOM: Final = 1.10
 """Everybody must be this far above target before cache or bandwidth is given back."""
-MUCH_ROOM: Final = 1.12
+MUCH_ROOM: Final = 1.18
 """And so far for more than a step of it at once."""
 PLAIN, PLAINLY = 2, 0.9
 """So many scores below that are trouble, whether or not something is seen to wait."""
@@ -219,7 +219,7 @@ class CrowdTick:
         usage = sample.cpu_usage_cores if sample is not None else math.nan
         busy = usage / (member.cores * self.threads) if available(usage) else 0.0
         demand = demand_of(look, busy, self.threads)
-        member = take_in(member, look, demand, self.now_s)
+        member = take_in(member, look, demand, self.threads, self.now_s)
         if member.trial is not None:
             member = self._judged(name, member, member.trial, look)
         if (
@@ -242,9 +242,10 @@ class CrowdTick:
         text = f"{trial.before} -> {trial.after} cores of its own: {came}"
         before = trial.score if not math.isnan(trial.score) else Unavailable("not known")
         self.outcomes.append(Outcome(self.now_s, name, trial.at_s, before, after, kept=kept, text=text))
-        member = replace(member, trial=None)
         if shrunk and came is Came.TOO_FEW:
             member = self._too_few(member)
+        member = replace(member, trial=None)
+        if shrunk and came is Came.TOO_FEW:
             self.moves[name] = _Move(Action.ROLLBACK, f"{text}: taken back")
         elif came is Came.NO_HELP:
             member = replace(member, idle_cores_until_s=self.now_s + self.settings.regret_s)
@@ -255,6 +256,9 @@ class CrowdTick:
 
     def _too_few(self, member: Member) -> Member:
         demand = member.demand if member.demand is not None else 0.0
+        if member.trial is not None:
+            # On too few cores everything takes longer: what it wants is what it wanted before.
+            demand = min(demand, member.trial.demand)
         bad = Seen(member.cores, demand, member.level if member.scores else 0.0, self.now_s, times=1)
         return replace(member, seen=self._noted(member, bad))
 
@@ -266,8 +270,7 @@ class CrowdTick:
     def _chance(self, member: Member, cores: int) -> float:
         if member.demand is None:
             return partition.NEVER if cores < member.cores else partition.SURE
-        level = member.level if cores < member.cores and member.scores else math.inf
-        return partition.chance(member.seen, cores, member.demand, self.threads, self.now_s, level)
+        return partition.chance(member.seen, cores, member.demand, self.threads, self.now_s, member.anchor)
 
     def _is_idle(self, member: Member, cores: int) -> bool:
         """True if so few cores would not be busy with what it wants."""
@@ -407,7 +410,7 @@ class CrowdTick:
             return member.level
         if member.demand is None:
             return 1.0 if cores >= member.cores else 0.5
-        score = partition.expected(member.seen, cores, member.demand, self.threads, self.now_s)
+        score = partition.expected(member.seen, cores, member.demand, self.threads, self.now_s, member.anchor)
         if member.scores and cores < member.cores:
             score = min(score, member.level)
         elif score < 1.0 and self._chance(member, cores) >= partition.LIKELY:
@@ -571,10 +574,10 @@ class CrowdTick:
             member, look, move = self.members[name], self.looks[name], self.moves[name]
             if count != member.cores:
                 changed = True
-                trial = Trial(self.now_s, member.cores, count, member.level) if member.cores else None
+                trial = None
+                if member.cores and move.action is not Action.ROLLBACK:
+                    trial = Trial(self.now_s, member.cores, count, member.level, member.demand or 0.0)
                 move = self._named(move, member, count, left)
-                if move.action is Action.ROLLBACK:
-                    trial = None
                 member = replace(member, cores=count, scores=(), calm_since_s=None, trial=trial)
                 self.members[name] = member
             grant = CpuGrant(self.total, left, exclusive=True, own_cores=count)

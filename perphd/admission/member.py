@@ -9,7 +9,7 @@ from typing import Final
 
 from perphd.admission import partition
 from perphd.admission.detector import DetectorState, Judgement, Target, rearm
-from perphd.admission.partition import Seen
+from perphd.admission.partition import Anchor, Seen
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Cause
@@ -27,6 +27,8 @@ FAR: Final = 0.85
 """A score below this needs no second sample."""
 RISING: Final = 1.1
 """A score that grows by this factor from sample to sample is on its way."""
+CLEARLY: Final = 0.95
+"""A score below this right after cores were given back shows that it needs them."""
 HELPED: Final = 1.03
 FALLS: Final = 0.3
 """Part of a fall of demand that one sample is believed; a rise is believed at once."""
@@ -40,12 +42,13 @@ STEPS: Final = (1, 1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A change of an LRA's cores that is not judged yet; ``score``: before it, NaN if not known."""
+    """A change of an LRA's cores that is not judged yet; ``score`` (NaN if not known), ``demand``: before it."""
 
     at_s: float
     before: int
     after: int
     score: float
+    demand: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,7 @@ class Member:
     scores: tuple[float, ...] = ()
     demand: float | None = None
     seen: tuple[Seen, ...] = ()
+    anchor: Anchor | None = None
     trial: Trial | None = None
     rescues: int = 0
     calm_since_s: float | None = None
@@ -103,7 +107,7 @@ class Came(StrEnum):
     NO_HELP = "it did not help"
 
 
-def take_in(member: Member, look: Look, demand: Reading, now_s: float) -> Member:
+def take_in(member: Member, look: Look, demand: Reading, threads_per_core: int, now_s: float) -> Member:
     """The member with one sample more."""
     judged = look.judged
     if not available(judged.score):
@@ -116,9 +120,23 @@ def take_in(member: Member, look: Look, demand: Reading, now_s: float) -> Member
         return replace(member, detector=rearm(judged.state))
     scores = (*member.scores, min(judged.score, 10.0))[-MOST_SCORES:]
     member = replace(member, detector=judged.state, scores=scores)
+    member = replace(member, anchor=_anchor(member, look, threads_per_core))
     calm = judged.score >= 1.0 or (member.level >= 1.0 and judged.score >= FAR)
     since_s = (member.calm_since_s if member.calm_since_s is not None else now_s) if calm else None
     return replace(member, calm_since_s=since_s)
+
+
+def _anchor(member: Member, look: Look, threads_per_core: int) -> Anchor | None:
+    """Where it stands now, if that is on target and can be told; else what is known from before."""
+    sample = look.view.sample
+    if sample is None or member.demand is None or member.level < 1.0 or len(member.scores) < 2:
+        return member.anchor
+    work, usage = sample.work_rate_per_s, sample.cpu_usage_cores
+    delay = sample.reading(f"latency_{look.view.spec.objective.latency_percentile}_ms")
+    if not (available(work) and available(usage) and available(delay)) or work <= 0 or delay <= 0:
+        return member.anchor
+    busy = partition.busy_share(member.demand, member.cores, threads_per_core)
+    return Anchor(member.level, min(busy, 0.97), member.cores, min(1000.0 * usage / work / delay, 1.0))
 
 
 def demand_of(look: Look, busy: float, threads_per_core: int) -> Reading:
@@ -167,7 +185,7 @@ def judge_trial(member: Member, look: Look, settings: PolicySettings) -> Came:
     shrunk = trial.after < trial.before
     if not look.clean:
         # Taking back does not wait for things to settle when far too little is left.
-        far = shrunk and available(look.score) and look.score < FAR
+        far = shrunk and available(look.score) and look.score < CLEARLY
         return Came.TOO_FEW if far else Came.OPEN
     if not member.scores:
         return Came.OPEN

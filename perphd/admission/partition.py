@@ -19,18 +19,18 @@ KNEE_BUSY: Final = 0.60
 KNEE_FEW: Final = 0.3
 KNEE_WIDTH: Final = 0.06
 """Busy share by which the guess is unsure (of a logistic curve)."""
-NEAR_TARGET: Final = 1.06
-"""A score below this leaves no room: with less it is likely missed."""
 SAME_DEMAND: Final = 1.05
 """Demands that differ by less than this factor count as equal."""
 GOOD_LASTS_S: Final = 300.0
-SURE, LIKELY, FAIR, SLIM, NEVER = 0.95, 0.6, 0.3, 0.1, 0.03
+SURE, LIKELY, FAIR, SLIM, NEVER = 0.95, 0.6, 0.4, 0.2, 0.03
 """Chances: known to be enough; what a rescue aims at; worth a trial; hardly; known to be too little."""
 LEAST_GAIN: Final = 1.10
 """The worst score must win by this factor, or cores that others need as well are not moved."""
 STEEP: Final = 6.0
 LEAST_SCORE, MOST_SCORE = 0.05, 1.3
 """Of a score that is only guessed: how fast it falls (log units per busy share), and its bounds."""
+BURSTS: Final = 2.0
+"""(1 + cv^2) / 2 of arrivals and service times, where nothing is known; the archetypes have 1.8 to 8."""
 MOST_SEEN: Final = 24
 
 
@@ -53,6 +53,44 @@ class Seen:
         return self.times == 0
 
 
+@dataclass(frozen=True, slots=True)
+class Anchor:
+    """A state in which the LRA was on target, from which others are predicted.
+
+    ``score``: over target; ``busy``: share of its CPUs' time; ``service_share``: CPU time of a request over its delay.
+    """
+
+    score: float
+    busy: float
+    cores: int
+    service_share: float
+
+
+def predicted(anchor: Anchor, cores: int, demand: float, threads_per_core: int) -> tuple[float, float]:
+    """Score with so many cores, and its uncertainty (sd of its logarithm), by an M/M/c queue with bursts.
+
+    Waiting for a CPU by Sakasegawa's approximation (1977), as the 95th percentile of an exponential tail; a request's
+    CPU time grows as siblings get busy.
+    """
+    busy = busy_share(demand, cores, threads_per_core)
+    loss = SMT_LOSS if threads_per_core > 1 else 0.0
+
+    def slow(share: float) -> float:
+        return 1.0 / (1.0 - loss * min(share, 1.0) ** 2)
+
+    more_cpu = slow(busy) / slow(anchor.busy) - 1.0
+    more_wait = _wait(busy, cores * threads_per_core) - _wait(anchor.busy, anchor.cores * threads_per_core)
+    growth = max(1.0 + anchor.service_share * (more_cpu + more_wait), 0.5)
+    score = anchor.score / growth / max(busy / 0.97, 1.0) ** 20
+    return min(max(score, LEAST_SCORE / max(busy, 1.0)), 10.0), 0.1 + 0.5 * abs(math.log(growth))
+
+
+def _wait(busy: float, cpus: int) -> float:
+    """95th percentile of waiting for one of these CPUs, in service times."""
+    queued = min(busy, 1.0) ** (math.sqrt(2.0 * (cpus + 1.0)) - 1.0)
+    return BURSTS * math.log(max(queued / 0.05, 1.0)) / (cpus * max(1.0 - busy, 0.02))
+
+
 def base_demand(usage_cpus: float, busy_share: float, threads_per_core: int) -> float:
     """What a use of CPUs comes to when no sibling is busy, from the busy share of the CPUs that it was spread over."""
     loss = SMT_LOSS if threads_per_core > 1 else 0.0
@@ -70,12 +108,15 @@ def busy_share(demand: float, cores: int, threads_per_core: int) -> float:
 
 
 def chance(
-    seen: Sequence[Seen], cores: int, demand: float, threads_per_core: int, now_s: float, mates: float = 1.0
+    seen: Sequence[Seen],
+    cores: int,
+    demand: float,
+    threads_per_core: int,
+    now_s: float,
+    anchor: Anchor | None = None,
 ) -> float:
-    """Probability that ``cores`` suffice for this demand.
-
-    ``mates``: score over target on the present cores, if these are more than ``cores``: who is near its target there
-    will not be on fewer.
+    """Probability that ``cores`` suffice for this demand: by experience, else by the queue from ``anchor``, else by
+    how busy they would be.
     """
     alive = [s for s in seen if s.until_s > now_s]
     bad = [s for s in alive if not s.good and cores <= s.cores and demand * SAME_DEMAND >= s.demand]
@@ -83,11 +124,13 @@ def chance(
         return NEVER
     if any(s.good and cores >= s.cores and demand <= s.demand * SAME_DEMAND for s in alive):
         return SURE
+    if anchor is not None:
+        score, sd = predicted(anchor, cores, demand, threads_per_core)
+        guess = 0.5 * (1.0 + math.erf(math.log(score) / (sd * math.sqrt(2.0))))
+        return min(max(guess, NEVER), SURE)
     busy = busy_share(demand, cores, threads_per_core)
     knee = _knee(alive, cores, threads_per_core)
     guess = 1.0 / (1.0 + math.exp(min((busy - knee) / KNEE_WIDTH, 50.0)))
-    if mates < NEAR_TARGET:
-        guess *= FAIR
     return min(max(guess, NEVER), SURE)
 
 
@@ -106,13 +149,22 @@ def _knee(alive: Sequence[Seen], cores: int, threads_per_core: int) -> float:
     return knee
 
 
-def expected(seen: Sequence[Seen], cores: int, demand: float, threads_per_core: int, now_s: float) -> float:
+def expected(
+    seen: Sequence[Seen],
+    cores: int,
+    demand: float,
+    threads_per_core: int,
+    now_s: float,
+    anchor: Anchor | None = None,
+) -> float:
     """Score to be expected with these cores: what was seen; beyond, it falls by e in ``1 / STEEP`` of busy share."""
     alive = [s for s in seen if s.until_s > now_s]
     busy = busy_share(demand, cores, threads_per_core)
     over = busy - _knee(alive, cores, threads_per_core)
     # However far it is from enough, more is a little better.
     score = min(max(math.exp(-STEEP * over), LEAST_SCORE / max(busy, 1.0)), MOST_SCORE)
+    if anchor is not None:
+        score, _ = predicted(anchor, cores, demand, threads_per_core)
     for s in alive:
         if s.good and cores >= s.cores and demand <= s.demand * SAME_DEMAND:
             score = max(score, s.score)
