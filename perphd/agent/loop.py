@@ -342,6 +342,14 @@ class Agent:
         """Fields of ``Settings`` that can be set for this workload now, and the others with their reasons."""
         return self._parts.executor.enforceable(spec)
 
+    def in_force(self, name: str) -> Settings:
+        """What perphd has set on this workload, as last read back; KEEP where nothing (and for resctrl's)."""
+        return self._parts.executor.in_force(name)
+
+    def blocked(self, name: str) -> tuple[str, ...]:
+        """Fields of ``Settings`` of this workload that are not as they were last wanted."""
+        return self._parts.executor.blocked(name)
+
     def actuators(self) -> Actuators:
         """The bounds of what resctrl can set here, now."""
         return self._parts.actuators()
