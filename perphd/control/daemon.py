@@ -1,4 +1,4 @@
-"""The daemon's own command, ``perphd``: run, demo, restore, config check."""
+"""The daemon's own command, ``perphd``: run, demo, profile, restore, config check."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import click
 
 from perphd import __version__
 from perphd.agent.config import DEFAULT_PATH, for_restore, load
+from perphd.control.cli_profile import profile
 from perphd.control.cli_sim import sim
 from perphd.control.journal_log import start_logging
 from perphd.domain.errors import PerphError
@@ -108,10 +109,11 @@ def check(path: str) -> None:
             click.echo(f"warning: {warning}", err=True)
     except PerphError as exc:
         _refuse(exc)
-    click.echo(f"{path}: fine, {len(loaded.workloads)} workloads, mode {loaded.daemon.mode}")
+    click.echo(f"{path}: fine, {loaded.count} workloads, mode {loaded.daemon.mode}")
 
 
 main.add_command(sim)
+main.add_command(profile)
 
 
 def _refuse(error: PerphError) -> NoReturn:

@@ -21,11 +21,12 @@ Point: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One knob: its steps from tight to generous, in ``unit``."""
+    """One knob: its steps from tight to generous, in ``unit``. ``slow``: it takes long to come into force."""
 
     name: str
     unit: str
     steps: tuple[float, ...]
+    slow: bool = False
 
     def __post_init__(self) -> None:
         if not self.steps or list(self.steps) != sorted(set(self.steps)):
@@ -74,16 +75,31 @@ class Lattice:
     def safe_order(self, points: Sequence[Point]) -> tuple[Point, ...]:
         """From generous to tight: by the scarcest of what a cell grants, then by the sum.
 
-        One knob that is nearly shut hurts more than four that are half open.
+        One knob that is nearly shut hurts more than four that are half open. What is slow goes down once: for each of
+        its steps all other knobs are gone through.
         """
         last = np.maximum(np.array(self.most), 1)
 
-        def tightness(point: Point) -> tuple[float, float, Point]:
+        slow = [i for i, axis in enumerate(self.axes) if axis.slow]
+
+        def tightness(point: Point) -> tuple[Point, float, float, Point]:
             open_ = np.array(point) / last
             open_ = np.where(np.array(self.most) > 0, open_, 1.0)
-            return (-round(float(open_.min()) * 4) / 4, -float(open_.sum()), tuple(-s for s in point))
+            open_[slow] = 1.0
+            return (
+                tuple(-point[i] for i in slow),
+                -round(float(open_.min()) * 4) / 4,
+                -float(open_.sum()),
+                tuple(-s for s in point),
+            )
 
         return tuple(sorted(points, key=tightness))
+
+    def anchor(self, point: Point) -> Point:
+        """The most generous cell that can be had at once from this one: what is slow stays."""
+        return tuple(
+            step if axis.slow else len(axis.steps) - 1 for step, axis in zip(point, self.axes, strict=True)
+        )
 
 
 def is_within(point: Point, other: Point) -> bool:

@@ -7,6 +7,7 @@ the held-out predictions at that number, and the final model is trained on all r
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -112,6 +113,11 @@ def metrics_of(y: Floats, found: Floats, fold: Any = None) -> Metrics:
 # -- engines ------------------------------------------------------------------------------------------------------
 
 
+def _load_lightgbm() -> Any:
+    # By name: only the worker process gets here, and nothing that stays resident may import it.
+    return importlib.import_module("lightgbm")
+
+
 def _parameters(monotone: Sequence[int], seed: int) -> dict[str, Any]:
     return {
         "objective": "regression",
@@ -137,10 +143,9 @@ def _lightgbm(
     x: Floats, y: Floats, w: Floats, features: Sequence[str], monotone: Sequence[int], seed: int, x_test: Floats,
     y_test: Floats,
 ) -> tuple[Predict, int]:  # fmt: skip
-    import lightgbm
-
+    lightgbm = _load_lightgbm()
     data = lightgbm.Dataset(x, y, weight=w, params={"max_bin": 63, "verbose": -1})
-    booster: Any = lightgbm.train(
+    booster = lightgbm.train(
         _parameters(monotone, seed),
         data,
         MOST_ROUNDS,
@@ -201,8 +206,7 @@ def _final(
 ) -> Trees:  # fmt: skip
     if engine == "numpy":
         return _own(x, y, w, features, monotone, seed, rounds).trees
-    import lightgbm
-
+    lightgbm = _load_lightgbm()
     data = lightgbm.Dataset(x, y, weight=w, params={"max_bin": 63, "verbose": -1})
     booster = lightgbm.train(_parameters(monotone, seed), data, rounds)
     return from_lightgbm(booster, features, monotone)

@@ -158,11 +158,11 @@ def _table_2_words(scores: Sequence[Score]) -> list[str]:
         "",
         f"* **One test set or several.** RMSE / sqrt(1 - R2) is the standard deviation of the truth in the test set, "
         f"and the paper's rows imply {min(sds):.0f}, {sorted(sds)[1]:.0f} and {max(sds):.0f}: at least three different "
-        "sets. Its OGBRT has a lower RMSE than its GBRT and a lower R2, which no single set allows. Here all models see "
-        "the same rows and the same ten folds.",
+        "sets. Its OGBRT has a lower RMSE than its GBRT and a lower R2, which no single set allows. Here all models "
+        "see the same rows and the same ten folds.",
         f"* **Online against off line.** On one test set the online model ends at {online.rmse / gbrt.rmse:.2f} times "
         f"the RMSE of training on everything at once (R2 {online.r2:.4f} against {gbrt.r2:.4f}): it saw nine tenths of "
-        "its rows once and forgets on purpose. The paper's 0.972 against 0.985 says the same; its RMSE says the contrary.",
+        "its rows once and forgets on purpose. The paper's 0.972 against 0.985 says the same; its RMSE the contrary.",
         "* **Linear regression and ElasticNet** are far worse here than in the paper: performance saturates with load, "
         "cores and cache on our surface, load included as a feature; the paper's rows hold one load.",
         "* **KNN** suffers from unscaled features (the paper's KNN, at R2 0.37, most likely had them): scaled, it is "
@@ -232,7 +232,8 @@ def _study(study: Study) -> list[str]:
     lines += ["", *_pairs(study)]
     lines += [
         f"Over {len(ours)} seeds the 90 % band of {OURS} held {100 * cover[0]:.1f} % of the samples "
-        f"({100 * cover[1]:.1f} % before the drift, {100 * cover[2]:.1f} % in the 200 after it, {100 * cover[3]:.1f} % then);",
+        f"({100 * cover[1]:.1f} % before the drift, {100 * cover[2]:.1f} % in the 200 after it, "
+        f"{100 * cover[3]:.1f} % then);",
         f"{100 * lower:.1f} % of the near truths were above its lower bound (wanted: 95 %).",
         "",
     ]
