@@ -1,0 +1,145 @@
+"""perphctl model evaluate, model merge: about profiles as files; the daemon is not asked."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from perphd.control.cli_base import EXIT_FAILED, Out, command
+from perphd.domain.errors import PerphError
+
+if TYPE_CHECKING:
+    from perphd.control.table import Part
+    from perphd.predictor.profile import Metrics, Profile
+
+
+def add_model_file_commands(model: click.Group) -> None:
+    """Add the commands to ``perphctl model``."""
+
+    @command(model)
+    @click.argument("file")
+    @click.option(
+        "--on", "others", multiple=True, metavar="FILE", help="Judge it on the samples of this profile too."
+    )
+    def evaluate(out: Out, file: str, others: tuple[str, ...]) -> None:
+        """Say how good a profile is.
+
+        FILE was saved by "perphd profile". Its errors are those on samples that it was not trained on (10-fold
+        cross-validation); --on judges it on the samples of another profile, of another host for example.
+        """
+        from perphd.predictor.profile.merge import evaluate as judge
+
+        profile = read_profile(file)
+        judged = [("held out, 10-fold", profile.metrics)]
+        for other in others:
+            on = read_profile(other)
+            judged.append((f"on {other}", judge(profile, on.x, on.y, on.features)))
+        data = {
+            "file": file,
+            "origin": asdict(profile.origin),
+            "signed_off": profile.is_signed_off,
+            "refusal": profile.metrics.refusal,
+            "metrics": [{"on": where} | asdict(metrics) for where, metrics in judged],
+        }
+        out.show(data, lambda: _evaluated(file, profile, judged))
+
+    @command(model)
+    @click.argument("target")
+    @click.argument("files", nargs=-1, required=True)
+    @click.option("--name", metavar="APP", help="What the result is of [default: as the first].")
+    @click.option("--seed", type=int, default=0, show_default=True, help="Of training.")
+    def merge(out: Out, target: str, files: tuple[str, ...], name: str | None, seed: int) -> None:
+        """Make one profile of those in FILES, of several hosts, and write it to TARGET.
+
+        It is written only if, on held-out samples of every one of them, it does as well as the best single one does
+        (within 5 %). Nothing uses it by itself: put it where the profile of an application is looked for.
+        """
+        from perphd.agent.profile_progress import write_atomically
+        from perphd.predictor.profile import to_text
+        from perphd.predictor.profile.merge import merge as make
+        from perphd.predictor.profile.worker import train_apart
+
+        profiles = [read_profile(file) for file in files]
+        merged = make(profiles, name or profiles[0].origin.app, seed=seed, training=train_apart)
+        if merged.accepted:
+            write_atomically(Path(target), to_text(merged.profile))
+        data = {
+            "accepted": merged.accepted,
+            "file": target if merged.accepted else None,
+            "contests": [asdict(contest) | {"held": contest.held} for contest in merged.contests],
+        }
+
+        def parts() -> list[Part]:
+            from perphd.control.table import table, text
+
+            rows = [
+                (c.host, str(c.rows), c.champion, f"{c.champion_log_rmse:.4f}", f"{c.merged_log_rmse:.4f}",
+                 "held" if c.held else "worse")
+                for c in merged.contests
+            ]  # fmt: skip
+            heads = ("HELD OUT OF", "ROWS", "CHAMPION", "ITS LOG-RMSE", "MERGED", "")
+            said = f"written: {target}" if merged.accepted else "not written: it is worse than a champion"
+            return [table("", heads, rows, right=(1, 3, 4)), text(said)]
+
+        out.show(data, parts)
+        if not merged.accepted:
+            raise SystemExit(EXIT_FAILED)
+
+
+def read_profile(file: str) -> Profile:
+    """A profile from a file.
+
+    Raises:
+        PerphError: it cannot be read, or is none.
+    """
+    from perphd.predictor.profile import FileError, from_text
+
+    try:
+        return from_text(Path(file).read_bytes())
+    except OSError as exc:
+        raise PerphError(f"{file}: cannot be read: {exc.strerror}") from exc
+    except FileError as exc:
+        raise PerphError(f"{file}: {exc}") from exc
+
+
+def profile_parts(profile: Profile) -> list[Part]:
+    """``perphctl model show FILE``: where it comes from, and its partial dependence."""
+    from perphd.control.curves import of_profile, parts
+
+    return [_origin(profile), *parts(of_profile(profile))]
+
+
+def _evaluated(file: str, profile: Profile, judged: list[tuple[str, Metrics]]) -> list[Part]:
+    from perphd.control.table import table, text
+
+    heads = ("JUDGED", "SAMPLES", "R2", "RMSE", "MAE", "MEDIAN ERROR", "MEAN ERROR")
+    rows: list[tuple[Any, ...]] = [
+        (
+            where,
+            str(m.rows),
+            f"{m.r2:.4f}",
+            f"{m.rmse:.4f}",
+            f"{m.mae:.4f}",
+            f"{m.median_error:.4f}",
+            f"{m.mape:.1%}",
+        )
+        for where, m in judged
+    ]
+    refusal = profile.metrics.refusal
+    said = f"not signed off: {refusal}" if refusal else "signed off: good enough to start from"
+    return [_origin(profile), table("", heads, rows, right=(1, 2, 3, 4, 5, 6)), text(f"{file}: {said}")]
+
+
+def _origin(profile: Profile) -> Part:
+    from perphd.control.table import text
+
+    o = profile.origin
+    lines = [
+        f"{o.app}: {o.measured} of {o.grid_cells} allocations on {', '.join(o.hosts)}; work: {o.work_source}; "
+        f"{o.engine}, {o.rounds} trees"
+    ]
+    lines += [f"not explored: {why}" for why in o.not_explored]
+    return text(*lines, *([o.note] if o.note else []))

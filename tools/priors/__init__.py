@@ -1,0 +1,1 @@
+"""Makes the profiles of classes that ship in profiles/priors."""
