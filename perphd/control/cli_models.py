@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import Any
 
 import click
 
 from perphd.control.cli_base import Out, command
+from perphd.control.cli_model_files import add_model_file_commands, profile_parts, read_profile
 from perphd.domain.errors import PerphError
 
 
 def add_model_commands(cli: click.Group) -> None:
     """Add the group to perphctl."""
     cli.add_command(model)
+    add_model_file_commands(model)
 
 
 @click.group()
@@ -33,20 +36,34 @@ def list_models(out: Out) -> None:
 
 
 @command(model)
-@click.argument("name")
+@click.argument("name", metavar="NAME|FILE")
 @click.option("--all", "everything", is_flag=True, help="Every allocation that could be enforced.")
-def show(out: Out, name: str, everything: bool) -> None:
+@click.option("--curves", is_flag=True, help="Curves instead of tables: what changes with one thing at a time.")
+@click.option("--png", metavar="FILE", help="Draw the curves into this file as well.")
+def show(out: Out, name: str, everything: bool, curves: bool, png: str | None) -> None:
     """Draw what an LRA's model believes.
 
     Its undisturbed performance, and what it expects of work, delay and batch under the CPU allocations: each with
-    its bounds, and with how many samples speak for it.
+    its bounds, and with how many samples speak for it. Of a FILE that "perphd profile" saved: where it comes from,
+    and what each knob does to work (partial dependence).
     """
+    from perphd.control.curves import of_profile, of_view, parts, save_png
     from perphd.control.render_model import model_parts
     from perphd.control.wire import decode
     from perphd.domain.belief import ModelView
 
+    if "/" in name or name.endswith(".json"):  # no LRA is called like that
+        profile = read_profile(name)
+        if png is not None:
+            save_png(of_profile(profile), png, profile.origin.app)
+        out.show(asdict(profile.origin) | {"metrics": asdict(profile.metrics)}, lambda: profile_parts(profile))
+        return
     data = out.client.get(f"models/{_quoted(name)}")
-    out.show(data, lambda: model_parts(decode(ModelView, data), everything=everything))
+    view = decode(ModelView, data)
+    if png is not None:
+        save_png(of_view(view), png, name)
+    shown = (lambda: parts(of_view(view))) if curves else (lambda: model_parts(view, everything=everything))
+    out.show(data, shown)
 
 
 @command(model)
