@@ -135,7 +135,7 @@ class UnitFs:
         try:
             raw = self._fs.read(path)
         except Gone:
-            text = self._stands_for(path)
+            text = None if self._fs.exists(path) else self._stands_for(path)
             if text is None:
                 raise
             return f"{text}\n".encode()

@@ -16,7 +16,7 @@ from posixpath import basename, dirname
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.errors import Broken, Busy, Gone, KernelError
 from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
-from perphd.domain.workload import WorkloadSpec
+from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import CONTROLLERS, LIST_SETTINGS, RESCTRL_SETTINGS
@@ -187,7 +187,7 @@ class Executor:
             changes = ChangeSet((*changes.writes, *caches.writes), changes.skipped)
         if self._survey.reclaims and not self._reclaimer.is_busy:
             changes = ChangeSet((*changes.writes, *self._survey.reclaims), changes.skipped)
-        changes = self._paced(changes, targets)
+        changes = self._paced(self._unless_stuck(changes, skipped), targets)
         writes = changes.writes
         if changes and (reason := self._watch.waits(targets, self._clock())):
             keys = dict.fromkeys((write.workload, write.knob) for write in changes.writes)
@@ -196,6 +196,31 @@ class Executor:
             writes = ()
         self._standing.planned(targets, writes, changes.skipped, (*self._survey.limited, *caches.limited))
         return changes
+
+    def _unless_stuck(self, changes: ChangeSet, left_out: Sequence[NotEnforceable]) -> ChangeSet:
+        """CPUs of an LRA's own are a promise of two sides: without one of them the other is not kept either.
+
+        Nobody else gains CPUs while an LRA cannot be moved off those that it was given, and no LRA is narrowed while
+        somebody else cannot be confined: it would share what is left with them.
+        """
+        lras = {name for name, spec in self._specs.items() if spec.kind is Kind.LRA}
+        loose = [left for left in left_out if left.knob == "cpus" and left.workload not in lras]
+        stuck = ", ".join(dict.fromkeys(self._survey.stuck))
+        reasons: dict[Write, str] = {}
+        for write in changes.writes:
+            if write.knob not in LIST_SETTINGS:
+                continue
+            if stuck and write.stage is Stage.GROW and write.workload not in self._survey.stuck:
+                reasons[write] = f"waits for {stuck}: what was set there cannot be changed now"
+            elif loose and write.stage is Stage.SHRINK and write.workload in lras:
+                reasons[write] = f"not confined while {loose[0].workload} is not: {loose[0].reason}"
+        if not reasons:
+            return changes
+        told = dict.fromkeys(
+            NotEnforceable(write.workload, write.knob, why) for write, why in reasons.items()
+        )
+        kept = tuple(write for write in changes.writes if write not in reasons)
+        return ChangeSet(kept, (*changes.skipped, *told), changes.reason)
 
     def _still_adopted(self, targets: Mapping[str, Settings], now_s: float) -> frozenset[str]:
         """Workloads that keep what they had before this process, since nobody has decided about them yet."""

@@ -204,6 +204,13 @@ def is_original(path: str, original: bytes, raw: bytes) -> bool:
     return raw.rstrip(b"\n") == original.rstrip(b"\n")
 
 
+def is_free(fs: KernelFs, path: str, wanted: str, now: str) -> bool:
+    """True if ``now`` is all that the parent gives and "no own value" was wanted: equal in effect (see ``put``)."""
+    if wanted or lines.is_keyed(path) or basename(path) not in EMPTY_ALLOWED:
+        return False
+    return bool(now) and now == parent_list(fs, path)
+
+
 def is_own(path: str, found: str, original: str, intents: Iterable[str]) -> bool:
     """True if the file reads as perphd may have left it: an intent of it, or (a line a disk) some of each."""
     if lines.is_keyed(path):
@@ -311,7 +318,7 @@ class _Run:
             return
         if is_original(entry.path, entry.raw, f"{now}\n".encode()):
             self._add(self.restored, entry, found, now)
-        elif not entry.text and basename(entry.path) in EMPTY_ALLOWED:
+        elif is_free(self._fs, entry.path, entry.text, now):
             note = (
                 f"equal in effect: a populated group cannot be emptied, it has all CPUs of its parent ({now})"
             )
@@ -334,7 +341,8 @@ class _Run:
             if self._fs.exists(f"{entry.path}.effective"):
                 continue  # v2 lets a child name CPUs that its parent lacks: no need to widen
             self._widen(entry, found)
-        for entry, found in reversed(valued):
+        # From the bottom; of those at one depth the newest first: an LRA's own CPUs were confined last.
+        for entry, found in sorted(valued, key=lambda item: -item[0].path.count("/")):
             self._write(entry, found)
         for entry, found in due:
             if not entry.text:

@@ -39,7 +39,8 @@ class Survey:
     """Looks at workloads for one plan after the other. Reads the kernel, never writes it.
 
     ``planned``: the knobs of the plan at hand with their targets; ``limited``: those that are to come into force in
-    part only, with the reason; ``reclaims``: memory to be reclaimed. ``refuse`` is asked for every workload that is to
+    part only, with the reason; ``reclaims``: memory to be reclaimed; ``stuck``: LRAs on CPUs or memory nodes that
+    perphd gave them and cannot change now. ``refuse`` is asked for every workload that is to
     be changed.
     """
 
@@ -65,6 +66,7 @@ class Survey:
         self.planned: dict[Key, tuple[Knob, Value]] = {}
         self.limited: list[NotEnforceable] = []
         self.reclaims: list[Write] = []
+        self.stuck: list[str] = []
 
     def begin(
         self,
@@ -80,7 +82,7 @@ class Survey:
         self._held = held
         self._claimed, self._changed, self._now_s = set(claimed), set(changed), now_s
         self.planned.clear()
-        self.limited, self.reclaims = [], []
+        self.limited, self.reclaims, self.stuck = [], [], []
         self._read.begin(self._claimed)
 
     def forget(self, workload: str) -> None:
@@ -117,15 +119,23 @@ class Survey:
             value: Value = getattr(target, setting)
             try:
                 item = reason or self._one(spec, group, setting, value)
-            except Gone:
-                continue
             except KernelError as exc:
+                if isinstance(exc, Gone) and not group.exists():
+                    continue
                 item = str(exc)
             if isinstance(item, Wanted):
                 items.append(item)
-            elif item and value is not KEEP:
-                items.append(NotEnforceable(spec.name, setting, item))
+            elif item:
+                if value is not KEEP:
+                    items.append(NotEnforceable(spec.name, setting, item))
+                if spec.kind is Kind.LRA and setting in LIST_SETTINGS and self._is_changed(spec, setting):
+                    self.stuck.append(spec.name)
         return items
+
+    def _is_changed(self, spec: WorkloadSpec, setting: str) -> bool:
+        """True if perphd has set this here and not given it back."""
+        hierarchy = self._hierarchies.of(CONTROLLERS[setting])
+        return hierarchy is not None and (hierarchy.path(spec.cgroup), setting) in self._changed
 
     def _one(self, spec: WorkloadSpec, group: Cgroup, setting: str, target: Value) -> Wanted | str:
         """The setting as read back with its target, or why it is left alone (empty: no reason needs telling)."""

@@ -12,12 +12,11 @@ from posixpath import basename, dirname
 
 from perphd.domain.errors import Broken, Busy, Gone, KernelError, ParseError
 from perphd.domain.plan import Write
-from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import parent_list
-from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, same
+from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, same
 from perphd.host.fs import KernelFs, read_text
 from perphd.isolation.journal import Journal, Original
-from perphd.isolation.restore import put
+from perphd.isolation.restore import is_free, put
 
 Identity = tuple[int, int]
 
@@ -72,13 +71,27 @@ class Transaction:
                 if self._clock() - started > self._deadline_s:
                     raise _too_slow(write, self._deadline_s)
                 self._one(write)
-            except Gone:
-                result.gone.add(write.workload)
             except KernelError as exc:
+                if self._is_gone(
+                    write
+                ):  # whatever it answered: it was an answer about another group, or about none
+                    result.gone.add(write.workload)
+                    continue
                 result.failed, result.at_fault = exc, write
                 self._undo()
                 break
         return result
+
+    def _is_gone(self, write: Write) -> bool:
+        """True if the cgroup is not there any more, or another one is; else "gone" was only this file's answer."""
+        directory = dirname(write.path)
+        try:
+            identity = self._fs.identity(directory)
+            return identity != self._identities.get(directory, identity)
+        except Gone:
+            return True
+        except KernelError:
+            return False
 
     def _record(self, writes: Sequence[Write]) -> None:
         """Put on disk what is about to be changed for the first time, and what is about to be written."""
@@ -142,8 +155,7 @@ class Transaction:
         self._before.append((write, [(write.path, found), *followers]))
         self._led.update(path for path, _ in followers)
         now = self._put(write.path, write.value)
-        # An empty value may end as all CPUs of the parent (see put).
-        if (write.value or lines.is_keyed(write.path)) and not same(write.path, write.value, now):
+        if not same(write.path, write.value, now) and not is_free(self._fs, write.path, write.value, now):
             detail, advice = (
                 f"it reads {now!r} after the write",
                 "something else sets this file, or limits it",
@@ -163,16 +175,35 @@ class Transaction:
         Needs no intents: what a file held is its original, or was written by perphd, or is somebody else's.
         """
         written = set(self.result.written)
+        stuck = ""
         for write, before in reversed(self._before):
+            if self._is_gone(write):
+                continue  # what is there now was never changed
+            if write.knob in LIST_SETTINGS and stuck not in ("", write.workload):
+                # CPUs that one cannot give up are not shared out among others: LRAs are narrowed last, undone first.
+                told = (
+                    f"{write.path}: not undone, since {stuck} could not be: perphd restore will give it back"
+                )
+                self.result.undo_problems.append(told)
+                continue
             try:
                 for path, text in before:
-                    found = read_text(self._fs, path)
-                    if found != text and not (path != write.path and self._is_led_now(write.path)):
+                    if self._reads(path) != text and not (
+                        path != write.path and self._is_led_now(write.path)
+                    ):
                         self._put(path, text)
                 if write in written:
                     self.result.undone.append(write)
             except KernelError as exc:
+                stuck = write.workload if write.knob in LIST_SETTINGS else stuck
                 self.result.undo_problems.append(f"not undone, perphd restore will give it back: {exc}")
+
+    def _reads(self, path: str) -> str | None:
+        """What a file reads; None: it cannot be told, which does not mean that it cannot be written."""
+        try:
+            return read_text(self._fs, path)
+        except KernelError:
+            return None
 
     def _is_led_now(self, leader: str) -> bool:
         """True while the leader (cpu.idle = 1) forbids writing its followers."""

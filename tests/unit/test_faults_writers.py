@@ -1,0 +1,198 @@
+"""Every writer x every fault: whatever fails at whatever operation, originals come back and no LRA is worse off.
+
+Operations are enumerated, not drawn: a first run without faults lists them, then each of them fails in turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from perphd.isolation import Applied, Executor, Journal
+from tests.unit.faults_fs import Killed, Operation
+from tests.unit.faults_world import BOOT, WRITERS, World, world
+
+ERRNOS = (
+    errno.EIO,
+    errno.EBUSY,
+    errno.ENOSPC,
+    errno.ESRCH,
+    errno.ENODEV,
+    errno.EINVAL,
+    errno.EACCES,
+)
+
+
+@pytest.fixture(autouse=True)
+def _quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perphd.isolation.journal.os.fsync", lambda fd: None)
+    monkeypatch.setattr("perphd.isolation.journal.os.fdatasync", lambda fd: None)
+
+
+async def _through(here: World, executor: Executor) -> list[Applied]:
+    """Both targets, then everything given back, each as often as the loop would try."""
+    results = []
+    for target in (*here.targets, {}):
+        for _ in range(2):
+            here.now_s += 10.0
+            changes = executor.plan(target, here.specs, here.now_s)
+            results.append(await executor.apply(changes))
+            if results[-1].ok:
+                break
+    return results
+
+
+def _drive(here: World, state: Path) -> list[Applied]:
+    """A daemon's life, ended by whatever is raised; its journal stays as it is on disk."""
+    journal = Journal(state, boot_id=BOOT)
+    try:
+        return asyncio.run(_through(here, here.executor(journal)))
+    finally:
+        journal.close()  # what a killed process loses as well: the lock, the descriptor, and its memory
+
+
+def _operations(writer: str, state: Path) -> list[Operation]:
+    here = world(writer)
+    assert all(applied.ok for applied in _drive(here, state))
+    assert not here.differing()
+    return list(here.gate.seen)
+
+
+def _assert_restorable(here: World, state: Path) -> None:
+    report = here.restore(state)
+    assert report.complete, report
+    assert not report.foreign, report
+    assert not here.differing(), here.differing()
+    again = here.restore(state)
+    assert not again, again
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("took_effect", [False, True], ids=["before", "after"])
+def test_killed_at_every_write_everything_comes_back(writer: str, took_effect: bool, tmp_path: Path) -> None:
+    count = sum(operation.changes for operation in _operations(writer, tmp_path / "dry"))
+    assert count >= 8
+    refused = 0
+    for moment in range(count):
+        here, state = world(writer), tmp_path / str(moment)
+
+        def die(number: int, _operation: Operation, moment: int = moment) -> None:
+            if number == moment:
+                raise Killed
+
+        if took_effect:
+            here.gate.after = die
+        else:
+            here.gate.refuse = die
+        with suppress(Killed):  # a write that the kernel refused by itself took no effect to die after
+            _drive(here, state)
+            refused += 1
+        here.assert_lra_not_worse()
+        _assert_restorable(here, state)
+    assert refused < count / 4
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+def test_at_no_moment_of_any_change_is_an_lra_worse_off(writer: str, tmp_path: Path) -> None:
+    here = world(writer)
+    here.gate.after = lambda number, operation: here.assert_lra_not_worse()
+    assert all(applied.ok for applied in _drive(here, tmp_path))
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("number", ERRNOS, ids=lambda number: errno.errorcode[number])
+def test_any_write_may_be_refused_once(writer: str, number: int, tmp_path: Path) -> None:
+    count = sum(operation.changes for operation in _operations(writer, tmp_path / "dry"))
+    for moment in range(count):
+        here, state = world(writer), tmp_path / str(moment)
+        here.gate.refuse = lambda n, operation, moment=moment: number if n == moment else None  # type: ignore[misc]
+        here.gate.after = lambda n, operation, here=here: here.assert_lra_not_worse()  # type: ignore[misc]
+        results = _drive(here, state)
+        _assert_told(writer, results)
+        _assert_restorable(here, state)
+
+
+def _assert_told(writer: str, results: list[Applied]) -> None:
+    """A failed change says which file and which errno; what is said to be written and not undone was written."""
+    for applied in results:
+        if not applied.ok:
+            assert applied.failed is not None
+            assert errno.errorcode[applied.failed.errno] in str(applied.failed)
+            assert not applied.problems, applied.problems
+            if (
+                writer != "resctrl"
+            ):  # a group that cannot be had does not take back what was written to cgroups
+                assert set(applied.undone) == set(applied.written)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("number", ERRNOS, ids=lambda number: errno.errorcode[number])
+def test_any_file_may_fail_for_good(writer: str, number: int, tmp_path: Path) -> None:
+    """Reads as well as writes, from some moment on, until it heals: the others go on, and all comes back."""
+    operations = _operations(writer, tmp_path / "dry")
+    places = list(dict.fromkeys((operation.kind, operation.path) for operation in operations))
+    for index, (kind, path) in enumerate(places):
+        here, state = world(writer), tmp_path / str(index)
+        first = next(n for n, o in enumerate(operations) if (o.kind, o.path) == (kind, path))
+
+        def refuse(
+            _number: int,
+            operation: Operation,
+            kind: str = kind,
+            path: str = path,
+            here: World = here,
+            first: int = first,
+        ) -> int | None:
+            return (
+                number
+                if (operation.kind, operation.path) == (kind, path) and len(here.gate.seen) > first
+                else None
+            )
+
+        here.gate.refuse = refuse
+        here.gate.after = lambda n, operation, here=here: here.assert_lra_not_worse()  # type: ignore[misc]
+        for applied in _drive(here, state):
+            assert applied.ok or errno.errorcode[applied.failed.errno] in str(applied.failed)  # type: ignore[union-attr]
+        _assert_restorable(here, state)
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("comes_back", [False, True], ids=["gone", "new-inode"])
+def test_a_cgroup_that_vanishes_at_any_write_owes_nothing(
+    writer: str, comes_back: bool, tmp_path: Path
+) -> None:
+    count = sum(operation.changes for operation in _operations(writer, tmp_path / "dry"))
+    for moment in range(count):
+        here, state = world(writer), tmp_path / str(moment)
+
+        def vanish(number: int, _operation: Operation, moment: int = moment, here: World = here) -> None:
+            if number == moment:
+                here.vanish()
+                if comes_back:
+                    here.appear()
+
+        here.gate.after = vanish
+        _drive(here, state)
+        here.gate.heal()
+        if not comes_back:
+            here.appear()
+        _assert_restorable(here, state)
+
+
+def test_the_operations_are_those_of_every_writer(tmp_path: Path) -> None:
+    """What the table in docs/faults.md promises: each writer's own files are among those that fail above."""
+    named: dict[str, Callable[[Operation], bool]] = {
+        "cgroup-v1": lambda o: "/cpuset/" in o.path and o.kind == "write",
+        "cgroup-v2": lambda o: o.path.endswith("memory.high") and o.kind == "write",
+        "systemd": lambda o: o.path.startswith("D-Bus") and "AllowedCPUs" in o.path,
+        "resctrl": lambda o: "/sys/fs/resctrl/perphd." in o.path and o.kind == "mkdir",
+    }
+    for writer in WRITERS:
+        operations = _operations(writer, tmp_path / writer)
+        assert any(named[writer](operation) for operation in operations), writer
+        assert any(operation.kind == "read" for operation in operations), writer
