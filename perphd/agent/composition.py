@@ -17,6 +17,7 @@ from perphd.admission.peers.parties import PartiesPolicy
 from perphd.admission.peers.perph_literal import PerphLiteralPolicy
 from perphd.admission.perph import PerphPolicy
 from perphd.agent.config import Config
+from perphd.agent.discovery import Discovery
 from perphd.agent.loop import Agent, Parts
 from perphd.agent.models import Models
 from perphd.agent.rebuilds import Rebuilds
@@ -34,6 +35,7 @@ from perphd.host.event_files import EVENT_FILES, EventFiles
 from perphd.host.fs import KernelFs, RealFs
 from perphd.host.kubelet import Kubelet
 from perphd.host.perf_events import EventKind, EventOpener, EventSupport, open_group
+from perphd.host.lookup import Lookup
 from perphd.host.resctrl import open_groups
 from perphd.host.schedstat import RunDelayReader
 from perphd.host.systemd_dbus import open_bus
@@ -155,6 +157,7 @@ def build_agent(
         waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)
         if real and clock is not None
         else None,
+        discovery=Discovery(fs, Lookup(fs, hierarchies)),
         owned=(
             host_load,
             journal,

@@ -161,6 +161,7 @@ TABLES: Mapping[str, type] = {
 class Config:
     """Everything the operator decided.
 
+    ``workloads``: those with a control group; ``matches``: those whose control groups are to be found.
     ``sources``: the files it came from, in order. ``warnings``: sentences about things that are accepted but
     odd. ``runtime``: names of the workloads that were added at run time.
     """
@@ -174,6 +175,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     wake: WakeConfig = field(default_factory=WakeConfig)
     workloads: tuple[WorkloadSpec, ...] = ()
+    matches: tuple[WorkloadSpec, ...] = ()
     sources: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
     runtime: tuple[str, ...] = ()
@@ -182,6 +184,11 @@ class Config:
     def store_path(self) -> str:
         """Where the time-series store is kept."""
         return self.store.path or f"{self.daemon.state_dir}/perphd.db"
+
+    @property
+    def count(self) -> int:
+        """How many workloads are declared."""
+        return len(self.workloads) + len(self.matches)
 
     def of_kind(self, kind: Kind) -> tuple[WorkloadSpec, ...]:
         """The workloads of this kind, in the order of the files."""
@@ -312,7 +319,8 @@ def _assemble(parts: list[_Part]) -> Config:
         network=NetworkConfig(**merged["network"]),
         model=ModelConfig(**merged["model"]),
         wake=WakeConfig(**merged["wake"]),
-        workloads=tuple(item.spec for item in declared),
+        workloads=tuple(item.spec for item in declared if item.spec.cgroup),
+        matches=tuple(item.spec for item in declared if not item.spec.cgroup),
         sources=tuple(part.source for part in parts),
     )
 
@@ -322,7 +330,7 @@ def _with_runtime(config: Config) -> Config:
     if not added:
         return config
     # The declared files were checked; give them precedence by checking each addition against all before it.
-    kept = [Declared(spec, "the configuration", spec.name) for spec in config.workloads]
+    kept = [Declared(spec, "the configuration", spec.name) for spec in (*config.workloads, *config.matches)]
     warnings, names = list(config.warnings), []
     for item in added:
         try:
@@ -334,7 +342,8 @@ def _with_runtime(config: Config) -> Config:
             names.append(item.spec.name)
     return replace(
         config,
-        workloads=tuple(item.spec for item in kept),
+        workloads=tuple(item.spec for item in kept if item.spec.cgroup),
+        matches=tuple(item.spec for item in kept if not item.spec.cgroup),
         sources=(*config.sources, added[0].source),
         warnings=tuple(warnings),
         runtime=tuple(names),

@@ -21,7 +21,14 @@ OWN_CGROUPS = "/proc/self/cgroup"
 def check_against_host(config: Config, fs: KernelFs, hierarchies: Hierarchies) -> list[str]:
     """Check all workloads of a configuration; see ``check_workloads_on_host``."""
     source = config.sources[0] if config.sources else "configuration"
-    return check_workloads_on_host(config.workloads, fs, hierarchies, source)
+    warnings = check_workloads_on_host(config.workloads, fs, hierarchies, source)
+    if config.matches:
+        from perphd.agent.discovery import Discovery  # which asks this module
+        from perphd.host.lookup import Lookup
+
+        found = Discovery(fs, Lookup(fs, hierarchies)).look(config.matches, config.workloads)
+        warnings += found.problems.values()
+    return warnings
 
 
 def check_workloads_on_host(
@@ -36,6 +43,8 @@ def check_workloads_on_host(
     own = own_cgroups(fs)
     warnings = []
     for spec in workloads:
+        if not spec.cgroup:
+            continue  # to be found: looked at when it is
         for hierarchy, path in own:
             if path == spec.cgroup or is_inside(path, spec.cgroup):
                 raise ConfigError(

@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
 
+from perphd.agent.match import ALLOWED as MATCH_ALLOWED
+from perphd.agent.match import parse_match
 from perphd.domain.errors import ConfigError, ParseError
 from perphd.domain.units import parse_size_bytes
 from perphd.host.cgroup.hierarchy import check_cgroup_path
@@ -304,6 +306,7 @@ _KINDS: Mapping[str, _Text] = {
         "an absolute path below the cgroup root such as /system.slice/mariadb.service, "
         "without '.', '..' or empty parts",
     ),
+    "match": _Text(lambda text: str(parse_match(text)), MATCH_ALLOWED),
     "name": _Text(_name, "1 to 63 letters, digits and _ . @ -, beginning with a letter or digit"),
     "devices": _Text(_devices, 'names of network devices between commas, e.g. "eth0"'),
     "rate": _Text(

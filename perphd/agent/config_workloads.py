@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from perphd.agent.config_schema import file_value, keys_of, read_values, setting, show
+from perphd.agent.match import MAX_BASE, parse_match
 from perphd.domain.errors import ConfigError, PerphError
 from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
 from perphd.monitor.sli import validate_options
@@ -19,7 +20,11 @@ RUNTIME_FILE = "workloads.toml"
 _NAME_DOC = "its name everywhere: commands, metrics, records"
 _CGROUP_DOC = (
     "its control group: the path below the cgroup root, the same in every hierarchy; "
-    "waited for if it is not there"
+    "waited for if it is not there. This or match"
+)
+_MATCH_DOC = (
+    "how its control group is found, as unit:NAME, slice:NAME, cgroup:/PATH, container:NAME, label:KEY=VALUE, "
+    "pid:NUMBER or pidfile:/PATH; with wildcards a workload for each that is found (see Finding control groups)"
 )
 _MODE_DOC = "observe or enforce for this workload alone; default: the daemon's mode"
 
@@ -29,7 +34,8 @@ class LraTable:
     """Table ``[[lra]]``: one long-running application that is kept at its performance."""
 
     name: str = setting(doc=_NAME_DOC, kind="name")
-    cgroup: str = setting(doc=_CGROUP_DOC, kind="cgroup")
+    cgroup: str = setting("", _CGROUP_DOC, kind="cgroup")
+    match: str = setting("", _MATCH_DOC, kind="match")
     priority: int = setting(
         100,
         "order of decision, the higher one first; protections do not compete yet: batch obeys the strictest",
@@ -75,7 +81,8 @@ class BatchTable:
     """Table ``[[batch]]``: work that gives way."""
 
     name: str = setting(doc=_NAME_DOC, kind="name")
-    cgroup: str = setting(doc=_CGROUP_DOC, kind="cgroup")
+    cgroup: str = setting("", _CGROUP_DOC, kind="cgroup")
+    match: str = setting("", _MATCH_DOC, kind="match")
     mode: Mode | None = setting(None, _MODE_DOC)
     min_cores: float = setting(
         1.0, "it is never confined to fewer physical cores than this", low=0.0, high=4096.0, unit="cores"
@@ -95,6 +102,18 @@ class Declared:
     spec: WorkloadSpec
     source: str
     key: str
+
+
+class WorkloadNames:
+    """The names of these workloads, and of all that are found for them."""
+
+    def __init__(self, declared: Iterable[WorkloadSpec]) -> None:
+        declared = tuple(declared)
+        self._names = frozenset(spec.name for spec in declared)
+        self._heads = tuple(f"{spec.name}." for spec in declared if spec.match)
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and (name in self._names or name.startswith(self._heads))
 
 
 def read_workloads(raw: Mapping[str, Any], source: str) -> tuple[Declared, ...]:
@@ -126,9 +145,9 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
         ConfigError: a key or value is refused.
     """
     if kind is Kind.BATCH:
-        values = read_values(BatchTable, raw, source, key)
+        values = _placed(read_values(BatchTable, raw, source, key), source, key)
         return WorkloadSpec(kind=Kind.BATCH, **values)
-    values = read_values(LraTable, raw, source, key, extra=("sli",))
+    values = _placed(read_values(LraTable, raw, source, key, extra=("sli",)), source, key)
     assert isinstance(raw, Mapping)
     sli = _read_sli(raw["sli"], source, f"{key}.sli") if "sli" in raw else None
     if values.get("max_latency_ms") is not None and sli is None:
@@ -141,6 +160,21 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
     names = [item.name for item in fields(Objective) if item.name in values]
     objective = Objective(**{name: values.pop(name) for name in names})
     return WorkloadSpec(kind=Kind.LRA, objective=objective, sli=sli, **values)
+
+
+def _placed(values: dict[str, Any], source: str, key: str) -> dict[str, Any]:
+    """The values, with exactly one of ``cgroup`` and ``match``."""
+    if "cgroup" not in values and "match" not in values:
+        raise ConfigError(source, f"{key}.cgroup", "is missing", "cgroup, or match")
+    if "cgroup" in values and "match" in values:
+        problem = "is one too many: cgroup says already which control group it is"
+        raise ConfigError(source, f"{key}.match", problem, "one of cgroup and match")
+    if "match" in values and parse_match(values["match"]).is_many and len(values["name"]) > MAX_BASE:
+        problem = (
+            f"{show(values['name'])} is too long: what is found gets names of its own that begin with it"
+        )
+        raise ConfigError(source, f"{key}.name", problem, f"at most {MAX_BASE} characters with this match")
+    return {"cgroup": "", **values}
 
 
 def check_workloads(declared: Sequence[Declared]) -> None:
@@ -161,8 +195,10 @@ def check_workloads(declared: Sequence[Declared]) -> None:
                 "a name that no other workload has",
             )
         names[spec.name] = item
+        if not spec.cgroup:
+            continue  # found at run time, and compared with the others then
         for path, other in cgroups.items():
-            if (relation := _relation(spec.cgroup, path)) is not None:
+            if (relation := relation_of(spec.cgroup, path)) is not None:
                 raise ConfigError(
                     item.source,
                     f"{item.key}.cgroup",
@@ -303,7 +339,8 @@ def _read_sli(raw: object, source: str, key: str) -> SliSpec:
         raise ConfigError(source, key, str(exc)) from exc
 
 
-def _relation(cgroup: str, other: str) -> str | None:
+def relation_of(cgroup: str, other: str) -> str | None:
+    """How two control groups are in each other's way, in words; None: not at all."""
     if cgroup == other:
         return "is also the cgroup"
     if is_inside(cgroup, other):

@@ -17,6 +17,7 @@ from perphd import __version__
 from perphd.admission.inferer import untouched
 from perphd.admission.whatif import whatif
 from perphd.agent.config import Config
+from perphd.agent.discovery import Discovery
 from perphd.agent.learning import observations
 from perphd.agent.model_view import model_view
 from perphd.agent.models import Models
@@ -52,6 +53,10 @@ _STEADY_KNOBS = ("memory_high_bytes", "memory.high")
 _SHARED_KNOBS = frozenset({"cpus", "cpu_weight", "llc_masks", "mba_pct"})
 """What of batch makes up every LRA's protection: if one of them is blocked, nobody has what was chosen for it."""
 ENFORCEABLE_S = 30.0
+DISCOVER_S = 5.0
+"""Control groups that are to be found are looked for so often."""
+FORGET_S = 60.0
+"""One of many that was found is forgotten, and what was set on it given back, when it has been gone so long."""
 """What can be enforced on a workload is looked at anew so often, and when its cgroup (re)appears."""
 
 
@@ -79,6 +84,7 @@ class Parts:
     waker: Waker | None = None
     owned: tuple[Closable, ...] = ()
 
+    discovery: Discovery | None = None
 
 @dataclass(slots=True)
 class _Protection:
@@ -88,6 +94,14 @@ class _Protection:
 
 @dataclass(slots=True)
 class _Enforceable:
+@dataclass(slots=True)
+class _FoundAs:
+    """A workload that was found: for which declaration, and when it was last there."""
+
+    declaration: str
+    seen_s: float
+
+
     knobs: frozenset[str]
     missing: tuple[NotEnforceable, ...]
     looked_s: float
@@ -109,6 +123,9 @@ class Agent:
         self._actuators = parts.actuators()
         self._samples: dict[str, Sample] = {}
         self._protections: dict[str, _Protection] = {}
+        self._declared = {spec.name: spec for spec in config.matches}
+        self._found: dict[str, _FoundAs] = {}
+        self._looked_s: float | None = None
         self._enforceable: dict[str, _Enforceable] = {}
         self._planned: tuple[dict[str, Settings], float] | None = None
         self._cost = CostMeter()
@@ -126,6 +143,7 @@ class Agent:
         """One round at ``now_s`` (monotonic seconds). Failures of single workloads do not lose the round."""
         async with self._lock:
             if not self._sli_followed:
+        await self._discover(now_s)
                 await self._parts.sli.follow(self._all_specs())
                 self._sli_followed = True
             readings = await self._parts.sli.read(now_s)
@@ -164,6 +182,42 @@ class Agent:
 
     def _take_samples(self, samples: Sequence[Sample]) -> None:
         self._samples = {sample.workload: self._flag_settling(sample) for sample in samples}
+    async def _discover(self, now_s: float) -> None:
+        """Take in what the declared matches stand for now, follow what has moved, let go what stays away."""
+        discovery = self._parts.discovery
+        if discovery is None or not (self._declared or self._found):
+            return
+        if self._looked_s is not None and 0 <= now_s - self._looked_s < DISCOVER_S:
+            return
+        self._looked_s = now_s
+        given = tuple(spec for name, spec in self._specs.items() if name not in self._found)
+        found = discovery.look(tuple(self._declared.values()), given)
+        for name, spec in found.specs.items():
+            if name not in self._specs:
+                await self.add_workload(spec)
+            elif self._specs[name].cgroup != spec.cgroup:
+                await self._move(spec)
+            self._found[name] = _FoundAs(found.declared_as[name], now_s)
+        for name, known in list(self._found.items()):
+            is_one = name == known.declaration and name in self._declared
+            if name not in found.specs and not is_one and now_s - known.seen_s >= FORGET_S:
+                await self.remove_workload(name)
+        for name in self._declared:
+            self._parts.records.problem(f"match:{name}", found.problems.get(name), now_s)
+
+    async def _move(self, spec: WorkloadSpec) -> None:
+        """A workload that has another control group now; what was set on the one before goes back."""
+        async with self._lock:
+            await self._parts.executor.restore((spec.name,))
+            self._specs[spec.name] = spec
+            for kept in (self._protections, self._enforceable, self._samples):
+                kept.pop(spec.name, None)
+            self._planned = None
+            self._sli_followed = False
+        self._parts.records.event(
+            Event(self._now_s, EventKind.WORKLOAD, f"found in {spec.cgroup} now", spec.name)
+        )
+
 
     def _flag_settling(self, sample: Sample) -> Sample:
         protection = self._protections.get(sample.workload)
@@ -369,7 +423,10 @@ class Agent:
             period_s=self._config.daemon.period_s,
             tick=self._tick,
             uptime_s=self._now_s - self._began_s if self._began_s is not None else 0.0,
-            workloads=tuple(self._workload_status(spec) for spec in self._all_specs()),
+            workloads=(
+                *(self._workload_status(spec) for spec in self._all_specs()),
+                *(self._workload_status(spec) for spec in self._not_found()),
+            ),
             journal_entries=self._parts.executor.journal_entries,
             cost=self._cost.cost(),
             problems=(*self._config.warnings, *records.problems),
@@ -407,6 +464,10 @@ class Agent:
         async with self._lock:
             self._specs[spec.name] = spec
             await self._parts.sli.follow(self._all_specs())
+            if not spec.cgroup:  # to be found
+                self._declared[spec.name] = spec
+                self._looked_s = None
+                return
         self._parts.records.event(Event(self._now_s, EventKind.WORKLOAD, f"{spec.kind} added", spec.name))
 
     async def remove_workload(self, name: str) -> None:
@@ -417,11 +478,17 @@ class Agent:
         """
         async with self._lock:
             if name not in self._specs:
+        if self._declared.pop(name, None) is not None:
+            self._parts.records.problem(f"match:{name}", None, self._now_s)
+            for found in [one for one, known in self._found.items() if known.declaration == name]:
+                await self.remove_workload(found)
+            return
                 raise ConfigError(
                     "request", "workload", f"no workload is named {name!r}", ", ".join(self._specs)
                 )
             report = await self._parts.executor.restore((name,))
             if report.failed or report.foreign:
+            self._found.pop(name, None)
                 self._parts.records.problem(
                     f"left:{name}", f"{name}: not all was given back: {report}", self._now_s
                 )
@@ -459,6 +526,12 @@ class Agent:
         new = {spec.name: spec for spec in config.workloads}
         for name, old in list(self._specs.items()):
             spec = new.get(name)
+        declared = {spec.name: spec for spec in config.matches}
+        for name, known in self._found.items():
+            to_be, was = declared.get(known.declaration), self._declared.get(known.declaration)
+            if to_be is not None and was is not None and (to_be.match, to_be.kind) == (was.match, was.kind):
+                new.setdefault(name, replace(to_be, name=name, cgroup=self._specs[name].cgroup))
+        self._declared, self._looked_s = declared, None
             if spec is None or (spec.cgroup, spec.kind) != (old.cgroup, old.kind):
                 await self.remove_workload(name)
         async with self._lock:
@@ -471,7 +544,7 @@ class Agent:
             self._modes.clear()
             for name, old in self._specs.items():
                 self._models.keep_if_counted_alike(old, new.get(name, old), self._now_s)
-            self._specs = {spec.name: spec for spec in config.workloads}
+            self._specs = new
             self._enforceable.clear()
             self._parts.executor.forget_conflicts()
             self._sli_followed = False
@@ -559,6 +632,11 @@ class Agent:
         protection = self._protections.get(spec.name)
         known = self._enforceable.get(spec.name)
         return WorkloadStatus(
+    def _not_found(self) -> list[WorkloadSpec]:
+        """Declarations for which nothing was ever found, or is left."""
+        there = {known.declaration for known in self._found.values()}
+        return [spec for name, spec in self._declared.items() if name not in there]
+
             spec=spec,
             present=present,
             mode=self.mode_of(spec),
@@ -568,5 +646,7 @@ class Agent:
             protection=protection.allocation if protection is not None else None,
             in_force=self._parts.executor.in_force(spec.name),
             not_enforceable=known.missing if known is not None else (),
-            problem="" if present else f"waiting for cgroup {spec.cgroup}",
+            problem=""
+            if present
+            else f"waiting for {f'cgroup {spec.cgroup}' if spec.cgroup else spec.match}",
         )

@@ -14,6 +14,7 @@ from typing import Protocol
 from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, load
 from perphd.agent.config_host import check_against_host
+from perphd.agent.config_workloads import WorkloadNames
 from perphd.agent.loop import Agent
 from perphd.agent.notify import Notifier
 from perphd.agent.wake import Waker
@@ -68,7 +69,7 @@ class Service:
         try:
             await server.start()
             self._watch_signals(agent)
-            self._notifier.ready(f"{self._config.daemon.mode}, {len(self._config.workloads)} workloads")
+            self._notifier.ready(f"{self._config.daemon.mode}, {self._config.count} workloads")
             log.info("ready: mode %s, policy %s", self._config.daemon.mode, self._config.daemon.policy)
             await self._loop(agent)
         finally:
@@ -103,9 +104,11 @@ class Service:
         # What a daemon that was killed left behind is put back before anything is looked at; what one kept on purpose
         # stays for the workloads that are still to be enforced.
         daemon = self._config.daemon
-        enforced = {
-            spec.name for spec in self._config.workloads if (spec.mode or daemon.mode) is Mode.ENFORCE
-        }
+        enforced = WorkloadNames(
+            spec
+            for spec in (*self._config.workloads, *self._config.matches)
+            if (spec.mode or daemon.mode) is Mode.ENFORCE
+        )
         report = restore(fs, Path(daemon.state_dir), but=enforced)
         if report.restored or report.failed:
             log.warning("a daemon before this one ended without giving back: %s", report)

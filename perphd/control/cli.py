@@ -263,12 +263,12 @@ def check(out: Out, path: str) -> None:
     fs = RealFs(loaded.host.root)
     warnings = [*loaded.warnings, *check_against_host(loaded, fs, discover(fs))]
     out.warn(warnings)
-    count = len(loaded.workloads)
+    count = loaded.count
     out.say(
         {
             "ok": True,
             "sources": list(loaded.sources),
-            "workloads": [spec.name for spec in loaded.workloads],
+            "workloads": [spec.name for spec in (*loaded.workloads, *loaded.matches)],
             "warnings": warnings,
         },
         f"{', '.join(loaded.sources)}: fine; {count} workload{'' if count == 1 else 's'}, mode {loaded.daemon.mode}",
@@ -278,13 +278,14 @@ def check(out: Out, path: str) -> None:
 @command(config)
 def show(out: Out) -> None:
     """Show the configuration in force, defaults included."""
+    from perphd.agent.config import TABLES
     from perphd.control.table import text
 
     data = out.client.get("config")
 
     def lines() -> list[str]:
         found = [f"# {source}" for source in data["sources"]]
-        for name in ("daemon", "store", "policy", "host"):
+        for name in (name for name in TABLES if name in data):
             found += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in data[name].items())]
         for kind in ("lra", "batch"):
             for item in data[kind]:

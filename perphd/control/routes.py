@@ -183,7 +183,7 @@ class Routes:
         config = self._agent.config
         tables = {name: _keys(table, getattr(config, name)) for name, table in TABLES.items()}
         lists: dict[str, list[Any]] = {kind.value: [] for kind in Kind}
-        for spec in config.workloads:
+        for spec in (*config.workloads, *config.matches):
             lists[spec.kind.value].append(_table(spec))
         return {
             **tables,
@@ -286,7 +286,7 @@ class Routes:
         warnings = [*config.warnings, *self._hooks.check_host(config.workloads)]
         return {
             "sources": list(config.sources),
-            "workloads": [spec.name for spec in config.workloads],
+            "workloads": [spec.name for spec in (*config.workloads, *config.matches)],
             "warnings": warnings,
         }
 

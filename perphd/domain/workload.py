@@ -54,7 +54,11 @@ class SliSpec:
 
 @dataclass(frozen=True, slots=True)
 class WorkloadSpec:
-    """One workload = one cgroup subtree, named by its path below the cgroup root (``/system.slice/x.service``)."""
+    """One workload = one cgroup subtree, named by its path below the cgroup root (``/system.slice/x.service``).
+
+    ``match``: how that path was, or is to be, found (docs/config.md); empty where it was given. As declared, a workload
+    that is to be found has no ``cgroup`` yet.
+    """
 
     name: str
     kind: Kind
@@ -65,3 +69,4 @@ class WorkloadSpec:
     sli: SliSpec | None = None
     min_cores: float = 1.0
     min_memory_bytes: int = 0
+    match: str = ""

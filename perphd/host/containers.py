@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -25,6 +26,21 @@ _POD: Final = re.compile(
 )
 _PARENTS: Final = {"docker": "docker", "libpod_parent": "libpod", "default": "containerd"}
 _MAX_BYTES: Final = 4 << 20
+DOCKER: Final = "/var/lib/docker/containers/{}/config.v2.json"
+CONTAINERD: Final = "/run/containerd/io.containerd.runtime.v2.task/{}/{}/config.json"
+CRIO: Final = "/run/containers/storage/overlay-containers/{}/userdata/config.json"
+_NAME_NOTES: Final = (
+    "io.kubernetes.cri.container-name",
+    "nerdctl/name",
+    "io.kubernetes.container.name",
+    "io.podman.annotations.name",
+)
+_CRI_NOTES: Final = {
+    "io.kubernetes.cri.container-name": "io.kubernetes.container.name",
+    "io.kubernetes.cri.sandbox-name": "io.kubernetes.pod.name",
+    "io.kubernetes.cri.sandbox-namespace": "io.kubernetes.pod.namespace",
+}
+"""What containerd's CRI calls the labels that every runtime of Kubernetes has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +101,41 @@ class ContainerNames:
             return f"{pod}/{name}" if name else pod
         return name
 
+    def labels(self, cgroup: str) -> dict[str, str] | None:
+        """What the runtime keeps on disk of this container's labels; None: nothing of it is readable here.
+
+        Of Docker all labels; of CRI-O the pod's and the container's; of containerd what its CRI notes about the pod
+        (its own labels are in a database that only it reads). Containers of Kubernetes have, with any runtime,
+        ``io.kubernetes.pod.name``, ``io.kubernetes.pod.namespace`` and ``io.kubernetes.container.name``.
+        """
+        container_id = parse_path(cgroup).container_id
+        docker = _table(_table(self._json(DOCKER.format(container_id)).get("Config")).get("Labels"))
+        found = {str(key): str(value) for key, value in docker.items()}
+        notes = next((notes for path in self._configs(container_id) if (notes := self._notes(path))), {})
+        for key, value in notes.items():
+            found.setdefault(_CRI_NOTES.get(key, key), str(value))
+        crio = notes.get("io.kubernetes.cri-o.Labels")
+        if isinstance(crio, str):
+            with suppress(ValueError, RecursionError):
+                found |= {str(key): str(value) for key, value in _table(json.loads(crio)).items()}
+        known = found or self._is_there(container_id)
+        return found if known else None
+
+    def _is_there(self, container_id: str) -> bool:
+        return any(
+            self._fs.exists(path) for path in (DOCKER.format(container_id), *self._configs(container_id))
+        )
+
+    def _configs(self, container_id: str) -> tuple[str, ...]:
+        """Where the runtimes leave a container's OCI configuration."""
+        return (
+            *(CONTAINERD.format(namespace, container_id) for namespace in ("k8s.io", "moby", "default")),
+            CRIO.format(container_id),
+        )
+
+    def _notes(self, path: str) -> dict[str, Any]:
+        return _table(self._json(path).get("annotations"))
+
     def _pod_names(self) -> dict[str, str]:
         if self._pods is None:
             self._pods = {}
@@ -107,21 +158,16 @@ class ContainerNames:
         return found
 
     def _look_up(self, container_id: str) -> str:
-        docker = self._json(f"/var/lib/docker/containers/{container_id}/config.v2.json")
+        docker = self._json(DOCKER.format(container_id))
         labels = _table(_table(docker.get("Config")).get("Labels"))
         name = labels.get("io.kubernetes.container.name") or docker.get("Name")
         if name:
             return str(name).lstrip("/")
-        for namespace in ("k8s.io", "moby", "default"):
-            task = f"/run/containerd/io.containerd.runtime.v2.task/{namespace}/{container_id}/config.json"
-            if name := self._annotated(task, "io.kubernetes.cri.container-name", "nerdctl/name"):
+        for path in self._configs(container_id):
+            notes = self._notes(path)
+            if name := next((str(notes[key]) for key in _NAME_NOTES if notes.get(key)), ""):
                 return name
-        crio = f"/run/containers/storage/overlay-containers/{container_id}/userdata/config.json"
-        return self._annotated(crio, "io.kubernetes.container.name", "io.podman.annotations.name")
-
-    def _annotated(self, path: str, *keys: str) -> str:
-        notes = _table(self._json(path).get("annotations"))
-        return next((str(notes[key]) for key in keys if notes.get(key)), "")
+        return ""
 
     def _json(self, path: str) -> dict[str, Any]:
         try:

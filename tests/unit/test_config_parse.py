@@ -129,6 +129,7 @@ def wrong_values(key: Key) -> list[object]:
                 "optional-path": ["relative", "/a/../b"],
                 "socket": ["", "relative", "/" + "x" * 107],
                 "cgroup": ["", "/", "relative", "/a/", "/a//b", "/a/../b", "/a/.", "/a\nb"],
+                "match": ["", "unit:", "/a", "slice:*.slice", "pid:x"],
                 "devices": ["eth0/1", "a b", "..", "x" * 16, "ä"],
                 "": ["no-such-choice", "", "Observe"],
             }[key.kind]

@@ -1,0 +1,185 @@
+"""Which control groups the declared matches stand for now.
+
+Looks and compares; the agent takes the workloads in, follows them and lets them go. What cannot be taken is told, and
+keeps nothing else from being found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from perphd.agent.config_host import own_cgroups
+from perphd.agent.config_workloads import is_inside, relation_of
+from perphd.agent.match import Match, MatchKind, instance_name, is_wild, parse_match, slice_path
+from perphd.domain.workload import WorkloadSpec
+from perphd.host.cgroup.hierarchy import check_cgroup_path
+from perphd.host.fs import KernelFs
+from perphd.host.lookup import Lookup
+
+MAX_INSTANCES: Final = 64
+"""So many workloads one match with wildcards stands for at most: the first by path."""
+_SHOWN: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """``specs``: by name, each with its control group; ``declared_as``: name -> name of the declaration.
+
+    ``problems``: name of a declaration -> why it, or some of what it matches, is left out.
+    """
+
+    specs: Mapping[str, WorkloadSpec] = field(default_factory=dict)
+    declared_as: Mapping[str, str] = field(default_factory=dict)
+    problems: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Hit:
+    cgroup: str
+    captured: tuple[str, ...] = ()
+
+
+class Discovery:
+    """Looks on one host. Remembers which process a ``pid:`` meant, so that its successor is not taken for it."""
+
+    def __init__(self, fs: KernelFs, lookup: Lookup) -> None:
+        self._fs, self._lookup = fs, lookup
+        self._starts: dict[int, int] = {}
+
+    def look(self, declared: Sequence[WorkloadSpec], others: Sequence[WorkloadSpec]) -> Found:
+        """What the declarations stand for. ``others``: workloads whose control groups are given.
+
+        Raises nothing: what cannot be looked at is not found.
+        """
+        own = [path for _, path in own_cgroups(self._fs)]
+        taken = {spec.cgroup: spec.name for spec in others}
+        names = {spec.name for spec in (*others, *declared)}
+        specs: dict[str, WorkloadSpec] = {}
+        declared_as: dict[str, str] = {}
+        problems: dict[str, str] = {}
+        for spec in declared:
+            match = parse_match(spec.match)
+            hits, problem = self._hits(match)
+            said = [problem] if problem else []
+            if not match.is_many and len(hits) > 1:
+                shown = ", ".join(hit.cgroup for hit in hits[:_SHOWN])
+                said.append(
+                    f"{match} matches {len(hits)} control groups ({shown} ...): say which one it is, or with a "
+                    "wildcard that each is a workload of its own"
+                )
+                hits = []
+            if len(hits) > MAX_INSTANCES:
+                said.append(
+                    f"{match} matches {len(hits)} control groups; the first {MAX_INSTANCES} are taken"
+                )
+                hits = hits[:MAX_INSTANCES]
+            for hit in hits:
+                name = instance_name(spec.name, hit.captured, hit.cgroup) if match.is_many else spec.name
+                if reason := _refusal(hit.cgroup, name if match.is_many else "", own, taken, names):
+                    said.append(reason)
+                    continue
+                taken[hit.cgroup] = name
+                names.add(name)
+                specs[name] = replace(spec, name=name, cgroup=hit.cgroup)
+                declared_as[name] = spec.name
+            if not hits and not said:
+                said.append(f"nothing matches {match}; perphd waits for it")
+            if said:
+                more = f" (and {len(said) - _SHOWN} more)" if len(said) > _SHOWN else ""
+                problems[spec.name] = f"{spec.kind} {spec.name!r}: {'; '.join(said[:_SHOWN])}{more}"
+        return Found(specs, declared_as, problems)
+
+    def _hits(self, match: Match) -> tuple[list[_Hit], str]:
+        """The control groups, sorted by path, and what is odd."""
+        problem = ""
+        match match.kind:
+            case MatchKind.UNIT:
+                hits = [
+                    _Hit(cgroup, captured)
+                    for unit, cgroup in self._lookup.units()
+                    if (captured := match.captures(unit)) is not None
+                ]
+            case MatchKind.SLICE:
+                path = slice_path(match.pattern)
+                hits = [_Hit(path)] if self._lookup.exists(path) else []
+            case MatchKind.CGROUP:
+                hits = [_Hit(path, match.captures(path) or ()) for path in self._paths(match.pattern)]
+            case MatchKind.CONTAINER:
+                hits = [
+                    _Hit(item.cgroup, captured)
+                    for item in self._lookup.containers()
+                    if (captured := match.captures(item.name)) is not None
+                ]
+            case MatchKind.LABEL:
+                hits, problem = self._labelled(match)
+            case _:
+                hits, problem = self._of_process(match)
+        safe = sorted((hit for hit in hits if _is_path(hit.cgroup)), key=lambda hit: hit.cgroup)
+        return safe, problem
+
+    def _labelled(self, match: Match) -> tuple[list[_Hit], str]:
+        hits, unknown = [], []
+        for item in self._lookup.containers():
+            if item.labels is None:
+                unknown.append(item.cgroup)
+                continue
+            captured = match.captures(item.labels.get(match.key, ""))
+            if captured is not None and match.key in item.labels:
+                # Many containers may have one label: their names tell them apart.
+                hits.append(_Hit(item.cgroup, (item.name,)))
+        if unknown and not hits:
+            return hits, (
+                f"no container is known to have {match}: the labels of {len(unknown)} containers (such as "
+                f"{unknown[0]}) are not known here, because their runtime leaves no state that can be read on this host"
+            )
+        return hits, ""
+
+    def _of_process(self, match: Match) -> tuple[list[_Hit], str]:
+        pid = int(match.pattern) if match.kind is MatchKind.PID else self._lookup.pid_in(match.pattern)
+        start = self._lookup.start_of(pid) if pid > 1 else 0
+        if not start:
+            return [], ""
+        if match.kind is MatchKind.PID and self._starts.setdefault(pid, start) != start:
+            return [], f"process {pid} has ended; another process has its number now"
+        cgroup = self._lookup.of_process(pid)
+        if not cgroup:
+            return [], f"process {pid} is in the root control group"
+        return [_Hit(cgroup)], ""
+
+    def _paths(self, pattern: str) -> Iterator[str]:
+        """Existing groups that a path with wildcards stands for: no folder is listed that cannot lead to one."""
+        found = [""]
+        for part in pattern[1:].split("/"):
+            if is_wild(part):
+                wild = Match(MatchKind.CGROUP, part)
+                found = [
+                    f"{above}/{name}"
+                    for above in found
+                    for name in self._lookup.children(above or "/")
+                    if wild.captures(name) is not None
+                ]
+            else:
+                found = [f"{above}/{part}" for above in found]
+        return (path for path in found if self._lookup.exists(path))
+
+
+def _refusal(cgroup: str, name: str, own: Sequence[str], taken: Mapping[str, str], names: set[str]) -> str:
+    """Why this control group is not taken; empty if it is. ``name``: of one of many."""
+    for path in own:
+        if path == cgroup or is_inside(path, cgroup):
+            return f"{cgroup} contains perphd itself (it runs in {path})"
+    for other, whose in taken.items():
+        if (relation := relation_of(cgroup, other)) is not None:
+            return f"{cgroup} {relation} of workload {whose!r} ({other})"
+    if name in names:
+        return f"{cgroup} would be called {name!r}, as another workload is"
+    return ""
+
+
+def _is_path(cgroup: str) -> bool:
+    try:
+        return check_cgroup_path(cgroup) == cgroup
+    except ValueError:
+        return False

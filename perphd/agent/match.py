@@ -1,0 +1,193 @@
+"""What ``match`` in a workload's table says: how its control group is found instead of being named. Pure.
+
+The grammar, also in docs/config.md::
+
+    match    = kind ":" pattern
+    kind     = "unit" | "slice" | "cgroup" | "container" | "label" | "pid" | "pidfile"
+    pattern  = for label  KEY "=" GLOB      KEY: letters, digits and . _ / -
+               for pid    a number above 1
+               for pidfile an absolute path
+               for slice  the name of a slice, without wildcards
+               else       GLOB
+    GLOB     = text in which * stands for any run of characters, ? for one, [abc] [a-z] [!abc] for one of a set;
+               none of them for "/". A backslash is a backslash: unit names have them.
+
+A pattern without wildcards stands for one workload, and is an error where it finds several. One with wildcards, and any
+label, stands for one workload each: they are called NAME.INSTANCE, by what the wildcards stood for, or by the
+containers' names.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from perphd.domain.errors import ParseError
+
+MAX_PATTERN: Final = 1000
+MAX_NAME: Final = 63
+MAX_BASE: Final = 40
+"""The longest name of a declaration that stands for many."""
+ALLOWED: Final = (
+    '"unit:NAME", "slice:NAME", "cgroup:/PATH", "container:NAME", "label:KEY=VALUE", "pid:NUMBER" or '
+    '"pidfile:/PATH"; * ? [..] in all but slice, pid and pidfile'
+)
+_LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}", re.ASCII)
+_SLICE = re.compile(r"[A-Za-z0-9:_.\\@-]{1,249}\.slice", re.ASCII)
+_UNIT_SUFFIX = re.compile(r".*(?:\.(?:service|scope|slice|mount|socket|swap)|[*?\]])", re.ASCII)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+class MatchKind(StrEnum):
+    """What a pattern is compared with."""
+
+    UNIT = "unit"  # the name of a unit of this host's systemd, wherever in its slices
+    SLICE = "slice"  # a slice, whose path follows from its name
+    CGROUP = "cgroup"  # the path of a control group
+    CONTAINER = "container"  # a container's name; of a pod's NAMESPACE/POD/CONTAINER
+    LABEL = "label"  # a label of a container
+    PID = "pid"  # the group of a process, as long as that lives
+    PIDFILE = "pidfile"  # the group of the process whose number is in a file
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """One parsed ``match``. ``key``: of a label; ``pattern``: what the rest says."""
+
+    kind: MatchKind
+    pattern: str
+    key: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.kind}:{self.key}={self.pattern}" if self.key else f"{self.kind}:{self.pattern}"
+
+    @property
+    def is_many(self) -> bool:
+        """True if it stands for any number of workloads."""
+        if self.kind in (MatchKind.SLICE, MatchKind.PID, MatchKind.PIDFILE):
+            return False
+        return self.kind is MatchKind.LABEL or is_wild(self.pattern)
+
+    def captures(self, text: str) -> tuple[str, ...] | None:
+        """What the wildcards stand for in this text; None: it does not match."""
+        found = glob(self.pattern).fullmatch(text)
+        return None if found is None else found.groups()
+
+
+def parse_match(text: str) -> Match:
+    """Read a ``match``.
+
+    Raises:
+        ParseError: it does not follow the grammar.
+    """
+    kind_text, colon, pattern = text.partition(":")
+    if not colon or kind_text not in tuple(MatchKind) or not pattern:
+        raise _error(text)
+    if len(pattern) > MAX_PATTERN or _CONTROL.search(pattern):
+        raise _error(text)
+    kind, key = MatchKind(kind_text), ""
+    match kind:
+        case MatchKind.UNIT:
+            ok = "/" not in pattern and _UNIT_SUFFIX.fullmatch(pattern) is not None
+        case MatchKind.SLICE:
+            ok = _SLICE.fullmatch(pattern) is not None and slice_path(pattern) != ""
+        case MatchKind.CGROUP | MatchKind.PIDFILE:
+            ok = pattern.startswith("/") and all(
+                part not in ("", ".", "..") for part in pattern[1:].split("/")
+            )
+        case MatchKind.PID:
+            ok = re.fullmatch(r"[1-9][0-9]{0,9}", pattern, re.ASCII) is not None and pattern != "1"
+        case MatchKind.LABEL:
+            key, equals, pattern = pattern.partition("=")
+            ok = bool(equals and pattern) and _LABEL_KEY.fullmatch(key) is not None
+        case MatchKind.CONTAINER:
+            ok = not pattern.startswith("/")
+    if not ok:
+        raise _error(text)
+    return Match(kind, pattern, key)
+
+
+def slice_path(name: str) -> str:
+    """The control group of a slice: ``a-b.slice`` is ``/a.slice/a-b.slice`` (systemd.slice(5)); empty for no slice."""
+    stem = name.removesuffix(".slice")
+    words = stem.split("-")
+    if stem == name or stem == "" or any(not word for word in words):
+        return ""
+    return "/" + "/".join("-".join(words[: depth + 1]) + ".slice" for depth in range(len(words)))
+
+
+def instance_name(base: str, captured: tuple[str, ...], identity: str) -> str:
+    """The name of one of many: ``base.`` and what the wildcards stood for, as far as a name can say it.
+
+    Where it cannot, six digits of ``identity`` keep it apart from others; it stays the same as long as both do.
+    ``base`` has at most ``MAX_BASE`` characters.
+    """
+    told = "-".join(part for part in captured if part)
+    plain = re.sub(r"[^A-Za-z0-9_.@-]+", "-", told, flags=re.ASCII).strip("-")
+    room = MAX_NAME - len(base) - 1
+    if plain == told and 0 < len(plain) <= room and len(captured) == 1:
+        return f"{base}.{plain}"
+    digits = hashlib.sha256(identity.encode(errors="surrogatepass")).hexdigest()[:6]
+    head = plain[: room - len(digits) - 1].rstrip("-.")
+    return f"{base}.{head}-{digits}" if head else f"{base}.{digits}"
+
+
+@functools.lru_cache(maxsize=1024)
+def glob(pattern: str) -> re.Pattern[str]:
+    """The pattern as a regular expression with a group for each wildcard."""
+    return re.compile(
+        "".join(f"({part})" if isinstance(part, str) else re.escape(part[0]) for part in _parts(pattern))
+    )
+
+
+def is_wild(pattern: str) -> bool:
+    """True if there is a wildcard in it."""
+    return any(isinstance(part, str) for part in _parts(pattern))
+
+
+def _parts(pattern: str) -> list[str | tuple[str]]:
+    """Regular expressions of wildcards as text, and runs of literal characters as tuples of one."""
+    found: list[str | tuple[str]] = []
+    at = 0
+    while at < len(pattern):
+        char = pattern[at]
+        if char == "*":
+            if not found or found[-1] != "[^/]*":  # ** is *
+                found.append("[^/]*")
+        elif char == "?":
+            found.append("[^/]")
+        elif (
+            char == "["
+            and (end := pattern.find("]", at + 3 if pattern[at + 1 : at + 2] == "!" else at + 2)) > 0
+        ):
+            found.append(_set(pattern[at + 1 : end]))
+            at = end
+        elif found and isinstance(found[-1], tuple):
+            found[-1] = (found[-1][0] + char,)
+        else:
+            found.append((char,))
+        at += 1
+    return found
+
+
+def _set(body: str) -> str:
+    negated, body = body.startswith("!"), body.removeprefix("!")
+    inner = ""
+    at = 0
+    while at < len(body):
+        if at + 2 < len(body) and body[at + 1] == "-" and body[at] <= body[at + 2]:
+            inner += f"{re.escape(body[at])}-{re.escape(body[at + 2])}"
+            at += 3
+        else:
+            inner += re.escape(body[at])
+            at += 1
+    # A set never stands for the "/" that separates groups, whatever is in it.
+    return f"(?!/)[{'^' if negated else ''}{inner}]"
+
+
+def _error(text: str) -> ParseError:
+    return ParseError("a way to find control groups", text, ALLOWED)

@@ -1,0 +1,135 @@
+"""Finding control groups by what they are: the unit, the container, the process. Reads only; asks no daemon.
+
+Nothing here walks the whole tree: units of this host's systemd lie in slices alone, and containers in slices or in the
+folders that their runtimes make.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.domain.errors import KernelError
+from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, Layout
+from perphd.host.containers import ContainerNames, parse_path
+from perphd.host.fs import KernelFs, read_text
+from perphd.host.systemd_fs import unit_of
+
+MAX_GROUPS: Final = 20_000
+"""So many directories are looked at in one walk, against trees without an end."""
+_FOLDERS: Final = frozenset(
+    {"docker", "libpod_parent", "default", "kubepods", "burstable", "besteffort", "guaranteed"}
+)
+_POD = re.compile(r"(?:.*-)?pod[0-9a-f_-]{32,36}(?:\.slice)?", re.ASCII)
+_CLK_START: Final = 19
+"""Field starttime of /proc/PID/stat, counted after the command's closing parenthesis: proc(5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One container's group. ``labels`` None: what the runtime keeps about it cannot be read."""
+
+    cgroup: str
+    name: str
+    labels: Mapping[str, str] | None
+
+
+def primary(hierarchies: Hierarchies) -> Hierarchy | None:
+    """The tree that is looked through: where processes are divided for their CPU time."""
+    if hierarchies.layout is Layout.V2:
+        return hierarchies.unified
+    return hierarchies.of("cpu") or next(iter(hierarchies.all()), None)
+
+
+class Lookup:
+    """Looks on one host. Labels of containers are read once: they never change."""
+
+    def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
+        self._fs, self._hierarchies = fs, hierarchies
+        self._labels: dict[str, Mapping[str, str] | None] = {}
+
+    def children(self, cgroup: str) -> list[str]:
+        """Names of the groups directly below one; none if it is gone."""
+        tree = primary(self._hierarchies)
+        if tree is None:
+            return []
+        try:
+            return self._fs.subdirectories(tree.path(cgroup))
+        except KernelError:
+            return []
+
+    def exists(self, cgroup: str) -> bool:
+        """True if the group is there."""
+        return bool(self._hierarchies.directories(self._fs, cgroup))
+
+    def units(self) -> Iterator[tuple[str, str]]:
+        """(unit, its group) of everything that lies in slices; slices come before what they hold."""
+        for cgroup in self._walk(lambda name: name.endswith(".slice")):
+            if unit := unit_of(cgroup):
+                yield unit, cgroup
+
+    def containers(self) -> list[Container]:
+        """Every container's group, with its name and labels."""
+        names = ContainerNames(self._fs)
+        found: list[Container] = []
+        seen: dict[str, Mapping[str, str] | None] = {}
+        for cgroup in self._walk(_may_hold_containers):
+            path = parse_path(cgroup)
+            if not path.container_id:
+                continue
+            known = self._labels.get(path.container_id)
+            labels = known if known is not None else names.labels(cgroup)
+            seen[path.container_id] = labels
+            found.append(Container(cgroup, names.label(cgroup), labels))
+        self._labels = seen  # of those that are there
+        return found
+
+    def _walk(self, descend: Callable[[str], bool]) -> Iterator[str]:
+        """Groups from the top, into those with such names."""
+        waiting, count = [""], 0
+        while waiting:
+            parent = waiting.pop()
+            for name in self.children(parent or "/"):
+                count += 1
+                if count > MAX_GROUPS:
+                    return
+                yield f"{parent}/{name}"
+                if descend(name):
+                    waiting.append(f"{parent}/{name}")
+
+    def of_process(self, pid: int) -> str:
+        """The group that this process is in; empty if there is no such process, or it is in the root."""
+        tree = primary(self._hierarchies)
+        try:
+            lines = read_text(self._fs, f"/proc/{pid}/cgroup").splitlines()
+        except KernelError:
+            return ""
+        found = ""
+        for line in lines:
+            number, controllers, path = [*line.split(":", 2), "", ""][:3]
+            if tree is not None and (
+                number == "0" if tree.version == 2 else bool(tree.controllers & set(controllers.split(",")))
+            ):
+                found = path
+        return "" if found in ("", "/") or "/.." in found else found
+
+    def start_of(self, pid: int) -> int:
+        """When this process began, in the kernel's ticks since boot; 0: there is none. Tells it from its successors."""
+        try:
+            return int(read_text(self._fs, f"/proc/{pid}/stat").rpartition(")")[2].split()[_CLK_START])
+        except (KernelError, ValueError, IndexError):
+            return 0
+
+    def pid_in(self, path: str) -> int:
+        """The number in a pid file; 0: there is none."""
+        try:
+            word = read_text(self._fs, path).split(maxsplit=1)[:1]
+            return int(word[0]) if word and word[0].isdecimal() and len(word[0]) <= 10 else 0
+        except KernelError:
+            return 0
+
+
+def _may_hold_containers(name: str) -> bool:
+    return name.endswith(".slice") or name in _FOLDERS or _POD.fullmatch(name) is not None

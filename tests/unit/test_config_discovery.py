@@ -1,0 +1,396 @@
+"""``match``: its grammar, what is found for it, and how the agent follows what it found."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from perphd.agent.config import parse
+from perphd.agent.config_schema import _KINDS
+from perphd.agent.config_workloads import WorkloadNames, to_toml
+from perphd.agent.discovery import MAX_INSTANCES, Discovery, Found
+from perphd.agent.match import (
+    ALLOWED,
+    Match,
+    MatchKind,
+    glob,
+    instance_name,
+    is_wild,
+    parse_match,
+    slice_path,
+)
+from perphd.domain.errors import ConfigError, ParseError
+from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.host.cgroup import discover
+from perphd.host.fs import RealFs
+from perphd.host.lookup import Lookup
+from tests.unit.host_tree import write_tree
+
+V2 = {
+    "/proc/self/mounts": "cgroup2 /cg cgroup2 rw 0 0\n",
+    "/proc/self/cgroup": "0::/system.slice/perphd.service\n",
+    "/cg/cgroup.controllers": "cpu memory\n",
+}
+A, B = "a" * 64, "b" * 64
+TEXT = st.text(st.characters(blacklist_categories=("Cs", "Cc"), max_codepoint=0x2FF), min_size=1, max_size=30)
+PATTERN = st.text(st.sampled_from("ab-._@\\*?[]!"), min_size=1, max_size=12)
+
+
+# -- grammar --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "unit:mariadb.service",
+        "unit:worker@*.service",
+        "unit:job-[0-9]*",
+        "slice:batch-low.slice",
+        "cgroup:/kubepods.slice/*/cri-*",
+        "container:web-?",
+        "container:shop/*/nginx",
+        "label:app.kubernetes.io/name=shop",
+        "label:tier=b*",
+        "pid:4711",
+        "pidfile:/run/x.pid",
+    ],
+)
+def test_what_may_be_written_reads_back_the_same(text: str) -> None:
+    assert str(parse_match(text)) == text
+    table = f'[[batch]]\nname = "x"\nmatch = {json.dumps(text)}\n'
+    (spec,) = parse(table, "f").matches
+    assert (spec.match, spec.cgroup) == (text, "")
+    assert to_toml(spec) == table
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "unit", "unit:", "units:a.service", "Unit:a.service", ":a", "unit:/a.service", "unit:mariadb"),
+        *("slice:a", "slice:*.slice", "slice:-a.slice", "slice:a--b.slice", "slice:a/b.slice"),
+        *("cgroup:a", "cgroup:/", "cgroup:/a/", "cgroup:/a//b", "cgroup:/a/../b", "cgroup:/a/\n"),
+        *("pid:0", "pid:1", "pid:-3", "pid:x", "pid:*", "pid:99999999999", "pidfile:x", "pidfile:/a/../b"),
+        *("label:app", "label:=x", "label:app=", "label:a b=x", "container:/x", "container:\x00"),
+        "unit:" + "a" * 1001 + ".service",
+    ],
+)
+def test_anything_else_is_refused_with_what_is_allowed(text: str) -> None:
+    with pytest.raises(ParseError, match=re.escape(ALLOWED)):
+        parse_match(text)
+
+
+@given(
+    st.one_of(TEXT, st.builds(lambda kind, rest: f"{kind}:{rest}", st.sampled_from(list(MatchKind)), TEXT))
+)
+def test_no_text_breaks_the_parser_and_what_is_taken_is_stable(text: str) -> None:
+    try:
+        match = parse_match(text)
+    except ParseError:
+        return
+    assert parse_match(str(match)) == match
+    assert _KINDS["match"].read(text) == str(match)
+
+
+@given(PATTERN)
+@example("[!]")
+@example("[]")
+@example("[]a]")
+@example("[z-a]")
+@example("**")
+def test_every_pattern_is_an_expression_with_a_group_for_each_wildcard(pattern: str) -> None:
+    expression = glob(pattern)
+    assert (expression.groups > 0) == is_wild(pattern)
+    assert expression.fullmatch(f"x/{pattern}/y") is None
+    if not is_wild(pattern):
+        assert expression.fullmatch(pattern) is not None
+
+
+@given(TEXT.filter(lambda text: not set(text) & set("*?[")), TEXT)
+def test_text_without_wildcards_matches_itself_alone(text: str, other: str) -> None:
+    assert glob(text).fullmatch(text)
+    assert bool(glob(text).fullmatch(other)) == (text == other)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "captured"),
+    [
+        ("worker@*.service", "worker@7.service", ("7",)),
+        ("worker@*.service", "worker@.service", ("",)),
+        ("a?c", "abc", ("b",)),
+        ("a?c", "a/c", None),
+        ("*", "a/b", None),
+        ("[0-9a]x", "7x", ("7",)),
+        ("[!0-9]x", "7x", None),
+        ("[!0-9]x", "/x", None),
+        ("[]]x", "]x", ("]",)),
+        ("dev-disk-by\\x2duuid*", "dev-disk-by\\x2duuid-1", ("-1",)),
+        ("a[b", "a[b", ()),
+        ("a.c", "abc", None),
+    ],
+)
+def test_wildcards(pattern: str, text: str, captured: tuple[str, ...] | None) -> None:
+    assert Match(MatchKind.CGROUP, pattern).captures(text) == captured
+
+
+@given(
+    st.from_regex(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,39}", fullmatch=True),
+    st.lists(st.text(max_size=80), max_size=3).map(tuple),
+    st.text(max_size=20),
+)
+def test_derived_names_are_names_and_tell_instances_apart(
+    base: str, captured: tuple[str, ...], path: str
+) -> None:
+    name = instance_name(base, captured, path)
+    assert _KINDS["name"].read(name) == name
+    assert name.startswith(f"{base}.")
+    assert name == instance_name(base, captured, path)
+    if captured != ("7",):
+        assert name != instance_name(base, ("7",), path + "x")
+
+
+def test_a_plain_instance_is_called_by_what_the_wildcard_stood_for() -> None:
+    assert instance_name("w", ("7",), "/x") == "w.7"
+    assert re.fullmatch(r"w\.shop-web-[0-9a-f]{6}", instance_name("w", ("shop/web",), "/x"))
+    assert re.fullmatch(r"w\.[0-9a-f]{6}", instance_name("w", ("",), "/x"))
+
+
+def test_slices_lie_where_their_names_say() -> None:
+    assert slice_path("a-b-c.slice") == "/a.slice/a-b.slice/a-b-c.slice"
+    assert [slice_path(text) for text in ("a", ".slice", "-.slice", "a-.slice")] == [""] * 4
+
+
+def test_a_table_has_one_of_cgroup_and_match() -> None:
+    with pytest.raises(ConfigError, match=r"batch\[0\].cgroup: is missing"):
+        parse('[[batch]]\nname = "x"', "f")
+    with pytest.raises(ConfigError, match="one of cgroup and match"):
+        parse('[[lra]]\nname = "x"\ncgroup = "/x"\nmatch = "pid:7"', "f")
+    with pytest.raises(ConfigError, match="too long: what is found gets names of its own"):
+        parse(f'[[batch]]\nname = "{"x" * 41}"\nmatch = "unit:*.service"', "f")
+    with pytest.raises(ConfigError, match="already the name"):
+        parse('[[batch]]\nname = "x"\nmatch = "pid:7"\n[[batch]]\nname = "x"\nmatch = "pid:8"', "f")
+
+
+def test_names_of_what_was_found_belong_to_their_declaration() -> None:
+    names = WorkloadNames(
+        [WorkloadSpec("a", Kind.BATCH, "/a"), WorkloadSpec("b", Kind.BATCH, "", match="unit:*")]
+    )
+    assert [name in names for name in ("a", "a.x", "b", "b.x", "bx", 3)] == [
+        True,
+        False,
+        True,
+        True,
+        False,
+        False,
+    ]
+
+
+# -- looking --------------------------------------------------------------------------------------------------------
+
+
+def look(root: Path, groups: list[str], *declared: str, others: tuple[str, ...] = (), **files: str) -> Found:
+    """What these matches (named m0, m1 ...) find among these groups."""
+    tree = {**V2, **{f"/cg{group}/cgroup.procs": "" for group in groups}}
+    fs = write_tree(root, tree | files)
+    return discovery(fs).look(
+        [WorkloadSpec(f"m{n}", Kind.BATCH, "", match=text) for n, text in enumerate(declared)],
+        [WorkloadSpec(f"given{n}", Kind.LRA, cgroup) for n, cgroup in enumerate(others)],
+    )
+
+
+def discovery(fs: RealFs) -> Discovery:
+    return Discovery(fs, Lookup(fs, discover(fs)))
+
+
+def places(found: Found) -> dict[str, str]:
+    return {name: spec.cgroup for name, spec in found.specs.items()}
+
+
+def test_units_are_found_wherever_in_their_slices(tmp_path: Path) -> None:
+    groups = [
+        "/system.slice/db.service",
+        "/app.slice/app-web.slice/w@1.service",
+        "/app.slice/w@2.service",
+        "/user.slice/user-0.slice/user@0.service/app.slice/db.service",  # another manager's
+        "/docker/db.service",
+    ]
+    found = look(tmp_path, groups, "unit:db.service", "unit:w@*.service", "unit:none.service")
+    assert places(found) == {
+        "m0": "/system.slice/db.service",
+        "m1.1": "/app.slice/app-web.slice/w@1.service",
+        "m1.2": "/app.slice/w@2.service",
+    }
+    assert found.declared_as["m1.2"] == "m1"
+    assert found.specs["m0"].match == "unit:db.service"
+    assert set(found.problems) == {"m2"}
+    assert "nothing matches unit:none.service" in found.problems["m2"]
+
+
+def test_slices_and_paths(tmp_path: Path) -> None:
+    groups = ["/a.slice/a-b.slice/x", "/jobs/7/run", "/jobs/8", "/jobs/x/run"]
+    found = look(tmp_path, groups, "slice:a-b.slice", "cgroup:/jobs/*/run", "cgroup:/jobs/8")
+    names = sorted(places(found).items())
+    assert names == [
+        *(("m0", "/a.slice/a-b.slice"), ("m1.7", "/jobs/7/run"), ("m1.x", "/jobs/x/run"), ("m2", "/jobs/8")),
+    ]
+
+
+def test_an_exact_match_of_several_is_an_error_that_names_them(tmp_path: Path) -> None:
+    found = look(tmp_path, ["/a.slice/x.service", "/b.slice/x.service"], "unit:x.service")
+    assert not found.specs
+    assert "matches 2 control groups (/a.slice/x.service, /b.slice/x.service" in found.problems["m0"]
+
+
+def test_perphd_itself_and_what_is_above_it_is_refused(tmp_path: Path) -> None:
+    groups = ["/system.slice/perphd.service", "/system.slice/x.service"]
+    found = look(tmp_path, groups, "slice:system.slice", "unit:perphd.service", "cgroup:/*", "unit:*.service")
+    assert places(found) == {"m3.x": "/system.slice/x.service"}
+    for name in ("m0", "m1", "m2", "m3"):
+        assert "contains perphd itself" in found.problems[name]
+
+
+def test_two_workloads_never_have_one_control_group(tmp_path: Path) -> None:
+    groups = ["/s.slice/a.service", "/s.slice/b.service/sub", "/t.slice/c.service"]
+    found = look(
+        tmp_path,
+        groups,
+        *("unit:?.service", "unit:a.service", "slice:t.slice", "cgroup:/t.slice"),
+        others=("/s.slice/b.service/sub",),
+    )
+    assert places(found) == {"m0.a": "/s.slice/a.service", "m0.c": "/t.slice/c.service"}
+    assert "/s.slice/b.service contains the cgroup of workload 'given0'" in found.problems["m0"]
+    assert "is also the cgroup of workload 'm0.a'" in found.problems["m1"]
+    assert "contains the cgroup of workload 'm0.c'" in found.problems["m2"]
+
+
+def test_a_derived_name_that_is_taken_is_told(tmp_path: Path) -> None:
+    fs = write_tree(tmp_path, {**V2, "/cg/s.slice/a.service/cgroup.procs": ""})
+    declared = [WorkloadSpec("w", Kind.BATCH, "", match="unit:*.service")]
+    found = discovery(fs).look(declared, [WorkloadSpec("w.a", Kind.LRA, "/elsewhere")])
+    assert not found.specs
+    assert "would be called 'w.a'" in found.problems["w"]
+
+
+def test_the_number_of_instances_is_bounded(tmp_path: Path) -> None:
+    found = look(tmp_path, [f"/j/{n:03}" for n in range(MAX_INSTANCES + 5)], "cgroup:/j/*")
+    assert len(found.specs) == MAX_INSTANCES
+    assert "m0.000" in found.specs
+    assert (
+        f"matches {MAX_INSTANCES + 5} control groups; the first {MAX_INSTANCES} are taken"
+        in found.problems["m0"]
+    )
+
+
+def _docker(container: str, name: str, **labels: str) -> dict[str, str]:
+    path = f"/var/lib/docker/containers/{container}/config.v2.json"
+    return {path: json.dumps({"Name": f"/{name}", "Config": {"Labels": labels}})}
+
+
+def test_containers_by_name_and_label(tmp_path: Path) -> None:
+    groups = [f"/system.slice/docker-{A}.scope", f"/docker/{B}"]
+    files = {**_docker(A, "web", tier="front", app="shop"), **_docker(B, "sort", tier="back", app="shop")}
+    found = look(tmp_path, groups, "container:web", "label:tier=back", "label:tier=none", **files)
+    assert places(found) == {"m0": groups[0], "m1.sort": groups[1]}
+    assert "nothing matches label:tier=none" in found.problems["m2"]
+
+
+def test_pods_by_name_and_by_the_labels_that_each_runtime_keeps(tmp_path: Path) -> None:
+    uid = "0a1b2c3d-0000-1111-2222-333344445555"
+    pod = f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{uid.replace('-', '_')}.slice"
+    groups = [f"{pod}/cri-containerd-{A}.scope", f"{pod}/crio-{B}.scope"]
+    notes = {
+        "io.kubernetes.cri.container-name": "nginx",
+        "io.kubernetes.cri.sandbox-name": "web-0",
+        "io.kubernetes.cri.sandbox-namespace": "shop",
+    }
+    crio = {
+        "io.kubernetes.container.name": "sort",
+        "io.kubernetes.cri-o.Labels": json.dumps({"app": "sorter"}),
+    }
+    files = {
+        f"/var/log/pods/shop_web-0_{uid}/": "",
+        f"/run/containerd/io.containerd.runtime.v2.task/k8s.io/{A}/config.json": json.dumps(
+            {"annotations": notes}
+        ),
+        f"/run/containers/storage/overlay-containers/{B}/userdata/config.json": json.dumps(
+            {"annotations": crio}
+        ),
+    }
+    matches = ("container:shop/web-0/nginx", "label:app=sort*")
+    assert set(places(look(tmp_path / "a", groups, *matches, **files)).values()) == set(groups)
+    found = look(tmp_path / "b", groups, "label:io.kubernetes.pod.namespace=shop", **files)
+    assert list(places(found).values()) == [groups[0]]
+
+
+def test_labels_that_cannot_be_known_are_said_to_be_so(tmp_path: Path) -> None:
+    found = look(tmp_path, [f"/docker/{A}"], "label:app=x")
+    assert "the labels of 1 containers (such as /docker/aaa" in found.problems["m0"]
+    assert "are not known here, because" in found.problems["m0"]
+
+
+STAT = "{} (a) b) S 1 7 7 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 {} 1 1\n"
+
+
+def test_a_process_is_followed_as_long_as_it_lives(tmp_path: Path) -> None:
+    files = {**V2, "/cg/jobs/a/cgroup.procs": "", "/cg/jobs/b/cgroup.procs": ""}
+    fs = write_tree(
+        tmp_path, files | {"/proc/77/cgroup": "0::/jobs/a\n", "/proc/77/stat": STAT.format(77, 500)}
+    )
+    looks = discovery(fs)
+    declared = [WorkloadSpec("p", Kind.BATCH, "", match="pid:77")]
+    assert places(looks.look(declared, [])) == {"p": "/jobs/a"}
+    (tmp_path / "proc/77/cgroup").write_text("0::/jobs/b\n")
+    assert places(looks.look(declared, [])) == {"p": "/jobs/b"}, "it was moved"
+    (tmp_path / "proc/77/stat").write_text(STAT.format(77, 900))
+    found = looks.look(declared, [])
+    assert not found.specs
+    assert "another process has its number now" in found.problems["p"]
+
+
+def test_a_pid_file_is_read_again(tmp_path: Path) -> None:
+    files = {**V2, "/cg/jobs/cgroup.procs": "", "/run/x.pid": "77\n", "/proc/77/cgroup": "0::/jobs\n"}
+    fs = write_tree(tmp_path, files | {"/proc/77/stat": STAT.format(77, 5), "/proc/88/cgroup": "0::/\n"})
+    looks = discovery(fs)
+    declared = [WorkloadSpec("p", Kind.BATCH, "", match="pidfile:/run/x.pid")]
+    assert places(looks.look(declared, [])) == {"p": "/jobs"}
+    (tmp_path / "run/x.pid").write_text("88\n")
+    assert "nothing matches" in looks.look(declared, []).problems["p"]
+    (tmp_path / "proc/88/stat").write_text(STAT.format(88, 6))
+    assert "in the root control group" in looks.look(declared, []).problems["p"]
+    for odd in ("", "x", "1", "9" * 30, "-5"):
+        (tmp_path / "run/x.pid").write_text(odd)
+        assert not looks.look(declared, []).specs
+
+
+def test_on_v1_the_tree_of_processors_counts(tmp_path: Path) -> None:
+    files = {
+        "/proc/self/mounts": "c /cg/cpu cgroup rw,cpu,cpuacct 0 0\nm /cg/memory cgroup rw,memory 0 0\n",
+        "/cg/cpu/s.slice/a.service/cgroup.procs": "",
+        "/proc/77/cgroup": "4:memory:/m\n3:cpu,cpuacct:/s.slice/a.service\n",
+        "/proc/77/stat": STAT.format(77, 5),
+    }
+    looks = discovery(write_tree(tmp_path, files))
+    for match in ("unit:a.service", "pid:77"):
+        found = looks.look([WorkloadSpec("p", Kind.BATCH, "", match=match)], [])
+        assert places(found) == {"p": "/s.slice/a.service"}
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(st.sampled_from(["/a", "/a/b", "/c.slice/d.service", "/c.slice", "/e", "/e/f/g"]), unique=True)
+)
+def test_whatever_is_there_nobody_shares_and_nobody_is_nested(
+    tmp_path_factory: pytest.TempPathFactory, groups: list[str]
+) -> None:
+    matches = ("cgroup:/*", "cgroup:/?/?", "unit:*", "slice:c.slice", "cgroup:/e/f/*")
+    found = look(tmp_path_factory.mktemp("tree"), groups, *matches)
+    paths = sorted(places(found).values())
+    for before, after in itertools.pairwise(paths):
+        assert before != after
+        assert not after.startswith(f"{before}/")
+    assert all(spec.name == name for name, spec in found.specs.items())
