@@ -22,6 +22,7 @@ from perphd.agent.loop import Agent, Parts
 from perphd.agent.models import Models
 from perphd.agent.rebuilds import Rebuilds
 from perphd.agent.records import Records
+from perphd.agent.rounds import RoundTap
 from perphd.agent.sli import SliBoard, SliOpener
 from perphd.agent.wake import Waker
 from perphd.domain.capability import Capabilities
@@ -34,8 +35,8 @@ from perphd.host.egress_fs import EgressFs, with_egress
 from perphd.host.event_files import EVENT_FILES, EventFiles
 from perphd.host.fs import KernelFs, RealFs
 from perphd.host.kubelet import Kubelet
-from perphd.host.perf_events import EventKind, EventOpener, EventSupport, open_group
 from perphd.host.lookup import Lookup
+from perphd.host.perf_events import EventKind, EventOpener, EventSupport, open_group
 from perphd.host.resctrl import open_groups
 from perphd.host.schedstat import RunDelayReader
 from perphd.host.systemd_dbus import open_bus
@@ -143,21 +144,23 @@ def build_agent(
         expected_period_s=config.daemon.period_s,
     )
     host_load = HostLoad(fs, topology.usable)
+    tap = RoundTap(policy if policy is not None else POLICIES[config.daemon.policy](config))
     parts = Parts(
         topology=topology,
         capabilities=capabilities,
         monitor=monitor,
         host_load=host_load,
         executor=executor,
-        policy=policy if policy is not None else _policy(config),
+        policy=tap if policy is not None else _policy(config, tap),
+        rounds=tap,
         sli=SliBoard(sli_opener, SLI_TIMEOUT_SHARE * config.daemon.period_s),
         records=records,
         models=_models(config, records, wall_clock, len(topology.usable_cores), virtual=clock is None),
         actuators=lambda: _actuators(fs),
+        discovery=Discovery(fs, Lookup(fs, hierarchies)),
         waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)
         if real and clock is not None
         else None,
-        discovery=Discovery(fs, Lookup(fs, hierarchies)),
         owned=(
             host_load,
             journal,
@@ -177,8 +180,7 @@ def _pressure_directory(hierarchies: Hierarchies, cgroup: str) -> str | None:
     return None if hierarchies.unified is None else hierarchies.unified.path(cgroup)
 
 
-def _policy(config: Config) -> Policy:
-    policy = POLICIES[config.daemon.policy](config)
+def _policy(config: Config, policy: Policy) -> Policy:
     network = config.network
     if not network.names or not network.batch_egress_max_bytes:
         return policy
@@ -238,7 +240,7 @@ def _models(
 ) -> Models:
     """``virtual``: ticks bring the time, so that nothing goes on beside them."""
     files = ModelFiles(Path(config.daemon.state_dir) / "models")
-    registry = Registry(config.model.learner)
+    registry = Registry(config.model.learner, config.model.gate_mape_pct / 100.0)
     rebuilds = None if virtual else Rebuilds(registry, records)
     return Models(
         registry, files, records, wall_clock, socket.gethostname(), cores, rebuilds,

@@ -22,6 +22,7 @@ from perphd.agent.learning import observations
 from perphd.agent.model_view import model_view
 from perphd.agent.models import Models
 from perphd.agent.records import Records
+from perphd.agent.rounds import Round, RoundTap
 from perphd.agent.selfcost import CostMeter
 from perphd.agent.sli import SliBoard
 from perphd.agent.wake import Waker
@@ -81,6 +82,7 @@ class Parts:
     records: Records
     models: Models
     actuators: Callable[[], Actuators] = Actuators
+    rounds: RoundTap | None = None
     waker: Waker | None = None
     owned: tuple[Closable, ...] = ()
 
@@ -591,6 +593,11 @@ class Agent:
         """Everything that happens from now on; ends when the agent stops."""
         return self._parts.records.subscribe()
 
+    def rounds(self) -> AsyncIterator[Round]:
+        """Every round of decisions from now on, whole, for a recording; ends when the agent stops."""
+        assert self._parts.rounds is not None
+        return self._parts.rounds.rounds()
+
     async def stop(self, restore: bool) -> RestoreReport | None:
         """End: give everything back if asked to, close every descriptor. The agent cannot be used afterwards."""
         async with self._lock:
@@ -601,6 +608,8 @@ class Agent:
             save = self._began_s is not None and self._config.daemon.model_save_s > 0
             self._models.close(self._all_specs(), self._now_s, save)
             self._parts.records.end_subscriptions()
+            if self._parts.rounds is not None:
+                self._parts.rounds.end()
             await self._parts.sli.close()
             self._parts.monitor.close()
             if self._parts.waker is not None:

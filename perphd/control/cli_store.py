@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from typing import Any
 
 import click
 
 from perphd.control.cli_base import Out, command
-from perphd.control.client import NotPermitted, Refused, Unreachable
+from perphd.control.client import MOST_ROUNDS, NotPermitted, Refused, Unreachable
 from perphd.domain.errors import ConfigError, PerphError
 
 
@@ -37,18 +39,35 @@ def add_store_commands(cli: click.Group) -> None:
         _show(out, data)
 
     @command(cli)
-    @click.argument("table")
+    @click.argument("table", required=False)
     @click.option("--format", "form", type=click.Choice(["csv", "parquet"]), default="csv", show_default=True)
-    @click.option("-o", "--output", metavar="FILE", required=True, help="Replaced if it exists.")
+    @click.option("-o", "--output", metavar="FILE", help="Replaced if it exists.")
     @click.option(
         "--store", metavar="FILE", help="The store's file [default: the daemon's, else as configured]."
     )
-    def export(out: Out, table: str, form: str, output: str, store: str | None) -> None:
-        """Write a table of the store to a file.
+    @click.option("--replay", metavar="FILE", help="Record the daemon's next rounds of decisions instead.")
+    @click.option(
+        "--rounds", type=click.IntRange(1, MOST_ROUNDS), default=60, show_default=True, help="With --replay."
+    )
+    def export(
+        out: Out, table: str | None, form: str, output: str | None, store: str | None, replay: str | None,
+        rounds: int,
+    ) -> None:  # fmt: skip
+        """Write a table of the store to a file, or record decisions.
 
         TABLE is samples, decisions, outcomes, writes or events. Reads the store's file itself, so it takes the
         right to read that.
+
+        With --replay, what the policy sees, asks its models and answers is recorded as it happens, round by round;
+        tools/replay lets a policy decide on it again, bit for bit. Ctrl-C ends it early.
         """
+        if replay is not None:
+            if table is not None or output is not None:
+                raise click.UsageError("--replay records decisions: it takes no table and no --output")
+            _record(out, replay, rounds)
+            return
+        if table is None or output is None:
+            raise click.UsageError("give a table and --output FILE, or --replay FILE")
         from perphd.monitor.export import export as write
 
         if store is None:
@@ -61,6 +80,24 @@ def add_store_commands(cli: click.Group) -> None:
         except PermissionError as exc:
             raise _no_right(store) from exc
         out.say({"table": table, "rows": rows, "file": output}, f"{output}: {rows} rows of {table}")
+
+
+def _record(out: Out, path: str, rounds: int) -> None:
+    part, count = f"{path}.part", -1
+    try:
+        with open(part, "w", encoding="utf-8") as file, suppress(KeyboardInterrupt):
+            for text in out.client.recording(rounds):
+                file.write(text + "\n")
+                count += 1
+        if count < 1:
+            raise PerphError("the daemon ended the recording before the first round")
+        os.replace(part, path)
+    except OSError as exc:
+        raise PerphError(f"{path}: cannot be written: {exc.strerror or exc}") from exc
+    finally:
+        with suppress(OSError):
+            os.unlink(part)
+    out.say({"rounds": count, "file": path}, f"{path}: {count} rounds of decisions")
 
 
 def _query_file(store: str, sql: str, limit: int) -> dict[str, Any]:

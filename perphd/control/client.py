@@ -16,6 +16,8 @@ from perphd.domain.errors import PerphError
 DEFAULT_SOCKET = "/run/perphd/perphd.sock"
 SOCKET_VARIABLE = "PERPHD_SOCKET"
 TIMEOUT_S = 30.0
+MOST_ROUNDS = 1_000_000
+"""Of one recording."""
 _UNREACHABLE = (
     FileNotFoundError,
     ConnectionRefusedError,
@@ -92,6 +94,15 @@ class Client:
                     name = line[7:]
                 elif line.startswith("data: "):
                     yield name, json.loads(line[6:])
+
+    def recording(self, rounds: int) -> Generator[str, None, None]:
+        """The lines of a recording of the next rounds, as they come. Raises as ``send``."""
+        with self._request("GET", f"recording?rounds={rounds}", None) as response:
+            if response.status != 200:
+                self._json(response, response.read())
+            while raw := response.readline():
+                if text := raw.decode().strip():
+                    yield text
 
     @contextmanager
     def _request(

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perphd.agent.config import Config
+from perphd.agent.rounds import Round
 from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
 from perphd.domain.decision import Decision
@@ -75,6 +76,9 @@ class AgentPort(Protocol):
 
     async def restore(self) -> Any:
         """Put every original value back; answers what was done, as a dataclass."""
+
+    def rounds(self) -> AsyncIterator[Round]:
+        """Every round of decisions from now on, whole; ends when the agent stops."""
 
     def subscribe(self) -> AsyncIterator[Event]:
         """Everything that happens from now on; ends when the agent stops."""

@@ -32,6 +32,7 @@ from perphd.control.errors import ApiError, Code
 from perphd.control.limits import Limits
 from perphd.control.model_routes import ModelRoutes
 from perphd.control.port import AgentPort, Done
+from perphd.control.replay_routes import Recordings
 from perphd.control.sql import Queries
 from perphd.control.stream import Streams
 from perphd.control.wire import encode
@@ -100,6 +101,7 @@ class Routes:
         self._queries = Queries(agent.config, limits)
         self._metrics = metrics.exposition(agent.status)
         self._streams = Streams(agent, limits, self._clock)
+        self._recordings = Recordings(agent, limits)
         self._models = ModelRoutes(agent, limits, lambda name: self._check_lra(self._workload(name)))
 
     def table(self) -> tuple[Route, ...]:
@@ -118,6 +120,7 @@ class Routes:
             Route("GET", "/v1/metrics", read, self._exposition),
             Route("GET", "/metrics", read, self._exposition),
             Route("GET", "/v1/events", read, self._events),
+            Route("GET", "/v1/recording", read, self._recording),
             Route("POST", "/v1/query", read, self._query),
             Route("PUT", "/v1/mode", change, self._mode),
             Route("POST", "/v1/workloads", change, self._add, 201),
@@ -132,6 +135,7 @@ class Routes:
     def end_streams(self) -> None:
         """Let every event stream end: the daemon stops."""
         self._streams.end()
+        self._recordings.end()
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -199,6 +203,10 @@ class Routes:
     async def _events(self, request: web.Request, peer: Peer) -> web.StreamResponse:
         _only(request.query, ("kind", "workload"))
         return await self._streams.serve(request)
+
+    async def _recording(self, request: web.Request, peer: Peer) -> web.StreamResponse:
+        _only(request.query, ("rounds",))
+        return await self._recordings.serve(request)
 
     async def _query(self, request: web.Request, peer: Peer) -> Any:
         body = await self._body(request, ("sql", "limit"))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
+from perphd.agent.rounds import Round
 from perphd.control.access import Access, Peer
 from perphd.control.limits import Limits
 from perphd.control.routes import Hooks
@@ -145,6 +146,7 @@ class FakeAgent:
         self.mode = Mode.ENFORCE
         self.refuse: Exception | None = None
         self.subscribers: set[asyncio.Queue[Event]] = set()
+        self.recorded: list[Round] = []
         self.restored = RestoreReport(restored=(FileReport("/sys/x", "pi", "cpus", "0-7", "0-1", "0-7"),))
 
     def status(self) -> AgentStatus:
@@ -244,6 +246,10 @@ class FakeAgent:
                 yield await queue.get()
         finally:
             self.subscribers.discard(queue)
+
+    async def rounds(self) -> AsyncIterator[Round]:
+        for item in self.recorded:
+            yield item
 
     def _call(self, *call: Any) -> None:
         self.calls.append(call)

@@ -1,6 +1,7 @@
 """Record a bench scenario, or replay a recording through a policy.
 
 python -m tools.replay record SCENARIO POLICY FILE [--seed 0] [--seconds 120]
+perphctl export --replay FILE [--rounds 600]     (of a running daemon)
 python -m tools.replay run FILE [--policy NAME]
 
 ``run`` exits with 1 if a decision is not what was recorded, and says where the first ones differ.
@@ -10,15 +11,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from perphd.admission.peers.perph_literal import PerphLiteralPolicy
+from perphd.admission.perph import PerphPolicy
+from perphd.admission.settings import PolicySettings
+from perphd.control.wire import decode
 from perphd.domain.policy import Policy
 from tools.bench.policies import scenarios
 from tools.bench.policies.catalogue import ENTRANTS
 from tools.bench.policies.driver import run
 from tools.bench.policies.scene import Scenario
-from tools.replay.recording import Recorder, RecordingError, read, replay
+from tools.replay.recording import Head, Recorder, RecordingError, read, replay
 
 
 def record(scenario: Scenario, policy: str, seed: int, path: Path) -> int:
@@ -30,8 +36,16 @@ def record(scenario: Scenario, policy: str, seed: int, path: Path) -> int:
     return len(done.rounds)
 
 
-def policy_of(name: str, seed: int = 0) -> Policy:
-    """The bench's policy of this name, without what it is told of a scenario."""
+_WITH_SETTINGS: dict[str, Callable[[PolicySettings], Policy]] = {
+    "perph": PerphPolicy,
+    "perph-literal": PerphLiteralPolicy,
+}
+
+
+def policy_of(name: str, seed: int = 0, head: Head | None = None) -> Policy:
+    """The policy of this name: with a recording's settings, else the bench's, without what it is told of a scenario."""
+    if head is not None and head.settings is not None and name in _WITH_SETTINGS:
+        return _WITH_SETTINGS[name](decode(PolicySettings, head.settings))
     nothing = scenarios.infeasible()[0]
     return ENTRANTS[name].make(nothing, seed)
 
@@ -62,8 +76,9 @@ def main() -> int:
             count = record(scenario, options.policy, options.seed, options.file)
             print(f"{count} rounds of {options.policy} in {options.file}")
             return 0
-        name = options.policy or read(options.file)[0]
-        count, differences = replay(options.file, policy_of(name, options.seed))
+        head, _ = read(options.file)
+        name = options.policy or head.policy
+        count, differences = replay(options.file, policy_of(name, options.seed, head))
     except (RecordingError, OSError) as exc:
         print(f"replay: {exc}", file=sys.stderr)
         return 2

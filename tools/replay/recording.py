@@ -1,26 +1,24 @@
-"""Recordings: JSON lines, the host first, then one line a round: what the policy saw, what it asked, what it answered.
-
-Nothing is pickled; a recording made by one version is read by another as long as the domain's fields are known.
-"""
+"""Recordings in the bench, and replaying any: those of a daemon (``perphctl export --replay``) are of the same form."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, TextIO
+from typing import Any, Final, TextIO, get_type_hints
 
-from perphd.control.wire import decode, encode
+from perphd.agent.rounds import observed
+from perphd.control.recording import FORMAT, head, line, round_out, target_out
+from perphd.control.tagged import decode_tagged
+from perphd.control.wire import decode
 from perphd.domain.allocation import Allocation
+from perphd.domain.errors import PerphError
 from perphd.domain.policy import HostView, Policy, Snapshot, TargetState, WorkloadView
-from perphd.domain.reading import Reading
 from perphd.domain.sample import Sample
 from perphd.domain.topology import Topology
 from perphd.domain.workload import WorkloadSpec
-from tools.replay.frozen import AskedModel, FrozenModel, NotAskedError
-
-FORMAT: Final = 1
+from tools.replay.frozen import FrozenModel, NotAskedError
 
 
 class RecordingError(Exception):
@@ -35,7 +33,7 @@ class Recorder:
 
     def __init__(self, policy: Policy, file: TextIO) -> None:
         self._policy, self._file = policy, file
-        self._topology: Topology | None = None
+        self._begun = False
 
     @property
     def name(self) -> str:
@@ -44,18 +42,27 @@ class Recorder:
 
     def decide(self, snapshot: Snapshot) -> TargetState:
         """Ask, write, answer."""
-        if self._topology is None:
-            self._topology = snapshot.host.topology
-            self._write({"format": FORMAT, "policy": self.name, "topology": encode(self._topology)})
-        asked = {v.spec.name: AskedModel(v.model) for v in snapshot.workloads if v.model is not None}
-        views = tuple(replace(v, model=asked.get(v.spec.name)) for v in snapshot.workloads)
-        target = self._policy.decide(replace(snapshot, workloads=views))
-        answers = {name: model.answers for name, model in asked.items()}
-        self._write({"snapshot": _snapshot_out(snapshot), "answers": answers, "target": target_out(target)})
-        return target
+        if not self._begun:
+            self._begun = True
+            self._file.write(line(head(snapshot, self.name)))
+        done = observed(self._policy, snapshot)
+        self._file.write(line(round_out(done)))
+        return done.target
 
-    def _write(self, value: dict[str, Any]) -> None:
-        self._file.write(json.dumps(value, separators=(",", ":")) + "\n")
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The first line: whose decisions these are. ``settings``: the policy's, as JSON; ``memory``: before round one."""
+
+    policy: str
+    settings: Any
+    topology: Topology
+    memory: Any
+
+
+_HOST: Final[dict[str, Any]] = {
+    name: hint for name, hint in get_type_hints(HostView).items() if name != "topology"
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,16 +87,20 @@ class Difference:
         return f"tick {self.tick}, {self.place}: recorded {self.recorded}, replayed {self.replayed}"
 
 
-def read(path: Path) -> tuple[str, Iterator[RecordedRound]]:
-    """Name of the policy and the rounds. Raises RecordingError."""
+def read(path: Path) -> tuple[Head, Iterator[RecordedRound]]:
+    """Whose decisions, and the rounds. Raises RecordingError."""
     lines = path.read_text().splitlines()
     if not lines:
         raise RecordingError(f"{path} is empty")
-    head = _parsed(path, 1, lines[0])
-    if head.get("format") != FORMAT:
-        raise RecordingError(f"{path}, line 1: format {head.get('format')!r}; this version reads {FORMAT}")
-    topology = decode(Topology, head["topology"])
-    return str(head["policy"]), _rounds(path, lines, topology)
+    first = _parsed(path, 1, lines[0])
+    if first.get("format") != FORMAT:
+        raise RecordingError(f"{path}, line 1: format {first.get('format')!r}; this version reads {FORMAT}")
+    try:
+        topology, memory = decode(Topology, first["topology"]), decode_tagged(first["memory"])
+        begin = Head(str(first["policy"]), first["settings"], topology, memory)
+    except (KeyError, PerphError) as exc:
+        raise RecordingError(f"{path}, line 1: {exc}") from exc
+    return begin, _rounds(path, lines, topology)
 
 
 def replay(path: Path, policy: Policy, most: int = 10) -> tuple[int, list[Difference]]:
@@ -98,8 +109,8 @@ def replay(path: Path, policy: Policy, most: int = 10) -> tuple[int, list[Differ
     Returns the rounds replayed and the first ``most`` differences. A question that was not recorded ends the replay:
     from there on the policy lives in another history.
     """
-    _, rounds = read(path)
-    memory: Any = None
+    begin, rounds = read(path)
+    memory = begin.memory
     differences: list[Difference] = []
     count = 0
     for item in rounds:
@@ -114,15 +125,6 @@ def replay(path: Path, policy: Policy, most: int = 10) -> tuple[int, list[Differ
         if now != item.target and len(differences) < most:
             differences.append(_difference(item.snapshot.tick, "target", item.target, now))
     return count, differences
-
-
-def target_out(target: TargetState) -> dict[str, Any]:
-    """Everything of a target state but the memory, which is the policy's own."""
-    return {
-        "settings": encode(dict(sorted(target.settings.items()))),
-        "decisions": encode(target.decisions),
-        "outcomes": encode(target.outcomes),
-    }
 
 
 def _rounds(path: Path, lines: list[str], topology: Topology) -> Iterator[RecordedRound]:
@@ -145,18 +147,6 @@ def _parsed(path: Path, number: int, text: str) -> dict[str, Any]:
     return value
 
 
-def _snapshot_out(snapshot: Snapshot) -> dict[str, Any]:
-    host = {f.name: encode(getattr(snapshot.host, f.name)) for f in fields(HostView) if f.name != "topology"}
-    views = [
-        {f.name: encode(getattr(view, f.name)) for f in fields(WorkloadView) if f.name != "model"}
-        for view in snapshot.workloads
-    ]
-    return {
-        "tick": snapshot.tick, "at_s": snapshot.at_s, "period_s": snapshot.period_s, "host": host,
-        "workloads": views,
-    }  # fmt: skip
-
-
 def _snapshot_in(value: Mapping[str, Any], answers: Mapping[str, Any], topology: Topology) -> Snapshot:
     host = value["host"]
     views = tuple(_view_in(item, answers) for item in value["workloads"])
@@ -164,13 +154,7 @@ def _snapshot_in(value: Mapping[str, Any], answers: Mapping[str, Any], topology:
         tick=value["tick"],
         at_s=value["at_s"],
         period_s=value["period_s"],
-        host=HostView(
-            topology,
-            busy_cores=decode(Reading, host["busy_cores"]),  # type: ignore[arg-type]
-            llc_ways=host["llc_ways"],
-            min_cbm_bits=host["min_cbm_bits"],
-            mba_levels_pct=tuple(host["mba_levels_pct"]),
-        ),
+        host=HostView(topology, **{name: decode(hint, host[name]) for name, hint in _HOST.items()}),
         workloads=views,
     )
 

@@ -1,0 +1,95 @@
+"""What a policy remembers as JSON and back: values with their types, as the seam does not know what they are.
+
+Only classes of perphd's own pure packages are named and made again: a file cannot make anything else.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, Final
+
+from perphd.domain.errors import PerphError
+
+_ALLOWED: Final = ("perphd.admission.", "perphd.domain.", "perphd.predictor.", "tools.bench.policies.")
+_SEQUENCES: Final[dict[str, Callable[[Any], Any]]] = {
+    "tuple": tuple,
+    "list": list,
+    "set": set,
+    "frozenset": frozenset,
+    "deque": deque,
+}
+
+
+class TaggedError(PerphError):
+    """A value cannot be written, or a text names what may not be made."""
+
+
+def encode_tagged(value: object) -> Any:
+    """The JSON value. Raises TaggedError for types that no memory should hold."""
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"float": str(value)}
+    if isinstance(value, enum.Enum):
+        return {"enum": _name(type(value)), "value": value.name}
+    kind = type(value).__name__
+    if kind in _SEQUENCES and isinstance(value, tuple | list | set | frozenset | deque):
+        items = sorted(value, key=repr) if isinstance(value, set | frozenset) else list(value)
+        made: dict[str, Any] = {kind: [encode_tagged(item) for item in items]}
+        if isinstance(value, deque):
+            made["most"] = value.maxlen
+        return made
+    if isinstance(value, Mapping):
+        return {"dict": [[encode_tagged(key), encode_tagged(item)] for key, item in value.items()]}
+    if is_dataclass(value) and not isinstance(value, type):
+        pairs = {f.name: encode_tagged(getattr(value, f.name)) for f in fields(value)}
+        return {"type": _name(type(value)), "fields": pairs}
+    raise TaggedError(f"a policy's memory holds a {type(value).__name__}, which cannot be recorded")
+
+
+def decode_tagged(data: Any) -> Any:
+    """The value. Raises TaggedError if it names an unknown or a forbidden class."""
+    if not isinstance(data, dict):
+        return data
+    if "float" in data:
+        return float(data["float"])
+    if "enum" in data:
+        return _class(data["enum"])[data["value"]]
+    if "dict" in data:
+        return {decode_tagged(key): decode_tagged(item) for key, item in data["dict"]}
+    if "type" in data:
+        made = _class(data["type"])
+        result = object.__new__(made)
+        # Past __init__: fields that it computes are in the record, too.
+        for name, item in data["fields"].items():
+            object.__setattr__(result, name, decode_tagged(item))
+        return result
+    for kind, make in _SEQUENCES.items():
+        if kind in data:
+            items = [decode_tagged(item) for item in data[kind]]
+            return deque(items, data.get("most")) if kind == "deque" else make(items)
+    raise TaggedError(f"not a recorded value: {str(data)[:80]}")
+
+
+def _name(made: type) -> str:
+    return f"{made.__module__}:{made.__qualname__}"
+
+
+def _class(name: str) -> Any:
+    module, _, inner = name.partition(":")
+    if not module.startswith(_ALLOWED):
+        raise TaggedError(f"{name[:80]!r} is no class of a policy's memory")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in inner.split("."):
+            found = getattr(found, part)
+    except (ImportError, AttributeError) as exc:
+        raise TaggedError(f"{name[:80]!r} is not known to this version: {exc}") from exc
+    if not (isinstance(found, type) and (is_dataclass(found) or issubclass(found, enum.Enum))):
+        raise TaggedError(f"{name[:80]!r} is no class of a policy's memory")
+    return found

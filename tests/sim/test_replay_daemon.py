@@ -1,0 +1,160 @@
+"""What a running daemon decides can be recorded through its socket, and decided again bit for bit."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perphd.admission.egress import EgressRule
+from perphd.agent.composition import build_agent
+from perphd.agent.config import Config, DaemonConfig, StoreConfig
+from perphd.agent.loop import Agent
+from perphd.agent.rounds import QUEUED_ROUNDS
+from perphd.agent.simulated import simulate, simulated_sli
+from perphd.control.access import Access, Peer
+from perphd.control.cli import cli
+from perphd.control.limits import Limits
+from perphd.control.routes import Hooks
+from perphd.control.server import ControlServer
+from perphd.control.tagged import TaggedError, decode_tagged, encode_tagged
+from perphd.domain.allocation import CpuGrant
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.decision import Action
+from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
+from perphd.sim.host import SimHost
+from tools.replay.__main__ import policy_of
+from tools.replay.recording import read, replay
+
+SPECS = (
+    WorkloadSpec("db", Kind.LRA, "/r/db", sli=SliSpec("simulated", (("workload", "db"),))),
+    WorkloadSpec("pi", Kind.BATCH, "/r/pi"),
+)
+ROOT = Peer(1, 0, frozenset({0}))
+
+
+@contextmanager
+def daemon(state: Path, policy: str = "perph") -> Iterator[tuple[SimHost, Agent, Config]]:
+    host = simulate(SPECS, batch_arrives_s=8.0)
+    config = Config(
+        daemon=DaemonConfig(
+            mode=Mode.ENFORCE, state_dir=str(state), socket=str(state / "perphd.sock"), policy=policy
+        ),
+        store=StoreConfig(enabled=False),
+        workloads=SPECS,
+    )
+    config = replace(config, policy=replace(config.policy, min_effect_pct=4.0))
+    yield (
+        host,
+        build_agent(config, fs=host.fs, opener=host.perf_opener, sli_opener=simulated_sli(host)),
+        config,
+    )
+
+
+async def recorded(state: Path, file: Path, rounds: int, policy: str = "perph") -> str:
+    """Ten rounds unobserved, then ``perphctl export --replay`` while the daemon goes on."""
+    with daemon(state, policy) as (host, agent, config):
+        server = ControlServer(
+            agent, config, reload=lambda: agent.reload(config), hooks=Hooks(lambda _: ()), limits=Limits(),
+            peer_lookup=lambda _: ROOT, access=Access("perphd", "perphd-admin", 501, 502, 0),
+        )  # fmt: skip
+        now_s = 0.0
+
+        async def go_on() -> None:
+            nonlocal now_s
+            now_s += 1.0
+            host.advance(now_s)
+            await agent.tick(now_s)
+
+        await server.start()
+        try:
+            for _ in range(10):
+                await go_on()
+            words = [
+                "--socket",
+                config.daemon.socket,
+                "export",
+                "--replay",
+                str(file),
+                "--rounds",
+                str(rounds),
+            ]
+            asked = asyncio.create_task(asyncio.to_thread(lambda: CliRunner().invoke(cli, words)))
+            while not asked.done():
+                await go_on()
+                await asyncio.sleep(0.005)
+            result = await asked
+            assert result.exit_code == 0, result.output
+            return result.output
+        finally:
+            await server.stop()
+            await agent.stop(restore=True)
+
+
+@pytest.mark.parametrize("policy", ["perph", "parties"])
+def test_a_daemon_s_rounds_are_decided_again_bit_for_bit(tmp_path: Path, policy: str):
+    file = tmp_path / "run.jsonl"
+    said = asyncio.run(recorded(tmp_path, file, 40, policy))
+    assert "40 rounds" in said
+    head, rounds = read(file)
+    assert head.policy == policy
+    assert head.settings["min_effect_pct"] == 4.0
+    assert head.memory is not None, "it began in the midst of a run"
+    targets = [item.target for item in rounds]
+    assert len(targets) == 40
+    if policy == "perph":
+        assert any(d["action"] != Action.HOLD.value for t in targets for d in t["decisions"])
+    count, differences = replay(file, policy_of(head.policy, 0, head))
+    assert (count, differences) == (40, [])
+    # The test can fail: another memory, other settings, another policy are noticed.
+    _, others = replay(file, policy_of("none"))
+    assert others
+
+
+def test_what_a_policy_forgot_is_noticed(tmp_path: Path):
+    file = tmp_path / "run.jsonl"
+    asyncio.run(recorded(tmp_path, file, 12))
+    lines = file.read_text().splitlines()
+    head = json.loads(lines[0])
+    head["memory"] = None
+    file.write_text("\n".join([json.dumps(head), *lines[1:]]) + "\n")
+    begin, _ = read(file)
+    _, differences = replay(file, policy_of("perph", 0, begin))
+    assert differences
+
+
+def test_a_listener_that_lags_loses_its_recording_and_not_a_round_of_it(tmp_path: Path):
+    async def lag() -> int:
+        with daemon(tmp_path) as (host, agent, _):
+            rounds = agent.rounds()
+            first = asyncio.create_task(anext(rounds))
+            await asyncio.sleep(0)
+            for now_s in range(1, QUEUED_ROUNDS + 5):
+                host.advance(float(now_s))
+                await agent.tick(float(now_s))
+            ticks = [(await first).snapshot.tick]
+            ticks += [item.snapshot.tick async for item in rounds]
+            await agent.stop(restore=True)
+            assert ticks == list(range(len(ticks))), "without a gap"
+            return len(ticks)
+
+    assert asyncio.run(lag()) in (QUEUED_ROUNDS, QUEUED_ROUNDS + 1)
+
+
+def test_memories_travel_with_their_types():
+    value = {
+        ("a", 1): (1.5, float("inf"), None, True),
+        Action.GROW: [CpuSet.parse("0-3"), frozenset({"x"}), CpuGrant(4, 2), EgressRule(("eth0",), 5)],
+    }
+    assert decode_tagged(json.loads(json.dumps(encode_tagged(value)))) == value
+    with pytest.raises(TaggedError, match="cannot be recorded"):
+        encode_tagged(object())
+    for name in ("os:system", "perphd.control.wire:WireError", "perphd.domain.cpuset:nothing"):
+        with pytest.raises(TaggedError):
+            decode_tagged({"type": name, "fields": {}})
