@@ -2,7 +2,8 @@
 
 The largest correlation over a few lags between what a batch workload used and how far the LRA fell short, if it is
 significant: more than chance explains among so many candidates and lags (Fisher's transform, one-sided,
-Bonferroni-corrected). What does not vary explains nothing and accuses nobody.
+Bonferroni-corrected). Among several that are, how much their use swings counts as well. What does not vary explains
+nothing and accuses nobody.
 """
 
 from __future__ import annotations
@@ -66,10 +67,18 @@ def find(moments: Sequence[Moment], cause: Cause) -> str | None:
         )
         for name in names
     }
-    best = max(names, key=lambda name: scores[name])
     trials = len(names) * (MAX_LAG + 1)
     bound = math.tanh(NormalDist().inv_cdf(1.0 - LEVEL / trials) / math.sqrt(max(n - 3, 1)))
-    return best if scores[best] >= max(bound, LEAST_CORRELATION) else None
+    accused = [name for name in names if scores[name] >= max(bound, LEAST_CORRELATION)]
+    swing = {name: _spread([used.get(name, 0.0) for used in uses]) for name in accused}
+    # Who moves along by chance is likelier to be small: what harms must also be enough to harm.
+    most = max(swing.values(), default=0.0)
+    return max(accused, key=lambda name: scores[name] * math.sqrt(swing[name] / most), default=None)
+
+
+def _spread(x: Sequence[float]) -> float:
+    mean = sum(x) / len(x)
+    return math.sqrt(sum((v - mean) ** 2 for v in x) / len(x))
 
 
 def correlation(x: Sequence[float], y: Sequence[float]) -> float:
