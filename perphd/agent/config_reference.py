@@ -13,6 +13,7 @@ from pathlib import Path
 from perphd.agent.config import DEFAULT_PATH, TABLES
 from perphd.agent.config_schema import Key, keys_of, size_text
 from perphd.agent.config_workloads import RUNTIME_FILE, WORKLOAD_TABLES
+from perphd.agent.discovery import MAX_INSTANCES
 from perphd.domain.workload import Kind
 from perphd.monitor.sli.options import OPTIONS
 
@@ -65,6 +66,34 @@ min_memory = "1G"
 """
 
 
+MATCHING = (
+    "Instead of cgroup a workload may have match: KIND:PATTERN. It is looked for every five seconds, and "
+    "followed when it is started again or found elsewhere. unit:NAME is a unit of this host's systemd, in "
+    "whatever slice; slice:NAME a slice, whose path follows from its name; cgroup:/PATH a control group; "
+    "container:NAME a container of Docker, Podman, containerd or CRI-O, within Kubernetes "
+    "NAMESPACE/POD/CONTAINER; label:KEY=VALUE containers with that label, as far as their runtime leaves "
+    "it in files (Docker: all; CRI-O: the pod's; containerd: io.kubernetes.pod.name, "
+    "io.kubernetes.pod.namespace, io.kubernetes.container.name); pid:NUMBER the group of a process, while "
+    "that lives; pidfile:/PATH the group of the process whose number is in that file.",
+    "In NAME, PATH of cgroup, and VALUE * stands for any run of characters, ? for one, [abc], [a-z], "
+    "[!abc] for one of a set; none of them for a slash. Such a pattern, and any label, stands for a "
+    f"workload for each that is found, at most {MAX_INSTANCES}: they are called NAME.INSTANCE, by what the "
+    "wildcards stood for or by the containers' names. One that has been gone for a minute is forgotten. A "
+    "pattern without wildcards that finds several is an error.",
+    "Never taken: a control group that perphd itself runs in or below, and one that another workload has, "
+    "contains or lies in. perphctl config check and perphctl status say so, with the path.",
+)
+MATCH_EXAMPLE = """\
+[[lra]]
+name = "shop"
+match = "container:shop/*/nginx"   # shop.web-0, shop.web-1 ...
+
+[[batch]]
+name = "workers"
+match = "unit:worker@*.service"    # workers.1, workers.2 ...
+"""
+
+
 def default_text(key: Key) -> str:
     """The default as it would stand in a file."""
     if key.required:
@@ -78,7 +107,7 @@ def default_text(key: Key) -> str:
             return f'"{key.default.value}"'
         case str():
             return f'"{key.default}"'
-        case int() if key.kind == "size":
+        case int() if key.kind in ("size", "rate"):
             return f'"{size_text(key.default)}"'
         case _:
             return f"{key.default:.10g}"
@@ -105,6 +134,7 @@ def markdown() -> str:
             "| key | type | default | allowed | meaning |\n| --- | --- | --- | --- | --- |\n"
             + "\n".join(rows),
         ]
+    parts += ["## Finding control groups", *MATCHING, f"```toml\n{MATCH_EXAMPLE}```"]
     parts += ["## [lra.sli]", SLI_ABOUT, "`source` is required and names one of the following."]
     for source, options in OPTIONS.items():
         rows = [
@@ -147,6 +177,10 @@ def man() -> str:
             default = default_text(key)
             said = "It is required." if key.required else f"Default: {default}."
             lines.append(_man(f"Allowed: {key.allowed}. {said}"))
+    lines.append(".SH FINDING CONTROL GROUPS")
+    for text in MATCHING:
+        lines += [".PP", _man(text)]
+    lines += [".nf", *(_man(line) for line in MATCH_EXAMPLE.splitlines()), ".fi"]
     lines += ['.SH "TABLE [lra.sli]"', _man(SLI_ABOUT), ".PP", "The key"]
     lines += [".B source", "is required and names one of the following."]
     for source, options in OPTIONS.items():

@@ -226,7 +226,7 @@ class Models:
         source = file.provenance
         if source.lra != spec.name:
             return f"it is of the LRA {source.lra!r}"
-        if source.cgroup != spec.cgroup:
+        if source.cgroup != spec.cgroup and not spec.match:
             return f"it is of the application in {source.cgroup}, not in {spec.cgroup}"
         return _counted_otherwise(file, spec) or _unusable(file)
 

@@ -1,0 +1,102 @@
+"""The agent takes in what its matches find, follows it, and gives back what it lets go."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from perphd.agent.discovery import Discovery, Found
+from perphd.agent.loop import DISCOVER_S, FORGET_S
+from perphd.domain.allocation import UNTOUCHED
+from perphd.domain.status import WorkloadStatus
+from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
+from tests.sim.test_agent_loop import ARRIVES_S, Bench
+
+LRA = WorkloadSpec("db", Kind.LRA, "", sli=SliSpec("simulated", (("workload", "db"),)), match="cgroup:/t/db")
+MANY = WorkloadSpec("jobs", Kind.BATCH, "", match="cgroup:/t/p*")
+NOBODY = WorkloadSpec("late", Kind.BATCH, "", match="unit:late.service")
+
+
+def rows(bench: Bench) -> dict[str, WorkloadStatus]:
+    return {item.spec.name: item for item in bench.agent.status().workloads}
+
+
+class Scripted(Discovery):
+    """Finds what the test says."""
+
+    def __init__(self) -> None:
+        self.found = Found()
+
+    def look(self, declared: object, others: object) -> Found:
+        return self.found
+
+    def says(self, *specs: WorkloadSpec) -> None:
+        names = {spec.name: spec.name.partition(".")[0] for spec in specs}
+        self.found = Found({spec.name: spec for spec in specs}, names)
+
+
+def scripted(bench: Bench) -> Scripted:
+    script = Scripted()
+    bench.agent._parts = replace(bench.agent._parts, discovery=script)
+    return script
+
+
+async def test_what_is_found_is_enforced_and_given_back(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, workloads=(), matches=(LRA, MANY, NOBODY))
+    await bench.run(int(ARRIVES_S) + 60)
+    found = rows(bench)
+    assert set(found) == {"db", "jobs.i", "late"}
+    assert found["jobs.i"].spec.cgroup == "/t/pi"
+    assert found["jobs.i"].in_force != UNTOUCHED, "it gives way"
+    assert "waiting for unit:late.service" in found["late"].problem
+    assert any("nothing matches unit:late.service" in text for text in bench.agent.status().problems)
+
+    in_force = found["jobs.i"].in_force
+    await bench.agent.reload(bench.config)
+    assert rows(bench)["jobs.i"].in_force == in_force, "reading the configuration again loses nothing"
+
+    await bench.agent.remove_workload("jobs")
+    await bench.agent.remove_workload("late")
+    assert set(rows(bench)) == {"db"}
+    await bench.agent.stop(restore=True)
+    assert bench.files() == bench.before
+
+
+async def test_a_declaration_that_goes_with_a_reload_takes_what_it_found_along(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, workloads=(), matches=(LRA, MANY))
+    await bench.run(3)
+    await bench.agent.reload(replace(bench.config, matches=(LRA,)))
+    await bench.run(int(DISCOVER_S) + 1)
+    assert set(rows(bench)) == {"db"}
+    await bench.agent.stop(restore=True)
+
+
+async def test_one_of_many_is_forgotten_when_it_stays_away_and_the_one_is_waited_for(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, workloads=(), matches=(LRA, MANY))
+    script = scripted(bench)
+    script.says(replace(LRA, cgroup="/t/db"), replace(MANY, name="jobs.i", cgroup="/t/pi"))
+    await bench.run(2)
+    script.says()
+    await bench.run(int(FORGET_S) - 10)
+    assert set(rows(bench)) == {"db", "jobs.i"}, "not at once: it may be on its way back"
+    await bench.run(20)
+    assert set(rows(bench)) == {"db", "jobs"}
+    assert rows(bench)["jobs"].problem == "waiting for cgroup:/t/p*"
+    await bench.agent.stop(restore=True)
+
+
+async def test_a_workload_that_moves_is_followed_with_its_model(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, workloads=(), matches=(LRA, MANY))
+    script = scripted(bench)
+    batch = replace(MANY, name="jobs.i", cgroup="/t/pi")
+    script.says(replace(LRA, cgroup="/t/gone"), batch)
+    await bench.run(2)
+    model = bench.agent._models.model("db")
+    assert not rows(bench)["db"].present
+    script.says(replace(LRA, cgroup="/t/db"), batch)
+    await bench.run(int(DISCOVER_S) + 3)
+    assert rows(bench)["db"].spec.cgroup == "/t/db"
+    assert rows(bench)["db"].present
+    assert bench.agent._models.model("db") is model
+    await bench.agent.stop(restore=True)
+    assert bench.files() == bench.before
