@@ -57,6 +57,10 @@ MUCH_ROOM: Final = 1.18
 """And so far for more than a step of it at once."""
 PLAIN, PLAINLY = 2, 0.9
 """So many scores below that are trouble, whether or not something is seen to wait."""
+SLIGHT: Final = 0.96
+"""From this score on cache and bandwidth are taken from batch by single units."""
+ELSEWHERE: Final = 0.94
+"""Demand that is measured on too few cores is less by this factor on enough of them."""
 FAR_SHORT: Final = 0.8
 """Below this score, cores are added beside what is done about the cache: relief first."""
 GUESS_SD: Final = 0.25
@@ -259,6 +263,8 @@ class CrowdTick:
         if member.trial is not None:
             # On too few cores everything takes longer: what it wants is what it wanted before.
             demand = min(demand, member.trial.demand)
+        else:
+            demand *= ELSEWHERE
         bad = Seen(member.cores, demand, member.level if member.scores else 0.0, self.now_s, times=1)
         return replace(member, seen=self._noted(member, bad))
 
@@ -454,9 +460,24 @@ class CrowdTick:
         member = self.members[look.name]
         if self.crowd.tightened is not None or member.idle_cache_until_s > self.now_s:
             return None
+        if member.level >= SLIGHT:
+            return self._notch(cause)
         for rung in ladder.stronger(here, cause, self.snapshot.host, self._giving()):
             return rung.llc_ways, rung.mbw_pct
         return None
+
+    def _notch(self, cause: Cause) -> tuple[int, int] | None:
+        """One unit of cache or bandwidth less for batch, for who is slightly short."""
+        host, (ways, pct) = self.snapshot.host, self.cache
+        lower = [level for level in host.mba_levels_pct if level < pct]
+        steps: list[tuple[int, int]] = []
+        if ladder.can_protect_llc(host, self._giving()) and host.llc_ways - ways > host.min_cbm_bits:
+            steps.append((ways + 1, pct))
+        if ladder.can_protect_mbw(host, self._giving()) and lower:
+            steps.append((ways, max(lower)))
+        if cause is Cause.MBW:
+            steps.reverse()
+        return steps[0] if steps else None
 
     def _tighten(self, name: str, to: tuple[int, int]) -> None:
         ways, pct = self.cache
