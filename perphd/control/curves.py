@@ -163,7 +163,7 @@ def _rows(chart: Chart) -> list[str]:
         found.append(f"{scale} │{''.join(cells)}".rstrip())
     found.append(" " * 7 + "└" + "─" * WIDTH)
     left, right = f"{low:.3g}", f"{high:.3g}"
-    found.append(" " * 8 + left + chart.x_label.center(WIDTH - len(left) - len(right)) + right)
+    found.append(" " * 8 + left + f" {chart.x_label} ".center(WIDTH - len(left) - len(right)) + right)
     legend = [f"{_MARKS[i % len(_MARKS)]} {line.label}" for i, line in enumerate(chart.lines) if line.label]
     return [*found, " " * 8 + "   ".join(legend)] if legend else found
 

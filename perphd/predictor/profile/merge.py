@@ -71,22 +71,29 @@ def merge(profiles: Sequence[Profile], app: str, *, seed: int = 0, training: Tra
     """One profile of several.
 
     Raises:
-        PerphError: fewer than two, profiles that have no common knob, or whose performance is not the same signal.
+        PerphError: fewer than two, one that is given twice or is too small, or performance that is not the same signal.
     """
     if len(profiles) < 2:
         raise PerphError("merging takes at least two profiles")
     sources = {p.origin.work_source for p in profiles}
     if len(sources) > 1:
         raise PerphError(f"their performance is not the same: {', '.join(sorted(sources))}")
-    names = [n for n in profiles[0].features if all(n in p.features for p in profiles)]
-    if not names:
-        raise PerphError("they have no knob in common")
-    parts = [(p, *_split(p, names)) for p in profiles]
+    for k, p in enumerate(profiles):
+        if any(
+            p.x.shape == q.x.shape and np.array_equal(p.x, q.x) and np.array_equal(p.y, q.y)
+            for q in profiles[:k]
+        ):
+            raise PerphError(f"{_host(p)} is given twice: nothing would be held out of it")
+    names = list(dict.fromkeys(name for p in profiles for name in p.features))
+    full = np.array([max(p.high[p.features.index(n)] for p in profiles if n in p.features) for n in names])
+    if "load_share" in names:
+        full[names.index("load_share")] = 1.0  # where it did not vary, it was that of the reference
+    parts = [(p, *_split(p, names, full)) for p in profiles]
     x = np.concatenate([known_x for _, known_x, _, _, _ in parts])
     y = np.concatenate([known_y for _, _, known_y, _, _ in parts])
     # Every host counts alike, however much was measured there.
     weight = np.concatenate([np.full(len(k), len(x) / len(parts) / len(k)) for _, _, k, _, _ in parts])
-    signs = dict(zip(profiles[0].trees.features, profiles[0].trees.monotone, strict=True))
+    signs = {n: s for p in profiles for n, s in zip(p.trees.features, p.trees.monotone, strict=True)}
     monotone = [signs[n] for n in names]
     trained = training(x, y, names, monotone, seed=seed, weight=weight)
     # Champions are trained on the same nine tenths, else they would have seen what they are asked.
@@ -116,7 +123,9 @@ def merge(profiles: Sequence[Profile], app: str, *, seed: int = 0, training: Tra
         measured=len(whole_y),
         note="merged from " + ", ".join(f"{p.origin.app} ({'+'.join(p.origin.hosts)})" for p in profiles),
     )
-    scale = tuple(float(np.median([p.scale[p.features.index(n)] for p in profiles])) for n in names)
+    scale = tuple(
+        float(np.median([p.scale[p.features.index(n)] for p in profiles if n in p.features])) for n in names
+    )
     low, high = tuple(whole_x.min(axis=0).tolist()), tuple(whole_x.max(axis=0).tolist())
     made = Profile(origin, trained.metrics, tuple(names), scale, low, high, trained.trees, whole_x, whole_y)
     return Merged(made, tuple(contests))
@@ -130,18 +139,15 @@ def _columns(profile: Profile, x: Floats, names: Sequence[str]) -> Floats:
     return rows
 
 
-def _split(profile: Profile, names: Sequence[str]) -> tuple[Floats, Floats, Floats, Floats]:
-    """Known and held-out rows with labels; where a knob is left out, only rows that grant it in full remain."""
-    index = [profile.features.index(n) for n in names]
-    left = [i for i in range(len(profile.features)) if i not in index]
-    full = np.array(profile.high)
-    span = full - np.array(profile.low)
-    keep = np.all(profile.x[:, left] >= full[left] - 0.25 * span[left] - 1e-9, axis=1)
-    x, y = profile.x[keep][:, index], profile.y[keep]
+def _split(profile: Profile, names: Sequence[str], full: Floats) -> tuple[Floats, Floats, Floats, Floats]:
+    """Known and held-out rows with labels; a knob that was not explored there was granted in ``full``."""
+    x = np.tile(full, (len(profile.y), 1))
+    for column, name in enumerate(names):
+        if name in profile.features:
+            x[:, column] = profile.x[:, profile.features.index(name)]
+    y = profile.y
     if len(y) < 2 * HELD_OUT + 20:
-        raise PerphError(
-            f"{_host(profile)}: {len(y)} samples are left of {profile.origin.app}: too few to merge"
-        )
+        raise PerphError(f"{_host(profile)}: {len(y)} samples are too few to merge")
     held = np.arange(len(y)) % HELD_OUT == 0
     return x[~held], y[~held], x[held], y[held]
 
