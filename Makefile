@@ -15,14 +15,15 @@ SUDO := $(shell [ "$$(id -u)" = 0 ] || echo sudo)
 PYTEST_ARGS ?=
 LAB_ARGS ?=
 BENCH_ARGS ?=
+POLICY_ARGS ?=
 
 SUITE ?= bookworm
 
-.PHONY: help demo venv test check lab bench deb test-vm format lock clean
+.PHONY: help demo venv test check lab bench bench-policies bench-costs bench-smoke deb test-vm format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 10
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
 
 demo: $(VENV)/.stamp-runtime ## the whole loop on a simulated host: no root, no kernel writes, under a minute
 	@$(VENV)/bin/perphd demo
@@ -41,8 +42,16 @@ lab: $(VENV)/.stamp-dev ## the real experiment: MariaDB beside batch jobs, schem
 	@packaging/apt-install lab
 	$(SUDO) $(PY) -m tools.lab --out $(OUT)/lab $(LAB_ARGS)
 
-bench: $(VENV)/.stamp-dev ## what perphd itself costs: tick, CPU share, memory, reaction (root)
+bench: bench-policies bench-costs ## both of the next: half an hour on two cores, and some minutes as root
+
+bench-policies: $(VENV)/.stamp-dev ## policies beside each other and the optimum, simulated; interrupted, it goes on where it was
+	$(PY) -m tools.bench.policies --out $(OUT)/policies $(POLICY_ARGS)
+
+bench-costs: $(VENV)/.stamp-dev ## what perphd itself costs: tick, CPU share, memory, reaction (root)
 	$(SUDO) $(PY) -m tools.bench --out $(OUT)/bench $(BENCH_ARGS)
+
+bench-smoke: $(VENV)/.stamp-dev ## a few short scenarios of the policy bench: two minutes
+	$(PY) -m tools.bench.policies --quick --out $(OUT)/policies-smoke
 
 deb: ## the Debian package, into out/deb: on Debian 12, no root but for missing Debian packages
 	@packaging/apt-install deb

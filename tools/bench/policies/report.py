@@ -351,7 +351,8 @@ def _agents(agents: list[dict[str, Any]]) -> list[str]:
         return []
     lines = [
         "## The whole agent on simulated kernel trees", "",
-        "| scenario | policy | missed s | LRA's work | batch's work | virtual s per s |",
+        "*Virtual s per CPU s*: with physics, kernel trees, sampling, models, policy and enforcement, on one core.", "",
+        "| scenario | policy | missed s | LRA's work | batch's work | virtual s per CPU s |",
         "| --- | --- | ---: | ---: | ---: | ---: |",
     ]  # fmt: skip
     for item in agents:
