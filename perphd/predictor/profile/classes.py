@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from perphd.domain.errors import ConfigError
+from perphd.domain.errors import ConfigError, PerphError
 from perphd.predictor.profile.file import FileError, Profile, from_text
 
 FOLDERS: Final = (
@@ -36,3 +37,35 @@ def class_prior(name: str) -> Profile:
         except FileError as exc:
             raise FileError(f"{path}: {exc}") from exc
     raise ConfigError(str(FOLDERS[0]), "class", f"the profile of the class {name!r} is not installed")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Beginning:
+    """Where an LRA's model begins: a profile (None: from physics alone), what it is, and what was odd about it."""
+
+    profile: Profile | None = None
+    source: str = ""
+    problems: tuple[str, ...] = ()
+
+
+def beginning(state_dir: Path, lra: str, app_class: str) -> Beginning:
+    """The profile that ``perphd profile`` saved for this LRA, else that of its class. Never raises."""
+    path = state_dir / "profiles" / f"{lra}.json"
+    problems: list[str] = []
+    try:
+        found = from_text(path.read_bytes())
+        if found.is_signed_off:
+            return Beginning(found, f"its profile of {', '.join(found.origin.hosts)}")
+        problems.append(f"{path}: not begun from: {found.metrics.refusal}")
+    except FileNotFoundError:
+        pass
+    except OSError as exc:
+        problems.append(f"{path}: cannot be read: {exc.strerror}")
+    except FileError as exc:
+        problems.append(f"{path}: not used: {exc}")
+    if app_class == "none":
+        return Beginning(problems=tuple(problems))
+    try:
+        return Beginning(class_prior(app_class), f"the class {app_class}", tuple(problems))
+    except PerphError as exc:
+        return Beginning(problems=(*problems, f"class {app_class}: {exc}"))
