@@ -74,6 +74,12 @@ class LraTable:
     latency_percentile: Literal["p50", "p95", "p99"] = setting(
         "p95", "the percentile that is the delay signal and that max_latency_ms limits"
     )
+    app_class: Literal["none", "database", "streaming", "web", "cache"] = setting(
+        "none",
+        "what kind of application it is: its model begins from what is known of the class; perphd profile, or a model "
+        "that was learned here, says more and comes first",
+        key="class",
+    )
 
 
 @dataclass(frozen=True, slots=True)

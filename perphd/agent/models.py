@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from perphd import __version__
 from perphd.agent.rebuilds import Rebuilds
@@ -22,6 +23,8 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.predictor import LraModel, Registry
 from perphd.predictor.files import ModelFiles
 from perphd.predictor.persist import ModelFile, ModelFileError, Provenance, from_text, ranges_of, to_text
+from perphd.predictor.profile.classes import beginning
+from perphd.predictor.profile.warm import corrections
 
 log = logging.getLogger("perphd")
 
@@ -55,6 +58,7 @@ class Models:
         host: this host's name; ``cores``: its usable physical cores.
         rebuilds: rebuilds trees in a worker process; None: they are rebuilt in place, as suits virtual time.
         rebuild: trees are rebuilt at all.
+        llc_ways: of the last-level cache that can be set here.
     """
 
     def __init__(
@@ -68,10 +72,12 @@ class Models:
         rebuilds: Rebuilds | None = None,
         *,
         rebuild: bool = True,
+        llc_ways: int = 0,
     ) -> None:
         self._registry, self._files, self._records = registry, files, records
         self._wall_clock, self._host, self._cores = wall_clock, host, cores
         self._rebuilds, self._rebuild = rebuilds, rebuild
+        self._llc_ways = llc_ways
         self._lives: dict[str, _Life] = {}
         self._due_s: float | None = None
         self._writer: ThreadPoolExecutor | None = None
@@ -100,8 +106,25 @@ class Models:
                     problems.append(odd)
                 life.saved_unix_s = found.file.provenance.saved_at_unix_s
                 life.saved_samples = found.file.state.samples
+            self._begin(spec, life, found.file is None, problems)
             if problems:
                 self._records.problem(_key(spec.name), f"model of {spec.name}: {'; '.join(problems)}", now_s)
+
+    def _begin(self, spec: WorkloadSpec, life: _Life, fresh: bool, problems: list[str]) -> None:
+        """An LRA that was explored, or says of what class it is, begins from that.
+
+        One whose model was loaded keeps it; if that has no trees of its own they begin anew from the same.
+        """
+        model = self._registry.model(spec.name)
+        if not fresh and model.learner == "ogbrt":
+            return
+        found = beginning(Path(self._files.directory).parent, spec.name, spec.app_class)
+        problems += found.problems
+        if found.profile is None:
+            return
+        model.begin(*corrections(found.profile, self._cores, self._llc_ways))
+        if fresh:
+            life.origin = f"began from {found.source}"
 
     def save_when_due(self, specs: Iterable[WorkloadSpec], now_s: float, every_s: float) -> None:
         """Begin to write the models that have learned something, if the last time is ``every_s`` ago (0: never)."""

@@ -57,7 +57,8 @@ class WorkloadSpec:
     """One workload = one cgroup subtree, named by its path below the cgroup root (``/system.slice/x.service``).
 
     ``match``: how that path was, or is to be, found (docs/config.md); empty where it was given. As declared, a workload
-    that is to be found has no ``cgroup`` yet.
+    that is to be found has no ``cgroup`` yet. ``app_class``: what kind of application it is, for the beginning of its model;
+    ``none`` if it does not say.
     """
 
     name: str
@@ -70,3 +71,4 @@ class WorkloadSpec:
     min_cores: float = 1.0
     min_memory_bytes: int = 0
     match: str = ""
+    app_class: str = "none"

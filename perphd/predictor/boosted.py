@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from perphd.predictor import features
 from perphd.predictor.ogbrt import Ogbrt, OgbrtSettings, Trees
-from perphd.predictor.ogbrt.fit import FitSettings
+from perphd.predictor.ogbrt.fit import FitSettings, fit
 from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt
 from perphd.predictor.ogbrt.update import UpdateSettings
 from perphd.predictor.persist import ResidualState
@@ -88,6 +88,18 @@ class Boosted:
         self._local = Residual(scales, prior_sd, noise_sd)
         self._trees: Ogbrt | None = None
         self._with = self._without = 0.0
+
+    def begin(self, x: Floats, y: Floats) -> None:
+        """Begin from these rows (n, D) with their corrections (n,), as of a profile; what is not known is NaN.
+
+        Their places count as seen until the application changes.
+        """
+        settings = self._settings
+        rows = np.where(np.isnan(x), 0.5 * (features.LOW + features.HIGH), x)
+        rng = np.random.default_rng(settings.seed)
+        trees = fit(rows, y, features.NAMES, self._signs, rng, settings=settings.fit)
+        self._trees = Ogbrt(trees, features.LOW, features.HIGH, settings, rows, y)
+        self._trees.take_as_seen(rows)
 
     # -- a correction -------------------------------------------------------------------------------------------
 

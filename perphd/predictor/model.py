@@ -127,6 +127,19 @@ class LraModel:
         made.skipped = Counter({item.reason: item.count for item in state.skipped})
         return made
 
+    # -- beginning ----------------------------------------------------------------------------------
+
+    def begin(self, x: Floats, y: Floats) -> None:
+        """Begin from what a profile says: rows (n, D) of ``features.COLUMNS``, corrections (n,) of the work ratio.
+
+        From then on boosted trees correct the work, whatever the learner was: they hold what was given. Its cells stay.
+        """
+        if not isinstance(self._work, Boosted):
+            known = self._work.to_state(self._now_s)
+            self._work = Boosted(_SCALES, 0.2, 0.06, features.WORK_SIGNS)
+            self._work.restore(known, self._now_s)
+        self._work.begin(x, y)
+
     # -- rebuilding ---------------------------------------------------------------------------------
 
     def rebuilds_due(self) -> tuple[tuple[str, RebuildJob], ...]:

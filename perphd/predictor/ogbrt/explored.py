@@ -29,7 +29,7 @@ class Explored:
         self._low = np.asarray(low, dtype=np.float64)
         span = np.asarray(high, dtype=np.float64) - self._low
         self._scale = 1.0 / np.where(span > 0, span, 1.0)
-        self._capacity = capacity
+        self.capacity = self._capacity = capacity
         self._places: dict[tuple[int, ...], int] = {}
         self._at: Floats = np.zeros((capacity, len(self._low)))
         self._visits: Floats = np.zeros(capacity)

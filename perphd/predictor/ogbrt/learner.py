@@ -270,6 +270,11 @@ class Ogbrt:
         base = float(ensemble.base[0] + ensemble.gain[0])
         return ensemble.forest.export(ensemble.values[0].reshape(ensemble.forest.shape), base)
 
+    def take_as_seen(self, x: Floats) -> None:
+        """Believe what the warm start says at these places, rows (n, F), as if samples had been there."""
+        for row in x[:: max(1, len(x) // self._explored.capacity)]:
+            self._explored.visit(row)
+
     # -- learning -----------------------------------------------------------------------------------------------
 
     def observe(self, x: Floats, y: float, at_s: float | None = None) -> Learned:
