@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from perphd.domain.policy import ModelContext, ResPerfModel, Snapshot, WorkloadView
 from perphd.domain.reading import Reading, Unavailable, available, value_or
-from perphd.domain.sample import Quality
+from perphd.domain.sample import Quality, Sample
 from perphd.domain.workload import Kind
 
 STARVED_PCT = 20.0
 """CPU pressure of a batch workload above which its use says nothing about what it would like to use."""
 
 
+SMT_SLOWER = 1.59
+"""CPU time for the same work beside a busy sibling thread, relative to without (1 / 0.63)."""
 MOST_GROWTH = 4.0
 """How far beyond the loads that were seen undisturbed an LRA's use of CPU is extrapolated."""
 
@@ -101,19 +103,29 @@ def other_cores(snapshot: Snapshot) -> float:
     return min(max(busy, 0.0) * cores_per_cpu(snapshot), 0.9 * total_cores(snapshot))
 
 
+def _wanted_cores(sample: Sample, usage_cores: float, model: ResPerfModel, siblings: bool) -> float:
+    """CPU that an LRA would use undisturbed, in CPU seconds per second: its reference, grown as its load has grown.
+
+    What it uses beside batch is no measure: it is less where it must wait, and more where its threads are slower.
+    """
+    reference = model.reference("cpu_usage_cores", sample.load_per_s)
+    if reference is None:
+        return usage_cores
+    wanted = reference.value
+    work = model.reference("work:sli", sample.load_per_s)
+    if work is not None:
+        asked = max(value_or(sample.load_per_s, 0.0), value_or(sample.work_rate_per_s, 0.0))
+        wanted *= min(max(asked / work.value, 1.0), MOST_GROWTH)
+    return max(wanted, usage_cores / (SMT_SLOWER if siblings else 1.0))
+
+
 def model_context(snapshot: Snapshot, lra: WorkloadView, model: ResPerfModel | None) -> ModelContext:
     """The covariates for predictions about one LRA."""
     total = float(total_cores(snapshot))
     sample = lra.sample
     usage = value_or(sample.cpu_usage_cores, 0.0) if sample is not None else 0.0
     if model is not None and sample is not None:
-        reference = model.reference("cpu_usage_cores", sample.load_per_s)
-        if reference is not None:
-            usage = max(usage, reference.value)
-            work = model.reference("work:sli", sample.load_per_s)
-            if work is not None and available(sample.load_per_s) and available(sample.work_rate_per_s):
-                # An open loop that cannot keep up shows less use than it wants: what is asked tells.
-                usage = max(usage, reference.value * min(sample.load_per_s / work.value, MOST_GROWTH))
+        usage = _wanted_cores(sample, usage, model, siblings=cores_per_cpu(snapshot) < 1.0)
     return ModelContext(
         lra_demand_cores=min(usage * cores_per_cpu(snapshot), total),
         batch_demand_cores=batch_demand_cores(snapshot),

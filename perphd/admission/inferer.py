@@ -37,11 +37,16 @@ NEGLIGIBLE_CORES = 0.02
 
 @dataclass(frozen=True, slots=True)
 class Knobs:
-    """Which CPU knobs can be turned here: batch's cpuset, batch's weight, the LRAs' cpuset."""
+    """Which CPU knobs can be turned here: batch's cpuset, batch's weight, the LRAs' cpuset.
+
+    ``siblings``: cores have sibling threads. A weight keeps nobody off a sibling, so that the weights between the
+    weakest and the usual one make no difference worth a step.
+    """
 
     batch_cpus: bool
     batch_weight: bool
     lra_cpus: bool
+    siblings: bool = False
 
 
 def untouched(total: int) -> Allocation:
@@ -65,7 +70,9 @@ def lattice(current: Allocation, floor_cores: int, knobs: Knobs) -> tuple[Alloca
     Always contains the current allocation and "nothing".
     """
     total = current.cpu.total_cores
-    weights = WEIGHTS if knobs.batch_weight else (100,)
+    weights: tuple[Weight, ...] = (100,)
+    if knobs.batch_weight:
+        weights = (WEIGHTS[0], WEIGHTS[-1]) if knobs.siblings else WEIGHTS
     grants: dict[CpuGrant, None] = {CpuGrant(total, total, 100): None, current.cpu: None}
     for cores in core_steps(total, floor_cores) if knobs.batch_cpus else (total,):
         for weight in weights:
@@ -257,7 +264,7 @@ def is_step(a: CpuGrant, b: CpuGrant, counts: Sequence[int]) -> bool:
         shared, split = (a, b) if b.exclusive else (b, a)
         return same_cores or (adjacent and split.batch_cores < shared.batch_cores)
     if same_cores and not same_weight:
-        return abs(_weight_index(a.batch_weight) - _weight_index(b.batch_weight)) == 1
+        return abs(_weight_index(a.batch_weight) - _weight_index(b.batch_weight)) in (1, len(WEIGHTS) - 1)
     return same_weight and not same_cores and adjacent
 
 

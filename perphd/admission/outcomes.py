@@ -24,6 +24,8 @@ WORSE_RATIO = 0.95
 PATIENCE = 3
 """While the samples cannot tell, a change is watched for so many times ``evaluate_ticks``."""
 _CLEAR = 1.0
+_AMPLE = 0.05
+_CERTAIN = 3.0
 _DOUBTFUL = 0.5
 _BEFORE_SAMPLES = 3
 _MOST_REGRETS = 16
@@ -68,6 +70,8 @@ def judge(
     doubt = noise_sd / math.sqrt(n)
     early = n < settings.evaluate_ticks
     if pending.action is Action.SHRINK:
+        if is_ample(scores, noise_sd):
+            return Came.HELPED
         if early or n < min(2, settings.evaluate_ticks):
             return Came.OPEN
         short = -math.log(after)
@@ -99,6 +103,11 @@ def judge(
     )
     # What is undone when it does not help is watched for as long as the samples leave that open.
     return Came.OPEN if same_cpu and doubtful and n < PATIENCE * settings.evaluate_ticks else Came.NO_HELP
+
+
+def is_ample(scores: Sequence[float], noise_sd: float) -> bool:
+    """True if it is so far above target that no scatter explains it: there is no need to look any longer."""
+    return math.log(mean(scores)) > _AMPLE + _CERTAIN * noise_sd / math.sqrt(len(scores))
 
 
 def still_short(scores: Sequence[float], noise_sd: float, settings: PolicySettings) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perphd.admission import inferer, ladder
-from perphd.admission.context import lras, model_context
+from perphd.admission.context import SMT_SLOWER, lras, model_context
 from perphd.admission.detector import Judgement, Target
 from perphd.admission.inferer import Assessed
 from perphd.admission.outcomes import HELPED_RATIO
@@ -20,9 +20,6 @@ from perphd.admission.scene import Scene
 from perphd.domain.allocation import IDLE, Allocation
 from perphd.domain.decision import Action, Candidate, Cause, Prediction
 from perphd.domain.policy import ResPerfModel
-
-SMT_SLOWER = 1.59
-"""Cycles per instruction of a thread whose sibling is busy, relative to one that is alone (1 / 0.63)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +82,9 @@ def _infer(
         or (not _barred(a.allocation, plight.regretted) and _fits(scene, a, near, assessed))
     )
     if near and len(eligible) == 1:
-        return _hold(scene, "best effort: slightly below target, and nothing is left that is sure to do better")
+        return _hold(
+            scene, "best effort: slightly below target, and nothing is left that is sure to do better"
+        )
     chosen, why = inferer.choose(eligible, scene.current, z)
     if scene.current != scene.nothing and plight.scores and mean(plight.scores) >= 1.0:
         stay = inferer.chance(current.prediction, 1.0, z)
@@ -158,7 +157,11 @@ def _fits(scene: Scene, item: Assessed, near: bool, assessed: Sequence[Assessed]
     # Close to the target, a guess may lose more than it wins.
     same = replace(there, cpu=here.cpu) == here
     counts = inferer.core_counts(assessed)
-    return same and inferer.protects_no_more(here.cpu, there.cpu) and inferer.is_step(here.cpu, there.cpu, counts)
+    return (
+        same
+        and inferer.protects_no_more(here.cpu, there.cpu)
+        and inferer.is_step(here.cpu, there.cpu, counts)
+    )
 
 
 def _barred(allocation: Allocation, regretted: Sequence[Allocation]) -> bool:

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 from perphd.admission import inferer, ladder
-from perphd.admission.context import STARVED_PCT, batches, model_context, total_cores
+from perphd.admission.context import STARVED_PCT, batches, cores_per_cpu, model_context, total_cores
 from perphd.admission.detector import Target
 from perphd.admission.inferer import Assessed, Knobs
 from perphd.admission.settings import PolicySettings
@@ -52,6 +52,7 @@ class Scene:
             batch_cpus=bool(batch) and all("cpus" in v.enforceable for v in batch),
             batch_weight=bool(batch) and all("cpu_weight" in v.enforceable for v in batch),
             lra_cpus="cpus" in self.view.enforceable,
+            siblings=cores_per_cpu(self.snapshot) < 1.0,
         )
 
     def giving(self) -> tuple[WorkloadView, ...]:

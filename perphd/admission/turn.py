@@ -39,6 +39,7 @@ LEAST_SCORES = 30
 class LraState:
     """What is remembered about one LRA. ``scores``: clean scores since the last change, newest last.
 
+    ``streak``: the last change was a step back that left more than enough: the next need not wait.
     ``moments``: shortfall and batch's samples of the last ticks, to find out who is to blame.
     """
 
@@ -47,6 +48,7 @@ class LraState:
     pending: Pending | None = None
     scores: tuple[float, ...] = ()
     slack_since_s: float | None = None
+    streak: bool = False
     quiet_since_s: float | None = None
     busy_since_s: float | None = None
     unknown_since_s: float | None = None
@@ -242,6 +244,7 @@ class Turn:
         self.state = replace(self.state, slack_since_s=since_s)
         sure = inferer.chance(smaller.prediction, stakes.need, stakes.z) >= inferer.SURE
         wait_s = self.settings.shrink_sure_after_s if sure else self.settings.shrink_after_s
+        wait_s = 0.0 if sure and self.state.streak else wait_s
         if self.now_s - since_s < wait_s:
             return self._hold("more than enough; waiting before a step is given back")
         reason = "more than enough for long enough: a step that leaves batch more"
@@ -353,7 +356,8 @@ class Turn:
         self.outcome = Outcome(
             self.now_s, self.view.spec.name, pending.at_s, before, after, kept=not undo, text=text
         )
-        self.state = replace(self.state, pending=None)
+        ample = pending.action is Action.SHRINK and outcomes.is_ample(self.state.scores, noise_sd)
+        self.state = replace(self.state, pending=None, streak=ample)
         return self._undo(pending, text) if undo else None
 
     def _undo(self, pending: Pending, why: str) -> Move:

@@ -29,10 +29,13 @@ WAKEUP_DELAY_EQUAL = 1.0
 """... and what is added to it towards equal weights."""
 SMT_SPEED = 0.63
 """Speed of a hardware thread whose sibling is busy: two together do 1.26 times what one does alone."""
+_PREFERENCE = 0.85
 MAX_QUEUEING = 2.0
 """Most by which queueing alone is expected to multiply delay."""
 _MIN_DEMAND_CORES = 0.05
 _MAX_LOAD = 0.97
+_TAIL = 2.0
+"""Growth of a high percentile per growth of the mean wait."""
 
 Floats = NDArray[np.float64]
 
@@ -81,41 +84,67 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     on_shared = np.where(grants.exclusive, 0.0, np.maximum(0.0, got - free)) / got
     occupied = per_core * on_shared
     effective = available * (1.0 - SHARING_LOSS * occupied * occupied)
-    speed = _speed(grants, free, per_core * on_shared, demand, context)
-    work = np.minimum(demand, effective) / demand * speed
+    work = np.minimum(demand, effective) / demand
+    speed, enough, beside = _siblings(grants, free, per_core, demand, context)
+    work = work * enough * np.sqrt(speed)
 
     occupancy = np.where(grants.exclusive, 0.0, batch_demand / total)
     impolite = grants.weight / (0.3 + grants.weight)
     waking = 1.0 + occupancy * (WAKEUP_DELAY_IDLE + WAKEUP_DELAY_EQUAL * impolite)
-    load_alone = np.minimum(demand / total, _MAX_LOAD)
-    load_now = np.minimum(demand / available, _MAX_LOAD)
-    queueing = (1.0 - load_alone) / (1.0 - load_now)
+    servers = context.threads_per_core
+    alone = 1.0 + _TAIL * _waiting(demand / total, servers * total)
+    now = 1.0 + _TAIL * _waiting(demand / (available * speed * enough), servers * available)
+    queueing = np.maximum(now / alone, 1.0)
     # Whether load is open (waiting grows without bound) or closed (it grows as work falls, Little's law) is not
     # known here: growth by queueing is bounded, and what demand exceeds supply by is added as a closed loop would.
-    delay = waking * np.minimum(queueing, MAX_QUEUEING) / work
+    delay = waking * np.minimum(queueing, MAX_QUEUEING) / (work * np.sqrt(speed))
 
     used_free = np.minimum(demand * work, free)
-    left = shared - np.where(grants.exclusive, 0.0, demand * work - used_free)
+    taken = np.maximum(demand * work - used_free, demand * beside)
+    left = shared - np.where(grants.exclusive, 0.0, np.minimum(taken, shared / (1.0 + grants.weight)))
     return Expected(work, np.maximum(delay, 1.0), np.clip(left, 0.0, batch_demand))
 
 
-def _speed(grants: CpuGrants, free: Floats, shared: Floats, demand: float, context: ModelContext) -> Floats:
-    """Speed of the LRA's threads relative to the undisturbed host, where cores have sibling threads; else 1.
+def _siblings(
+    grants: CpuGrants, free: Floats, per_core: Floats, demand: float, context: ModelContext
+) -> tuple[Floats, Floats, Floats]:
+    """Where cores have sibling threads: the speed of the LRA's threads, the part of its work that they can do, and the
+    part of its time that they spend on batch's cores.
 
-    Undisturbed, threads spread over the cores. ``shared``: part of its time that batch is at hand on the same cores: no
-    weight keeps it off a sibling. On cores of its own its threads only meet each other, the more the fewer cores.
+    The first two relative to the undisturbed host; 1, 1 and 0 where a core has one thread. Undisturbed, threads spread over the cores.
+    Beside batch the sibling is batch's, and no weight keeps it off; on cores of its own its threads only meet each
+    other, the more the fewer cores. Shape (n,) each.
     """
+    ones = np.ones_like(free)
     if context.threads_per_core <= 1.0:
-        return np.ones_like(free)
-    slow = 1.0 - SMT_SPEED
+        return ones, ones, 0.0 * ones
     threads = demand * context.threads_per_core
-    alone = 1.0 - slow * min(1.0, 2.0 * max(0.0, threads - context.total_cores) / threads)
+    alone = _speed(threads * ones, context.total_cores * ones)
     wanted = threads * alone
-    crowd = np.maximum(wanted, free + (wanted - free) / (2.0 * SMT_SPEED - 1.0))
-    running = np.minimum(np.where(wanted > free, crowd, wanted), 2.0 * free)
-    split = np.minimum(wanted, 2.0 * SMT_SPEED * free) / np.maximum(running, 1e-9)
-    together = alone * (1.0 - slow * np.clip(shared, 0.0, 1.0) * alone)
-    return np.clip(np.where(grants.exclusive, split, together) / alone, 0.05, 1.0)
+    own = np.maximum(free, 0.5)
+    running = np.minimum(threads, 2.0 * own)
+    for _ in range(4):
+        running = np.minimum(wanted / _speed(running, own), 2.0 * own)
+    split = _speed(running, own)
+    beside = 1.0 - np.minimum(_PREFERENCE * free, threads) / threads
+    together = alone * (1.0 - (1.0 - SMT_SPEED) * np.clip(beside * per_core, 0.0, 1.0))
+    speed = np.where(grants.exclusive, split, together) / alone
+    enough = np.where(grants.exclusive, np.minimum(1.0, running * split / wanted), 1.0)
+    return np.clip(speed, 0.3, 1.0), np.clip(enough, 0.02, 1.0), beside
+
+
+def _speed(threads: Floats, cores: Floats) -> Floats:
+    """Mean speed of so many running threads on so many cores of two: siblings meet as the square of how full it is."""
+    full = np.clip(threads / (2.0 * cores), 0.0, 1.0)
+    speed: Floats = 1.0 - (1.0 - SMT_SPEED) * full * full
+    return speed
+
+
+def _waiting(used: Floats, servers: Floats) -> Floats:
+    """Mean wait for a free server over service time in M/M/c (Sakasegawa 1977), ``used``: share of them that is busy."""
+    busy = np.clip(used, 0.0, _MAX_LOAD)
+    wait: Floats = busy ** (np.sqrt(2.0 * (servers + 1.0)) - 1.0) / (servers * (1.0 - busy))
+    return wait
 
 
 def _without_others(grants: CpuGrants, other_cores: float) -> tuple[Floats, Floats]:
