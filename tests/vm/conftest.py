@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -49,6 +50,14 @@ def installed(machine: Machine) -> Vm:
     if package is None:
         pytest.skip("no package: make deb")
     vm = Vm(machine, package)
+    python = vm.sh("python3 -c 'import sys; print(sys.version_info.minor)'")
+    wanted = subprocess.run(
+        ["dpkg-deb", "-f", str(package), "Depends"], capture_output=True, text=True, check=True
+    )
+    if f"python3 (>= 3.{python})" not in wanted.stdout:
+        pytest.skip(
+            f"{package.name} is for another Python than the machine's 3.{python}: build one there (PERPHD_DEB)"
+        )
     if KEEP and vm.try_("dpkg-query -W perphd").returncode == 0:
         return vm
     machine.put(package, "/root")

@@ -41,4 +41,4 @@ class Vm:
                 "" if time.monotonic() < end_s else self.try_("journalctl -u perphd -n 30 --no-pager").stdout
             )
             assert time.monotonic() < end_s, f"{what}\n{log}"
-            time.sleep(0.5)
+            time.sleep(1.0)

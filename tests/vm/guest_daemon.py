@@ -52,6 +52,8 @@ state_dir = "{state}"
 socket = "{socket}"
 read_group = "root"
 admin_group = "root"
+[isolation]
+deadline_s = 20.0
 [policy]
 probe_after_s = 3600.0
 [[lra]]
@@ -212,7 +214,9 @@ def test_detects_protects_explains_and_gives_back(host: Host, job: Path) -> None
         assert changed <= {str(host.tree / "batch" / name) for name in own}, "only batch gives way"
 
         # What is a unit gives way likewise, by systemd's own means.
-        assert shown(JOB, "CPUWeight") != "70" or shown(JOB, "AllowedCPUs")
+        wait_for(
+            lambda: shown(JOB, "CPUWeight") != "70" or shown(JOB, "AllowedCPUs"), "the unit was left alone"
+        )
         explained = host.ctl("explain", "app")
         assert "short of cpu" in explained
         assert "none(batch on" in explained, "the change, from what to what"

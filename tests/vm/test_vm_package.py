@@ -80,7 +80,9 @@ CONFIG = """
 [daemon]
 mode = "{mode}"
 policy = "static"
-period_s = 0.5
+period_s = 1.0
+[isolation]
+deadline_s = 20.0
 [[lra]]
 name = "app"
 cgroup = "/lra.slice/app.service"
@@ -336,7 +338,7 @@ def test_a_restart_keeps_and_whatever_ends_it_otherwise_gives_back(vm: Vm, at_re
     vm.sh(f"mkdir -p {TESTED.rpartition('/')[0]}")
     vm.write(TESTED, "[Service]\nWatchdogSec=15s\nTimeoutAbortSec=5s\n")
     vm.sh("systemctl daemon-reload; systemctl restart perphd", INSTALL_S)
-    assert is_split(vm)
+    wait_for_split(vm, "over a restart")
     assert "stopped; what is in force is kept" in log(vm, "-n 30 -o cat")
     # The oom killer and impatient people, its own failed assertions, and whatever makes it hang.
     for signal, result in (("KILL", "signal"), ("ABRT", "signal|core-dump"), ("STOP", "watchdog")):
