@@ -35,6 +35,7 @@ def tiny() -> list[Scenario]:
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr(scenarios, "quick", tiny)
+    monkeypatch.setattr(results, "code_digest", lambda **_: "this code")
 
     def call(*words: str) -> int:
         monkeypatch.setattr(sys, "argv", ["bench", "--quick", "--jobs", "1", "--out", str(tmp_path), *words])
@@ -64,7 +65,7 @@ def test_the_whole_command(call, tmp_path: Path, capsys):
     assert (tmp_path / "results.jsonl").read_text().splitlines() == kept
     (tmp_path / "results.jsonl").write_text("\n".join(kept[:-1]) + '\n{"key": "cut sh')
     call("--policies", "none,parties,perph")
-    lines = results.Lines(tmp_path / "results.jsonl", results.code_digest())
+    lines = results.Lines(tmp_path / "results.jsonl", "this code")
     values = {json.loads(line)["key"]: json.loads(line)["value"] for line in kept}
     assert lines.known.keys() == values.keys()
     timed = {"decide_ms", "decide_p99_ms", "learn_ms"}
