@@ -24,11 +24,20 @@ from perphd.domain.errors import Busy, Gone, Invalid, KernelError
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.hierarchy import Hierarchies, Layout
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
+from perphd.host.cgroup.lines import with_line
 from perphd.host.fs import KernelFile, KernelFs, read_text
 from perphd.host.systemd import is_systemd, owner_unit
 from perphd.host.systemd_bus import Bus
 from perphd.host.systemd_dropins import DropIns, touch
-from perphd.host.systemd_properties import ABSENT, FILES, IDLE_SINCE, properties
+from perphd.host.systemd_properties import (
+    ABSENT,
+    DEVICE_FILES,
+    FILES,
+    IDLE_SINCE,
+    line_properties,
+    properties,
+    whole_properties,
+)
 
 if TYPE_CHECKING:
     import rdt
@@ -169,8 +178,23 @@ class UnitFs:
             self._fs.write(path, data)
             return
         text = data.decode().strip("\n")
-        self._ask(place, path, text)
+        if place.file in DEVICE_FILES:
+            text = self._ask_lines(place, path, text)
+        else:
+            self._ask(place, path, text)
         self._await(path, text)
+
+    def _ask_lines(self, place: _Place, path: str, line: str) -> str:
+        """Ask for one disk's line with those that the others have; returns what the file is to show then."""
+        now = self.read(path).decode().strip("\n")
+        wanted = with_line(place.file, now, line)
+        try:
+            asked = line_properties(place.file, wanted, now)
+        except (KeyError, ValueError) as exc:
+            raise Invalid(path, "set through systemd", errno.EINVAL, line) from exc
+        self._drop_ins.expect(place.unit, place.file)
+        self._bus.set_properties(place.unit, asked)
+        return wanted
 
     def _ask(self, place: _Place, path: str, text: str) -> None:
         if place.file == FREEZE:
@@ -235,7 +259,7 @@ class UnitFs:
             return False
         with suppress(Gone):  # systemd does not know the unit any more: nothing outlives it
             if place.file != FREEZE:
-                self._bus.set_properties(place.unit, properties(place.file, text))
+                self._bus.set_properties(place.unit, whole_properties(place.file, text))
         self.given_back(path)
         return True
 

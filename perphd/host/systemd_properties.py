@@ -56,6 +56,8 @@ _CEILINGS = {
     "riops": "IOReadIOPSMax",
     "wiops": "IOWriteIOPSMax",
 }
+DEVICE_FILES: Final = frozenset({"io.max", "io.latency"})
+"""Those of a line a disk, each disk with values of its own."""
 FILES: Final = frozenset({*_LISTS, *_MEMORY, *ABSENT, "io.latency"})
 """The files that have properties. ``cgroup.freeze`` has methods of its own."""
 
@@ -85,6 +87,46 @@ def properties(file: str, text: str) -> tuple[Property, ...]:
         pairs = tuple((_node(device), target) for device, target in lines.latencies_of(text))
         return (Property("IODeviceLatencyTargetUSec", "a(st)", pairs),)
     raise KeyError(file)
+
+
+def line_properties(file: str, wanted: str, now: str) -> tuple[Property, ...]:
+    """The properties that lead from one text of a file with a line a disk to another.
+
+    systemd merges a list of disks into what it has, and takes an empty list for "none of any disk": the ceilings of
+    other disks, an administrator's among them, would go with it. So every disk is named, those without a value with
+    ``infinity``; and a property that no disk changes in is not named at all.
+
+    Raises:
+        KeyError: not such a file.
+        ValueError: not texts of this file.
+    """
+    before = {item.name: item for item in properties(file, now)}
+    after = {item.name: item for item in properties(file, wanted)}
+    changed = [name for name, item in after.items() if item != before[name]] or list(after)
+    found = []
+    for name in changed:
+        pairs = dict(_pairs(before[name])) | dict.fromkeys((node for node, _ in _pairs(before[name])), UNSET)
+        pairs |= dict(_pairs(after[name]))
+        found.append(Property(name, "a(st)", tuple(sorted(pairs.items()))))
+    return tuple(found)
+
+
+def whole_properties(file: str, text: str) -> tuple[Property, ...]:
+    """The properties that state this text whatever systemd has: of lists of disks first nothing, then all.
+
+    Raises:
+        KeyError, ValueError: as ``properties``.
+    """
+    found = properties(file, text)
+    if file not in DEVICE_FILES:
+        return found
+    cleared = tuple(Property(item.name, item.signature, ()) for item in found)
+    return (*cleared, *(item for item in found if item.value))
+
+
+def _pairs(item: Property) -> tuple[tuple[str, int], ...]:
+    assert isinstance(item.value, tuple)
+    return item.value
 
 
 def drop_ins(file: str) -> tuple[str, ...]:

@@ -77,7 +77,8 @@ class FakeSystemd:
             raise Gone(unit, "SetUnitProperties", errno.ENOENT)
         self.calls.append((unit, tuple(properties)))
         kept = self.properties.setdefault(unit, {})
-        kept.update({item.name: item for item in properties})
+        for item in properties:
+            kept[item.name] = _merged(kept.get(item.name), item) if item.signature == "a(st)" else item
         self._realize(unit, {item.name for item in properties})
 
     def freeze(self, unit: str, frozen: bool) -> None:
@@ -107,7 +108,10 @@ class FakeSystemd:
         for name, item in kept.items():
             controller = next((value for key, value in _NEEDS.items() if name.startswith(key)), "")
             files = self.kernel.directories[directory].files
-            if controller and item.value not in (UNSET, b"", ()):
+            needed = item.value not in (UNSET, b"", ())
+            if isinstance(item.value, tuple):
+                needed = any(number != UNSET for _, number in item.value)
+            if controller and needed:
                 for file, text in V2_FILES[controller].items():
                     files.setdefault(file, text)
                 files["cgroup.controllers"] = f"memory {controller}"
@@ -138,9 +142,9 @@ class FakeSystemd:
             assert isinstance(value, tuple)
             short = {"IOReadBandwidthMax": "rbps", "IOWriteBandwidthMax": "wbps", "IOReadIOPSMax": "riops"}
             name = short.get(item.name, "wiops")
-            given = {path.removeprefix("/dev/block/"): number for path, number in value}
-            for device in ("8:0", "254:0"):
-                self._set(unit, "io.max", f"{device} {name}={given.get(device, 'max')}")
+            for path, number in value:
+                device = path.removeprefix("/dev/block/")
+                self._set(unit, "io.max", f"{device} {name}={'max' if number == UNSET else number}")
 
     def _set(self, unit: str, file: str, text: str) -> None:
         path = f"{self._directory(unit)}/{file}"
@@ -149,3 +153,11 @@ class FakeSystemd:
                 self.kernel.set(path, text)
         except KernelError as exc:
             self.journal.append(str(exc))
+
+
+def _merged(before: Property | None, item: Property) -> Property:
+    """A list of disks is merged into what there is; an empty one is "no limit" for all that there are."""
+    have = dict(before.value) if before is not None and isinstance(before.value, tuple) else {}
+    assert isinstance(item.value, tuple)
+    given = dict(item.value) if item.value else dict.fromkeys(have, UNSET)
+    return Property(item.name, item.signature, tuple((have | given).items()))

@@ -19,10 +19,19 @@ from perphd.domain.allocation import IDLE, IoLimit, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Broken, Busy, Denied, Gone, KernelError, Unsupported
 from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.host.cgroup import lines
 from perphd.host.systemd_bus import BusctlBus, bus_error
 from perphd.host.systemd_dbus import DbusFastBus
 from perphd.host.systemd_fs import UnitFs, refusal, unit_files, unit_of
-from perphd.host.systemd_properties import IDLE_WEIGHT, UNSET, Property, bitmap, drop_ins, properties
+from perphd.host.systemd_properties import (
+    IDLE_WEIGHT,
+    UNSET,
+    Property,
+    bitmap,
+    drop_ins,
+    line_properties,
+    properties,
+)
 from perphd.isolation import Executor, Journal
 from perphd.isolation.restore import restore_journal
 from tests.unit.isolation_kernel import FakeKernel
@@ -529,3 +538,82 @@ def test_no_bus_at_all_is_an_error_with_a_name() -> None:
         bus.freeze("a.service", True)
     bus.close()
     assert isinstance(bus_error("a", "b", "AccessDenied"), Denied)
+
+
+async def test_a_disks_ceiling_leaves_those_of_other_disks_alone(
+    systemd: FakeSystemd, tmp_path: Path
+) -> None:
+    """systemd takes an empty list for "none of any disk", and merges any other into what it has."""
+    theirs = "254:0 rbps=5000000 wbps=7000000 riops=max wiops=max"
+    systemd.set_properties(
+        UNIT,
+        [
+            Property("IOReadBandwidthMax", "a(st)", (("/dev/block/254:0", 5_000_000),)),
+            Property("IOWriteBandwidthMax", "a(st)", (("/dev/block/254:0", 7_000_000),)),
+        ],
+    )
+    assert systemd.kernel.read(f"{AT}/io.max").decode().strip() == theirs
+    before = systemd.kernel.texts()
+    target = {"job": Settings(io_max=(IoLimit("8:0", read_bytes=1 << 20),))}
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        assert (await agent.apply(agent.plan(target, SPECS, 0.0))).ok
+        shown = systemd.kernel.read(f"{AT}/io.max").decode().splitlines()
+        assert sorted(shown) == sorted([theirs, "8:0 rbps=1048576 wbps=max riops=max wiops=max"])
+        assert [item.name for item in systemd.calls[-1][1]] == ["IOReadBandwidthMax"], (
+            "what does not change is not named"
+        )
+        assert (await agent.apply(agent.plan({}, SPECS, 60.0))).ok
+        assert systemd.kernel.texts() == before
+        assert not journal.originals
+
+
+async def test_a_unit_that_has_ended_starts_again_with_the_ceilings_that_it_had(
+    systemd: FakeSystemd, tmp_path: Path
+) -> None:
+    systemd.set_properties(
+        UNIT, [Property("IOReadBandwidthMax", "a(st)", (("/dev/block/254:0", 5_000_000),))]
+    )
+    before = systemd.kernel.read(f"{AT}/io.max")
+    target = {"job": Settings(io_max=(IoLimit("8:0", read_bytes=1 << 20, write_ops=9),))}
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        assert (await agent.apply(agent.plan(target, SPECS, 0.0))).ok
+        systemd.stop(UNIT)
+        assert (await agent.restore()).complete
+        systemd.start(UNIT)
+    assert systemd.kernel.read(f"{AT}/io.max") == before
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(["8:0", "254:0", "259:1"]), st.tuples(*[st.none() | st.integers(1, 9)] * 4)
+    ),
+    st.sampled_from(["8:0", "254:0", "259:1"]),
+    st.tuples(*[st.none() | st.integers(1, 9)] * 4),
+)
+def test_every_line_ends_as_the_kernel_would_have_it(
+    have: dict[str, tuple[int | None, ...]], disk: str, numbers: tuple[int | None, ...]
+) -> None:
+    """systemd's merging, applied to what is asked of it, gives what one write to the file would have given."""
+
+    def value(parts: tuple[int | None, ...]) -> str:
+        names = ("rbps", "wbps", "riops", "wiops")
+        return " ".join(f"{name}={'max' if n is None else n}" for name, n in zip(names, parts, strict=True))
+
+    now = lines.text_of({key: value(parts) for key, parts in have.items() if any(parts)})
+    wanted = lines.with_line("io.max", now, f"{disk} {value(numbers)}")
+    assert lines.table("io.max", wanted).get(disk, "") == (value(numbers) if any(numbers) else "")
+    kept = {
+        item.name: dict(item.value) for item in properties("io.max", now) if isinstance(item.value, tuple)
+    }
+    for item in line_properties("io.max", wanted, now):
+        assert isinstance(item.value, tuple)
+        assert item.value or not kept[item.name], "never the empty list, while any disk has a value"
+        kept[item.name] |= dict(item.value)
+    expected = {
+        item.name: dict(item.value) for item in properties("io.max", wanted) if isinstance(item.value, tuple)
+    }
+    assert {
+        name: {node: n for node, n in pairs.items() if n != UNSET} for name, pairs in kept.items()
+    } == expected

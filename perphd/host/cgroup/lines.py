@@ -89,6 +89,13 @@ def steps(path: str, wanted: str, now: str) -> list[str]:
     ]
 
 
+def with_line(path: str, text: str, line: str) -> str:
+    """What the file holds after this line was written to it."""
+    values = table(path, text)
+    values.pop(line.strip().partition(" ")[0], None)
+    return text_of(values | table(path, line))
+
+
 def equal(path: str, wanted: str, read: str) -> bool:
     """True if both texts stand for the same table."""
     return table(path, wanted) == table(path, read)
