@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from perphd.admission import ladder, partition
+from perphd.admission.cause import surroundings
 from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, lras, total_cores
 from perphd.admission.detector import DetectorState, judge, target_of
 from perphd.admission.member import (
@@ -34,7 +35,7 @@ from perphd.admission.member import (
 from perphd.admission.partition import Claim, Seen
 from perphd.admission.placement import Cores, place
 from perphd.admission.scene import Scene
-from perphd.admission.settings import PolicySettings
+from perphd.admission.settings import PolicySettings, settings_for
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, Outcome, Prediction, Verdict
 from perphd.domain.policy import Snapshot, WorkloadView
@@ -203,11 +204,20 @@ class CrowdTick:
         assert view.sample is not None
         assert view.model is not None
         perf = performance(view.sample, view.spec.objective.latency_percentile)
-        target = target_of(view.spec.objective, view.model, perf, self.settings)
+        settings = settings_for(self.settings, view.spec)
+        target = target_of(view.spec.objective, view.model, perf, settings)
         known = self.crowd.members.get(view.spec.name)
         state = known.detector if known is not None else detectors.get(view.spec.name, DetectorState())
         judged = judge(
-            state, view.sample, perf, target, view.model, self.settings, protected=known is not None
+            state,
+            view.sample,
+            perf,
+            target,
+            view.model,
+            settings,
+            protected=known is not None,
+            around=surroundings(self.snapshot),
+            period_s=self.snapshot.period_s,
         )
         return Look(view, target, judged, Scene(self.settings, self.snapshot, view).is_clean())
 
@@ -233,7 +243,7 @@ class CrowdTick:
             and member.demand is not None
         ):
             good = Seen(member.cores, member.demand, member.level, self.now_s + partition.GOOD_LASTS_S)
-            member = replace(member, seen=self._noted(member, good), rescues=0)
+            member = replace(member, seen=self._noted(member, good), rescues=0, idle_times=0)
         return member
 
     def _judged(self, name: str, member: Member, trial: Trial, look: Look) -> Member:
@@ -252,7 +262,13 @@ class CrowdTick:
         if shrunk and came is Came.TOO_FEW:
             self.moves[name] = _Move(Action.ROLLBACK, f"{text}: taken back")
         elif came is Came.NO_HELP:
-            member = replace(member, idle_cores_until_s=self.now_s + self.settings.regret_s)
+            wait_s = self.settings.regret_s * 2.0 ** min(member.idle_times, 6)
+            member = replace(
+                member,
+                idle_cores_until_s=self.now_s + wait_s,
+                idle_times=member.idle_times + 1,
+                rescues=0,
+            )
             if self._is_idle(member, trial.before):
                 # They were not busy, and more of them did not help: it is not for want of cores.
                 self.moves[name] = _Move(Action.ROLLBACK, f"{text}: given back, it waits for something else")
@@ -317,6 +333,11 @@ class CrowdTick:
         return self._spared(name, member, move)
 
     def _rescued(self, name: str, member: Member, look: Look, move: _Move) -> int:
+        trial = member.trial
+        if trial is not None and trial.after > trial.before and self._is_idle(member, trial.before):
+            # Its cores are not busy: first it is seen whether more of them helped at all.
+            move.reason = f"score {member.level:.2f}: whether more cores help is being judged"
+            return member.cores
         guess = self._chance(member, member.cores)
         member = self._too_few(member) if not hierarchy_is_to_blame(look) else member
         tighter = self._tighter(look)
@@ -602,7 +623,7 @@ class CrowdTick:
                 member = replace(member, cores=count, scores=(), calm_since_s=None, trial=trial)
                 self.members[name] = member
             grant = CpuGrant(self.total, left, exclusive=True, own_cores=count)
-            memory = look.view.protection.memory_bytes if look.view.protection is not None else 0
+            memory = self._memory(look)
             chosen = Allocation(grant, memory, *self.cache)
             protections[name] = chosen
             decisions.append(self._record(look, member, move, chosen))
@@ -617,6 +638,19 @@ class CrowdTick:
         )
         decisions += self._waiting()
         return Result(crowd, tuple(decisions), tuple(self.outcomes), protections)
+
+    def _memory(self, look: Look) -> int:
+        """Bytes to protect: the working set of who stalls for memory; what is protected stays so."""
+        view, sample = look.view, look.view.sample
+        has = view.protection.memory_bytes if view.protection is not None else 0
+        if sample is None or "memory_low_bytes" not in view.enforceable:
+            return has
+        stalls, working_set = sample.memory_some_pct, sample.memory_working_set_bytes
+        if not (available(stalls) and available(working_set) and available(look.score)):
+            return has
+        if stalls < self.settings.memory_pressure_pct or look.score >= 1.0:
+            return has
+        return max(has, int(working_set * (1.0 + self.settings.memory_margin_pct / 100.0)))
 
     def _named(self, move: _Move, member: Member, count: int, left: int) -> _Move:
         action = move.action

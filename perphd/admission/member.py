@@ -57,7 +57,8 @@ class Member:
 
     ``scores``: clean ones since its last change, newest last; ``demand``: hardware threads that it keeps busy at full
     speed; ``rescues``: changes in a row that left it short; ``idle_cores_until_s``, ``idle_cache_until_s``: so long
-    more cores, or less cache and bandwidth for batch, are taken not to help it, since they did not.
+    more cores, or less cache and bandwidth for batch, are taken not to help it, since they did not
+    (cores: ``idle_times`` in a row).
     """
 
     cores: int
@@ -70,6 +71,7 @@ class Member:
     rescues: int = 0
     calm_since_s: float | None = None
     idle_cores_until_s: float = -math.inf
+    idle_times: int = 0
     idle_cache_until_s: float = -math.inf
 
     @property

@@ -27,7 +27,8 @@ class Scene:
         self.settings, self.snapshot, self.view = settings, snapshot, view
         self.now_s = snapshot.at_s
         self.nothing = inferer.untouched(total_cores(snapshot))
-        self.current = view.protection if view.protection is not None else self.nothing
+        current = view.protection if view.protection is not None else self.nothing
+        self.current = replace(current, cpu=current.cpu.as_its_lra_sees_it())
 
     @property
     def stakes(self) -> inferer.Stakes:

@@ -90,7 +90,9 @@ class CrowdWorld:
         else:
             busy = busy_share(service.demand, self.cores(name), self.threads)
         over = busy - service.knee
-        return 1.3 - 0.5 * max(0.0, 0.15 + over) if over < 0 else max(0.03, 1.2 * 2.718 ** (-8.0 * over) - 0.2)
+        return (
+            1.3 - 0.5 * max(0.0, 0.15 + over) if over < 0 else max(0.03, 1.2 * 2.718 ** (-8.0 * over) - 0.2)
+        )
 
     def changes(self, since: int = 0) -> int:
         """Decisions since then that changed somebody's cores."""
@@ -125,14 +127,20 @@ class CrowdWorld:
 
     def _lra(self, name: str, service: Service) -> WorkloadView:
         spec = WorkloadSpec(
-            name, Kind.LRA, f"/{name}", priority=service.priority, objective=Objective(max_latency_ms=LIMIT_MS)
+            name,
+            Kind.LRA,
+            f"/{name}",
+            priority=service.priority,
+            objective=Objective(max_latency_ms=LIMIT_MS),
         )
         known = self.protections.get(name)
         sample = None
         if service.present:
             score = self.score(name) * (1.0 + self.random.gauss(0.0, self.noise))
             settling = known is not None and self.now_s - 0.8 < known[1] + self.settings.settle_s
-            usage = min(service.demand * (1.0 + self.random.gauss(0.0, 0.02)), self.cores(name) * self.threads)
+            usage = min(
+                service.demand * (1.0 + self.random.gauss(0.0, 0.02)), self.cores(name) * self.threads
+            )
             sample = Sample(
                 name, self.now_s, 1.0, cpu_usage_cores=usage, cpu_some_pct=30.0 if score < 1.0 else 1.0,
                 work_rate_per_s=100.0, load_per_s=100.0, latency_p95_ms=LIMIT_MS / max(score, 0.01),
@@ -147,4 +155,6 @@ class CrowdWorld:
 
 def actions(world: CrowdWorld, name: str) -> list[Action]:
     """What was done to one LRA, holding aside."""
-    return [d.action for row in world.history for d in row if d.workload == name and d.action is not Action.HOLD]
+    return [
+        d.action for row in world.history for d in row if d.workload == name and d.action is not Action.HOLD
+    ]

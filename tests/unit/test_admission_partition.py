@@ -36,10 +36,13 @@ def claims(draw: st.DrawFn) -> tuple[int, list[Claim]]:
         scores = [0.01]
         for step in steps:
             scores.append(scores[-1] + step)
-        found.append(Claim(f"app{n}", draw(st.sampled_from([50, 100])), draw(st.integers(0, 8)), tuple(scores)))
+        found.append(
+            Claim(f"app{n}", draw(st.sampled_from([50, 100])), draw(st.integers(0, 8)), tuple(scores))
+        )
     return total, found
 
 
+@settings(max_examples=50)
 @given(claims())
 def test_nothing_is_given_twice_and_everybody_has_a_core(case: tuple[int, list[Claim]]) -> None:
     total, asked = case
@@ -50,6 +53,7 @@ def test_nothing_is_given_twice_and_everybody_has_a_core(case: tuple[int, list[C
         assert 1 <= got[claim.name] <= max(claim.needs(1.0), 1)
 
 
+@settings(max_examples=50)
 @given(claims())
 def test_within_a_class_nobody_could_be_raised_without_lowering_somebody_to_less(
     case: tuple[int, list[Claim]],
@@ -62,6 +66,7 @@ def test_within_a_class_nobody_could_be_raised_without_lowering_somebody_to_less
     assert worst(got, peers) >= worst(equal, peers) - 1e-9
 
 
+@settings(max_examples=50)
 @given(claims())
 def test_what_is_left_could_bring_nobody_further(case: tuple[int, list[Claim]]) -> None:
     total, asked = case
@@ -153,9 +158,11 @@ def moves(draw: st.DrawFn) -> tuple[Topology, list[dict[str, int]]]:
     return topology, rows
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(moves())
-def test_sets_are_disjoint_whole_and_of_the_size_that_was_asked_for(case: tuple[Topology, list[dict[str, int]]]) -> None:
+def test_sets_are_disjoint_whole_and_of_the_size_that_was_asked_for(
+    case: tuple[Topology, list[dict[str, int]]],
+) -> None:
     topology, rows = case
     before: dict[str, tuple[int, ...]] = {}
     for row in rows:
@@ -176,7 +183,9 @@ def test_sets_are_disjoint_whole_and_of_the_size_that_was_asked_for(case: tuple[
 def test_who_grows_keeps_its_cores_and_stays_on_its_socket() -> None:
     topology = machine(2, 8)
     first = place(topology, {"a": 3, "b": 3}, {})
-    assert {topology.usable_cores[c].socket for c in first["a"]} != {topology.usable_cores[c].socket for c in first["b"]}
+    assert {topology.usable_cores[c].socket for c in first["a"]} != {
+        topology.usable_cores[c].socket for c in first["b"]
+    }
     second = place(topology, {"a": 6, "b": 2}, first)
     assert set(first["a"]) < set(second["a"])
     assert set(second["b"]) < set(first["b"])

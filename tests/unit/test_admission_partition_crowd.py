@@ -1,0 +1,120 @@
+"""Several LRAs decided for together, over long runs in a world whose truth is known."""
+
+from __future__ import annotations
+
+from perphd.admission.perph import PerphMemory
+from perphd.domain.allocation import KEEP
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.decision import Action
+from tests.unit.admission_crowd_world import CrowdWorld, Service, actions
+from tests.unit.test_admission_partition import machine
+
+
+def three() -> dict[str, Service]:
+    return {"a": Service(1.0), "b": Service(3.0), "c": Service(2.0, knee=0.5)}
+
+
+def sets_of(world: CrowdWorld) -> dict[str, CpuSet]:
+    return {n: s.cpus for n, s in world.in_force.items() if s.cpus is not KEEP}
+
+
+def test_each_gets_cores_of_its_own_and_its_target_and_batch_the_rest() -> None:
+    world = CrowdWorld(machine(1, 12), three())
+    world.step(60)
+    found = sets_of(world)
+    assert set(found) == {"a", "b", "c", "pi"}
+    assert sum(len(cpus) for cpus in found.values()) == 24
+    for one in found:
+        for other in found:
+            assert one == other or not found[one] & found[other]
+    assert all(world.score(n) >= 1.0 for n in world.services)
+    # Just enough, or a core more.
+    need = {"a": 1, "b": 3, "c": 3}
+    assert all(world.cores(n) <= need[n] + 1 for n in need)
+    assert sum(bool(m) for m in world.missed) <= 12
+
+
+def test_nobody_swings_over_two_thousand_ticks_of_noise() -> None:
+    world = CrowdWorld(machine(1, 7), {"a": Service(1.5), "b": Service(3.0)}, noise=0.05)
+    world.step(2000)
+    assert world.changes(since=500) <= 24  # trials whose distance doubles
+    assert sum(bool(m) for m in world.missed[500:]) <= 20
+
+
+def test_two_that_cannot_both_be_satisfied_do_not_pass_cores_to_and_fro() -> None:
+    world = CrowdWorld(machine(1, 6), {"a": Service(6.0), "b": Service(6.0)}, noise=0.04)
+    world.step(400)
+    assert world.changes(since=100) <= 10
+    assert abs(world.cores("a") - world.cores("b")) <= 1
+    assert world.cores("pi") == 1  # batch keeps its floor
+    reasons = [d.reason for d in world.history[-1]]
+    assert any(
+        "unsatisfiable" in r and "missing" in r for row in world.history for r in (d.reason for d in row)
+    )
+    assert all(reasons)
+
+
+def test_when_there_is_not_enough_the_more_important_one_is_satisfied() -> None:
+    services = {"gold": Service(4.0, priority=200), "iron": Service(4.0, priority=50)}
+    world = CrowdWorld(machine(1, 7), services)
+    world.step(120)
+    assert world.score("gold") >= 1.0
+    assert world.cores("gold") > world.cores("iron") >= 1
+    late = world.missed[60:]
+    assert sum("gold" in m for m in late) <= 4
+
+
+def test_load_that_moves_takes_its_cores_along() -> None:
+    world = CrowdWorld(machine(1, 10), {"a": Service(1.0), "b": Service(6.0)})
+    world.step(60)
+    before = world.cores("a")
+    world.services["a"].demand, world.services["b"].demand = 6.0, 1.0
+    world.step(40)
+    assert world.cores("a") > before
+    assert world.score("a") >= 1.0
+    assert world.score("b") >= 1.0
+    assert Action.GROW in actions(world, "a")
+    assert Action.SHRINK in actions(world, "b")
+
+
+def test_who_comes_gets_a_part_and_who_goes_leaves_its_own() -> None:
+    world = CrowdWorld(machine(1, 12), {**three(), "late": Service(2.0, present=False)})
+    world.step(60)
+    batch = world.cores("pi")
+    world.services["late"].present = True
+    world.step(30)
+    assert world.score("late") >= 1.0
+    assert all(world.score(n) >= 1.0 for n in world.services)
+    world.services["late"].present = False
+    world.step(30)
+    assert world.cores("pi") >= batch - 1
+
+
+def test_everything_is_given_back_when_batch_is_gone() -> None:
+    world = CrowdWorld(machine(1, 12), three())
+    world.step(40)
+    assert isinstance(world.memory, PerphMemory)
+    assert world.memory.crowd is not None
+    world.batch = False
+    world.step(40)
+    assert all(s.is_untouched() for s in world.in_force.values())
+    assert any(Action.RELEASE in [d.action for d in row] for row in world.history)
+
+
+def test_a_slowdown_that_cores_do_not_cure_gets_none() -> None:
+    world = CrowdWorld(machine(1, 12), {"a": Service(1.0), "b": Service(0.5, knee=-2.0)})
+    world.step(120)
+    # It is slow whatever it is given, and hardly uses what it has.
+    assert world.cores("b") <= 4
+    assert world.score("a") >= 1.0
+
+
+def test_who_gave_and_who_got_is_said() -> None:
+    world = CrowdWorld(machine(1, 8), {"a": Service(1.0), "b": Service(3.0)})
+    world.step(30)
+    world.services["b"].demand = 5.5
+    world.step(30)
+    grown = [d for row in world.history[30:] for d in row if d.workload == "b" and d.action is Action.GROW]
+    assert grown
+    assert "cores of its own" in grown[0].reason
+    assert any(c.verdict == "chosen" for c in grown[0].candidates)
