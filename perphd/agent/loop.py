@@ -53,11 +53,11 @@ _STEADY_KNOBS = ("memory_high_bytes", "memory.high")
 """Writes of these do not disturb what a sample says about CPU."""
 _SHARED_KNOBS = frozenset({"cpus", "cpu_weight", "llc_masks", "mba_pct"})
 """What of batch makes up every LRA's protection: if one of them is blocked, nobody has what was chosen for it."""
-ENFORCEABLE_S = 30.0
 DISCOVER_S = 5.0
 """Control groups that are to be found are looked for so often."""
 FORGET_S = 60.0
 """One of many that was found is forgotten, and what was set on it given back, when it has been gone so long."""
+ENFORCEABLE_S = 30.0
 """What can be enforced on a workload is looked at anew so often, and when its cgroup (re)appears."""
 
 
@@ -84,9 +84,9 @@ class Parts:
     actuators: Callable[[], Actuators] = Actuators
     rounds: RoundTap | None = None
     waker: Waker | None = None
+    discovery: Discovery | None = None
     owned: tuple[Closable, ...] = ()
 
-    discovery: Discovery | None = None
 
 @dataclass(slots=True)
 class _Protection:
@@ -95,8 +95,6 @@ class _Protection:
 
 
 @dataclass(slots=True)
-class _Enforceable:
-@dataclass(slots=True)
 class _FoundAs:
     """A workload that was found: for which declaration, and when it was last there."""
 
@@ -104,6 +102,8 @@ class _FoundAs:
     seen_s: float
 
 
+@dataclass(slots=True)
+class _Enforceable:
     knobs: frozenset[str]
     missing: tuple[NotEnforceable, ...]
     looked_s: float
@@ -123,11 +123,11 @@ class Agent:
         self._models = parts.models
         self._memory: object = None
         self._actuators = parts.actuators()
-        self._samples: dict[str, Sample] = {}
-        self._protections: dict[str, _Protection] = {}
         self._declared = {spec.name: spec for spec in config.matches}
         self._found: dict[str, _FoundAs] = {}
         self._looked_s: float | None = None
+        self._samples: dict[str, Sample] = {}
+        self._protections: dict[str, _Protection] = {}
         self._enforceable: dict[str, _Enforceable] = {}
         self._planned: tuple[dict[str, Settings], float] | None = None
         self._cost = CostMeter()
@@ -143,9 +143,9 @@ class Agent:
 
     async def tick(self, now_s: float) -> None:
         """One round at ``now_s`` (monotonic seconds). Failures of single workloads do not lose the round."""
+        await self._discover(now_s)
         async with self._lock:
             if not self._sli_followed:
-        await self._discover(now_s)
                 await self._parts.sli.follow(self._all_specs())
                 self._sli_followed = True
             readings = await self._parts.sli.read(now_s)
@@ -182,8 +182,6 @@ class Agent:
         troubled = (Health.SUSPECT, Health.DEGRADED)
         waker.answered(waker.take(), {d.workload for d in target.decisions if d.verdict.health in troubled})
 
-    def _take_samples(self, samples: Sequence[Sample]) -> None:
-        self._samples = {sample.workload: self._flag_settling(sample) for sample in samples}
     async def _discover(self, now_s: float) -> None:
         """Take in what the declared matches stand for now, follow what has moved, let go what stays away."""
         discovery = self._parts.discovery
@@ -220,6 +218,8 @@ class Agent:
             Event(self._now_s, EventKind.WORKLOAD, f"found in {spec.cgroup} now", spec.name)
         )
 
+    def _take_samples(self, samples: Sequence[Sample]) -> None:
+        self._samples = {sample.workload: self._flag_settling(sample) for sample in samples}
 
     def _flag_settling(self, sample: Sample) -> Sample:
         protection = self._protections.get(sample.workload)
@@ -464,12 +464,12 @@ class Agent:
     async def add_workload(self, spec: WorkloadSpec) -> None:
         """Take a workload, already checked against the others, into the loop; replaces one of that name."""
         async with self._lock:
-            self._specs[spec.name] = spec
-            await self._parts.sli.follow(self._all_specs())
             if not spec.cgroup:  # to be found
                 self._declared[spec.name] = spec
                 self._looked_s = None
                 return
+            self._specs[spec.name] = spec
+            await self._parts.sli.follow(self._all_specs())
         self._parts.records.event(Event(self._now_s, EventKind.WORKLOAD, f"{spec.kind} added", spec.name))
 
     async def remove_workload(self, name: str) -> None:
@@ -478,19 +478,19 @@ class Agent:
         Raises:
             ConfigError: no such workload.
         """
-        async with self._lock:
-            if name not in self._specs:
         if self._declared.pop(name, None) is not None:
             self._parts.records.problem(f"match:{name}", None, self._now_s)
             for found in [one for one, known in self._found.items() if known.declaration == name]:
                 await self.remove_workload(found)
             return
+        async with self._lock:
+            if name not in self._specs:
                 raise ConfigError(
                     "request", "workload", f"no workload is named {name!r}", ", ".join(self._specs)
                 )
+            self._found.pop(name, None)
             report = await self._parts.executor.restore((name,))
             if report.failed or report.foreign:
-            self._found.pop(name, None)
                 self._parts.records.problem(
                     f"left:{name}", f"{name}: not all was given back: {report}", self._now_s
                 )
@@ -526,14 +526,14 @@ class Agent:
     async def reload(self, config: Config) -> None:
         """Take over a configuration that was read and checked. Models of workloads that stay are kept."""
         new = {spec.name: spec for spec in config.workloads}
-        for name, old in list(self._specs.items()):
-            spec = new.get(name)
         declared = {spec.name: spec for spec in config.matches}
         for name, known in self._found.items():
             to_be, was = declared.get(known.declaration), self._declared.get(known.declaration)
             if to_be is not None and was is not None and (to_be.match, to_be.kind) == (was.match, was.kind):
                 new.setdefault(name, replace(to_be, name=name, cgroup=self._specs[name].cgroup))
         self._declared, self._looked_s = declared, None
+        for name, old in list(self._specs.items()):
+            spec = new.get(name)
             if spec is None or (spec.cgroup, spec.kind) != (old.cgroup, old.kind):
                 await self.remove_workload(name)
         async with self._lock:
@@ -632,6 +632,11 @@ class Agent:
             raise ConfigError("request", "workload", f"no LRA is named {name!r}", lras_here)
         return spec
 
+    def _not_found(self) -> list[WorkloadSpec]:
+        """Declarations for which nothing was ever found, or is left."""
+        there = {known.declaration for known in self._found.values()}
+        return [spec for name, spec in self._declared.items() if name not in there]
+
     def _all_specs(self) -> tuple[WorkloadSpec, ...]:
         return tuple(self._specs.values())
 
@@ -639,13 +644,8 @@ class Agent:
         sample = self._samples.get(spec.name)
         present = sample is not None and not sample.has(Quality.GONE)
         protection = self._protections.get(spec.name)
-        known = self._enforceable.get(spec.name)
+        known, executor = self._enforceable.get(spec.name), self._parts.executor
         return WorkloadStatus(
-    def _not_found(self) -> list[WorkloadSpec]:
-        """Declarations for which nothing was ever found, or is left."""
-        there = {known.declaration for known in self._found.values()}
-        return [spec for name, spec in self._declared.items() if name not in there]
-
             spec=spec,
             present=present,
             mode=self.mode_of(spec),
@@ -655,6 +655,7 @@ class Agent:
             protection=protection.allocation if protection is not None else None,
             in_force=self._parts.executor.in_force(spec.name),
             not_enforceable=known.missing if known is not None else (),
+            limited=(*executor.not_enforceable(spec.name), *executor.limited(spec.name)),
             problem=""
             if present
             else f"waiting for {f'cgroup {spec.cgroup}' if spec.cgroup else spec.match}",

@@ -14,7 +14,11 @@ from perphd.domain.workload import Mode, WorkloadSpec
 
 @dataclass(frozen=True, slots=True)
 class WorkloadStatus:
-    """One workload now. ``present``: its cgroup exists; ``in_force``: what perphd has set on it."""
+    """One workload now. ``present``: its cgroup exists; ``in_force``: what perphd has set on it.
+
+    ``not_enforceable``: what cannot be set on it here; ``limited``: what was wanted last and is not in force, or only in
+    part, with the reason.
+    """
 
     spec: WorkloadSpec
     present: bool
@@ -26,6 +30,7 @@ class WorkloadStatus:
     in_force: Settings
     not_enforceable: tuple[NotEnforceable, ...] = ()
     problem: str = ""
+    limited: tuple[NotEnforceable, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
