@@ -121,6 +121,7 @@ class Routes:
             Route("GET", "/metrics", read, self._exposition),
             Route("GET", "/v1/events", read, self._events),
             Route("GET", "/v1/recording", read, self._recording),
+            Route("GET", "/v1/openapi.json", read, self._openapi),
             Route("POST", "/v1/query", read, self._query),
             Route("PUT", "/v1/mode", change, self._mode),
             Route("POST", "/v1/workloads", change, self._add, 201),
@@ -199,6 +200,11 @@ class Routes:
 
     async def _exposition(self, request: web.Request, peer: Peer) -> web.Response:
         return web.Response(body=self._metrics(), headers={"Content-Type": metrics.CONTENT_TYPE})
+
+    async def _openapi(self, request: web.Request, peer: Peer) -> web.Response:
+        from perphd.control import openapi  # seldom asked for, and it looks through many types
+
+        return web.Response(text=openapi.text(), content_type="application/json")
 
     async def _events(self, request: web.Request, peer: Peer) -> web.StreamResponse:
         _only(request.query, ("kind", "workload"))

@@ -1,0 +1,294 @@
+"""The control API's own description (OpenAPI 3.1), made from the types that its routes send.
+
+``python -m perphd.control.openapi`` writes it as it is served at ``/v1/openapi.json`` and kept in docs/openapi.json. A
+route that is not in ``OPERATIONS``, or otherwise there, is a mistake that a test finds.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from perphd import __version__
+from perphd.agent.config_schema import Key, keys_of
+from perphd.agent.config_workloads import WORKLOAD_TABLES
+from perphd.control.errors import Code
+from perphd.control.wire_schema import Components, Schema
+from perphd.domain.belief import ModelSummary, ModelView
+from perphd.domain.capability import Capability
+from perphd.domain.decision import Decision
+from perphd.domain.event import EventKind
+from perphd.domain.status import AgentStatus
+from perphd.domain.topology import Topology
+from perphd.domain.whatif import WhatIf
+from perphd.domain.workload import Kind, Mode
+from perphd.isolation.restore import RestoreReport
+from perphd.monitor.sli import SLI_FIELDS
+
+JSON: Final = "application/json"
+TEXT: Schema = {"type": "string"}
+_ERROR: Schema = {"$ref": "#/components/schemas/Error"}
+_TEXTS: Schema = {"type": "array", "items": TEXT}
+_OBJECT: Schema = {"type": "object"}
+_CLOCK: Schema = {
+    "type": "object",
+    "properties": {"monotonic_s": {"type": "number"}, "unix_s": {"type": "number"}},
+    "required": ["monotonic_s", "unix_s"],
+}
+_STATUSES: Final[Mapping[int, str]] = {
+    400: "a value is refused; key and allowed say which and what would do",
+    403: "who asks may not",
+    404: "there is no such workload, or no such path",
+    405: "another method is for this path",
+    408: "the client, or the query, took too long",
+    409: "it collides with something that exists",
+    413: "the body is too large",
+    500: "accepted, and it did not work",
+    503: "too many connections, queries or streams, or switched off here",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """What a route takes and answers. ``answer``: a schema, a type that the wire knows, or one of these by key."""
+
+    summary: str
+    answer: Any = None
+    query: tuple[tuple[str, Schema, bool], ...] = ()
+    body: Schema | None = None
+    answer_type: str = JSON
+    extra: tuple[tuple[str, Schema], ...] = ()
+    status: int = 200
+    changes: bool = False
+
+
+def _query(name: str, schema: Schema, required: bool = False) -> tuple[str, Schema, bool]:
+    return (name, schema, required)
+
+
+def _of(**properties: Schema) -> Schema:
+    return {"type": "object", "properties": properties, "required": list(properties)}
+
+
+def _key_schema(key: Key) -> Schema:
+    schema: dict[str, Any] = {"description": key.doc or key.name}
+    match key.type_name:
+        case "boolean":
+            schema["type"] = "boolean"
+        case "integer" | "number" as kind:
+            schema["type"] = kind
+            schema |= {} if key.low is None else {"minimum": key.low}
+            schema |= {} if key.high is None else {"maximum": key.high}
+        case "size":
+            schema["type"] = ["string", "integer"]
+        case _:
+            schema["type"] = "string"
+    return schema
+
+
+def _workload_schema() -> Schema:
+    kinds: list[Schema] = []
+    for name, table in WORKLOAD_TABLES.items():
+        if name not in tuple(Kind):
+            continue
+        properties = {key.name: _key_schema(key) for key in keys_of(table)}
+        required = ["kind", *(key.name for key in keys_of(table) if key.required)]
+        if name == Kind.LRA:
+            properties["sli"] = properties["policy"] = _OBJECT
+        properties["kind"] = {"const": name}
+        kinds.append(
+            {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
+        )
+    return {"anyOf": kinds}
+
+
+_LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": 1000}
+_NAMED = _of(kind=TEXT, name=TEXT, cgroup=TEXT, present={"type": "boolean"}, effective_mode=TEXT) | {
+    "additionalProperties": True
+}
+_SLI_BODY: Schema = {
+    "type": "object",
+    "properties": {name: {"type": "number", "minimum": 0, "exclusiveMaximum": 1e18} for name in SLI_FIELDS},
+    "additionalProperties": False,
+    "minProperties": 1,
+}
+
+OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
+    ("GET", "/v1/status"): Operation("The agent as a whole, now", AgentStatus, extra=(("clock", _CLOCK),)),
+    ("GET", "/v1/workloads"): Operation(
+        "Who is looked after, as declared", _of(workloads={"type": "array", "items": _NAMED})
+    ),
+    ("GET", "/v1/doctor"): Operation(
+        "What the host can do", {"capabilities": tuple[Capability, ...], "topology": Topology}
+    ),
+    ("GET", "/v1/explain"): Operation(
+        "The latest decisions about an LRA, newest first",
+        {"decisions": tuple[Decision, ...], "mode": Mode, "clock": _CLOCK},
+        (_query("workload", TEXT, True), _query("at", {"type": "number"}), _query("limit", _LIMIT)),
+    ),
+    ("GET", "/v1/whatif"): Operation(
+        "What would become of the LRAs if this work came now", WhatIf, (_query("add", TEXT, True),)
+    ),
+    ("GET", "/v1/models"): Operation("The LRAs' models, a line each", {"models": tuple[ModelSummary, ...]}),
+    ("GET", "/v1/models/{name}"): Operation("All that an LRA's model believes", ModelView),
+    ("GET", "/v1/models/{name}/export"): Operation("The model as a file", _OBJECT),
+    ("GET", "/v1/config"): Operation(
+        "The configuration in force", _of(sources=_TEXTS, warnings=_TEXTS, store_path=TEXT, daemon=_OBJECT)
+    ),
+    ("GET", "/v1/metrics"): Operation("For Prometheus", TEXT, answer_type="text/plain"),
+    ("GET", "/metrics"): Operation(
+        "For Prometheus, where it looks by default", TEXT, answer_type="text/plain"
+    ),
+    ("GET", "/v1/events"): Operation(
+        "What happens from now on, as server-sent events",
+        TEXT,
+        (_query("kind", {"type": "string", "examples": list(EventKind)}), _query("workload", TEXT)),
+        answer_type="text/event-stream",
+    ),
+    ("GET", "/v1/recording"): Operation(
+        "The next rounds with all that was decided on, a line of JSON each",
+        TEXT,
+        (_query("rounds", {"type": "integer", "minimum": 1}),),
+        answer_type="application/x-ndjson",
+    ),
+    ("GET", "/v1/openapi.json"): Operation("This description", _OBJECT),
+    ("POST", "/v1/query"): Operation(
+        "One SELECT statement on the store",
+        _of(
+            columns=_TEXTS, rows={"type": "array", "items": {"type": "array"}}, truncated={"type": "boolean"}
+        ),
+        body=_of(sql=TEXT)
+        | {
+            "properties": {"sql": TEXT, "limit": {"type": "integer", "minimum": 1, "maximum": 100_000}},
+            "additionalProperties": False,
+        },
+    ),
+    ("PUT", "/v1/mode"): Operation(
+        "Observe or enforce, for one workload or for all",
+        _of(mode=TEXT, workload={"type": ["string", "null"]}),
+        body={
+            "type": "object",
+            "properties": {"mode": {"enum": list(Mode)}, "workload": {"type": ["string", "null"]}},
+            "required": ["mode"],
+            "additionalProperties": False,
+        },
+        changes=True,
+    ),
+    ("POST", "/v1/workloads"): Operation(
+        "Look after one more",
+        _of(added=_OBJECT, warnings=_TEXTS),
+        body=_workload_schema(),
+        changes=True,
+        status=201,
+    ),
+    ("DELETE", "/v1/workloads/{name}"): Operation(
+        "Give its settings back and forget it", _of(removed=TEXT, kind=TEXT, warnings=_TEXTS), changes=True
+    ),
+    ("POST", "/v1/workloads/{name}/sli"): Operation(
+        "A reading from the application itself", _of(workload=TEXT), body=_SLI_BODY, changes=True
+    ),
+    ("PUT", "/v1/models/{name}"): Operation(
+        "Replace an LRA's model by this file",
+        _of(imported=TEXT, warnings=_TEXTS),
+        (_query("rename", {"enum": ["0", "1"]}),),
+        body=_OBJECT,
+        changes=True,
+    ),
+    ("DELETE", "/v1/models/{name}"): Operation("Begin anew with an LRA", _of(reset=TEXT), changes=True),
+    ("POST", "/v1/restore"): Operation(
+        "Put every original value back, and only observe from now on", RestoreReport, changes=True
+    ),
+    ("POST", "/v1/reload"): Operation(
+        "Read the configuration files anew",
+        _of(sources=_TEXTS, workloads=_TEXTS, warnings=_TEXTS),
+        changes=True,
+    ),
+}
+
+
+def document() -> dict[str, Any]:
+    """The whole description."""
+    components = Components()
+    paths: dict[str, dict[str, Any]] = {}
+    for (method, path), operation in OPERATIONS.items():
+        paths.setdefault(path, {})[method.lower()] = _operation(method, path, operation, components)
+    error = _of(
+        code=TEXT | {"enum": sorted({code.text for code in Code})}, message=TEXT, key=TEXT, allowed=TEXT
+    )
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "perphd control API",
+            "version": __version__,
+            "description": "HTTP over the daemon's Unix socket. Reading is for root and the members of the read and "
+            "admin groups, changing for root and the admin group; the kernel tells who asks. A number that is not "
+            "finite is the text inf, -inf or nan; what could not be measured is an object with the reason; what is "
+            "not set is absent.",
+        },
+        "servers": [
+            {"url": "http://localhost", "description": "the socket, /run/perphd/perphd.sock by default"}
+        ],
+        "paths": paths,
+        "components": {
+            "schemas": {**components.schemas, "Error": _of(error=error)},
+            "responses": {
+                str(status): {"description": meaning, "content": {JSON: {"schema": _ERROR}}}
+                for status, meaning in _STATUSES.items()
+            },
+        },
+    }
+
+
+def _operation(method: str, path: str, operation: Operation, components: Components) -> dict[str, Any]:
+    parameters = [
+        {"name": name, "in": "query", "required": required, "schema": schema}
+        for name, schema, required in operation.query
+    ]
+    if "{name}" in path:
+        parameters.append({"name": "name", "in": "path", "required": True, "schema": TEXT})
+    who = "the admin group" if operation.changes else "the read group"
+    described: dict[str, Any] = {
+        "summary": operation.summary,
+        "description": f"For root and {who}.",
+        "operationId": f"{method.lower()}{path.replace('/', '_').translate(_PLAIN)}",
+        "responses": _responses(operation, components),
+    }
+    if parameters:
+        described["parameters"] = parameters
+    if operation.body is not None:
+        described["requestBody"] = {"required": True, "content": {JSON: {"schema": operation.body}}}
+    return described
+
+
+_PLAIN: Final = str.maketrans({"{": "", "}": "", ".": "_"})
+
+
+def _responses(operation: Operation, components: Components) -> dict[str, Any]:
+    schema = _answer(operation.answer, components)
+    if operation.extra:
+        schema = {"allOf": [schema, _of(**dict(operation.extra))]}
+    content = {operation.answer_type: {"schema": schema}}
+    found: dict[str, Any] = {str(operation.status): {"description": operation.summary, "content": content}}
+    for status in _STATUSES:
+        found[str(status)] = {"$ref": f"#/components/responses/{status}"}
+    return found
+
+
+def _answer(answer: Any, components: Components) -> Schema:
+    if not isinstance(answer, Mapping):
+        return components.of(answer)
+    if "type" in answer or "$ref" in answer:
+        return answer
+    return _of(**{name: _answer(item, components) for name, item in answer.items()})
+
+
+def text() -> str:
+    """The description as it is kept and served."""
+    return json.dumps(document(), indent=1, ensure_ascii=False) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(text())
