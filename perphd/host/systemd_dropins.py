@@ -57,6 +57,8 @@ class DropIns:
             if is_own:
                 with suppress(OSError):
                     self._unlink(mark)
+        with suppress(OSError):  # others are in there, or there never was one
+            os.rmdir(f"{MARKS}/{unit}")
 
     def _says_nothing(self, path: str) -> bool:
         """True if the drop-in says no more than that the property has no value."""

@@ -29,6 +29,7 @@ from perphd.host.fs import KernelFile, KernelFs, read_text
 from perphd.host.systemd import is_systemd, owner_unit
 from perphd.host.systemd_bus import Bus
 from perphd.host.systemd_dropins import DropIns, touch
+from perphd.host.systemd_given_up import Attributes, GivenUp
 from perphd.host.systemd_properties import (
     ABSENT,
     DEVICE_FILES,
@@ -75,7 +76,7 @@ class _Place:
 class UnitFs:
     """``fs`` with units written through ``bus``. Only for hosts with systemd and cgroup v2.
 
-    ``version``: systemd's; ``unlink``, ``mark``, ``sleep``: for hosts that are simulated.
+    ``version``: systemd's; ``unlink``, ``mark``, ``sleep``, ``given_up``: for hosts that are simulated.
     """
 
     def __init__(
@@ -88,11 +89,12 @@ class UnitFs:
         unlink: Callable[[str], None] = os.unlink,
         mark: Callable[[str], None] = touch,
         sleep: Callable[[float], None] = time.sleep,
+        given_up: GivenUp | None = None,
     ) -> None:
         self._fs, self._hierarchies, self._bus = fs, hierarchies, bus
         self._version, self._sleep = version, sleep
         self._drop_ins = DropIns(fs, unlink, mark)
-        self._released: dict[str, str] = {}
+        self._given_up = Attributes() if given_up is None else given_up
         unified = hierarchies.unified
         self._mount = "" if unified is None else unified.mount
         self._controllers = frozenset() if unified is None else unified.controllers
@@ -148,9 +150,15 @@ class UnitFs:
             if text is None:
                 raise
             return f"{text}\n".encode()
-        if path in self._released and same(path, self._released[path], raw.decode().strip()):
-            return b"\n"
-        return raw
+        return b"\n" if self._is_given_up(path, raw) else raw
+
+    def _is_given_up(self, path: str, raw: bytes) -> bool:
+        if basename(path) not in EMPTY_ALLOWED or not (text := raw.decode().strip()):
+            return False
+        place = self._place(path)
+        if place is None or not self._given_up.holds(place.directory, place.file):
+            return False
+        return same(path, self._everything(path), text)
 
     def exists(self, path: str) -> bool:
         """As ``fs``, and true for a unit's file that its controller would bring."""
@@ -205,9 +213,10 @@ class UnitFs:
         except (KeyError, ValueError) as exc:
             raise Invalid(path, "set through systemd", errno.EINVAL, text) from exc
         self._drop_ins.expect(place.unit, place.file)
-        self._released.pop(path, None)
-        if place.file in EMPTY_ALLOWED and not text:
-            self._release(place, path)
+        if place.file in EMPTY_ALLOWED:
+            self._given_up.discard(place.directory, place.file)
+            if not text:
+                self._release(place, path)
         self._bus.set_properties(place.unit, wanted)
 
     def _release(self, place: _Place, path: str) -> None:
@@ -224,7 +233,7 @@ class UnitFs:
             advice = "it is tried again; systemctl status shows whether systemd is busy"
             detail = f"systemd has not given it {everything} within {SETTLE_S:g} s"
             raise Busy(path, "give up", errno.ETIMEDOUT, "", detail, advice)
-        self._released[path] = everything
+        self._given_up.add(place.directory, place.file)
 
     def _everything(self, path: str) -> str:
         """All CPUs or memory nodes of the host: those of a slice that is confined may become more again."""

@@ -28,6 +28,22 @@ class BootedKernel(FakeKernel):
         return path == "/run/systemd/system" or super().exists(path)
 
 
+class Notes:
+    """Which lists are given up; the groups' end is nothing here."""
+
+    def __init__(self) -> None:
+        self.files: set[tuple[str, str]] = set()
+
+    def add(self, directory: str, file: str) -> None:
+        self.files.add((directory, file))
+
+    def discard(self, directory: str, file: str) -> None:
+        self.files.discard((directory, file))
+
+    def holds(self, directory: str, file: str) -> bool:
+        return (directory, file) in self.files
+
+
 @dataclass
 class FakeSystemd:
     """Units are children of system.slice. Values that the kernel refuses are journaled and answered with success."""
@@ -38,6 +54,7 @@ class FakeSystemd:
     journal: list[str] = field(default_factory=list)
     fault: KernelError | None = None
     known: set[str] = field(default_factory=set)
+    given_up: Notes = field(default_factory=lambda: Notes())
 
     def __post_init__(self) -> None:
         self.kernel.mkdir("/system.slice")
@@ -51,6 +68,7 @@ class FakeSystemd:
             sleep=lambda s: None,
             unlink=lambda path: None,
             mark=lambda path: None,
+            given_up=self.given_up,
         )
 
     # -- what an administrator does ------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
@@ -23,6 +24,7 @@ from perphd.host.cgroup import lines
 from perphd.host.systemd_bus import BusctlBus, bus_error
 from perphd.host.systemd_dbus import DbusFastBus
 from perphd.host.systemd_fs import UnitFs, refusal, unit_files, unit_of
+from perphd.host.systemd_given_up import Attributes
 from perphd.host.systemd_properties import (
     IDLE_WEIGHT,
     UNSET,
@@ -389,6 +391,34 @@ async def test_a_controller_that_systemd_switches_off_late_is_nobodys_change(
         assert (await agent.apply(agent.plan(target, SPECS, 20.0))).ok
         assert not agent.conflicts()
         assert [entry.text for entry in journal.originals.values()] == [""]
+
+
+async def test_another_process_knows_which_lists_were_given_up(systemd: FakeSystemd, tmp_path: Path) -> None:
+    target = {"job": Settings(cpus=CpuSet.of([3]))}
+    for number in range(2):
+        with Journal(tmp_path / str(number), boot_id="boot") as journal:
+            agent = executor(systemd, journal)
+            assert (await agent.apply(agent.plan(target, SPECS, 0.0))).ok
+            assert [entry.text for entry in journal.originals.values()] == [""], "not what is shown meanwhile"
+            assert systemd.fs().read(f"{AT}/cpuset.cpus") == b"3\n"
+            assert restore_journal(systemd.fs(), journal, list(journal.originals.values())).complete
+    assert systemd.calls[-1][1][0].value == b""
+
+
+def test_notes_are_attributes_of_the_group(tmp_path: Path) -> None:
+    notes, group = Attributes(), str(tmp_path)
+    try:
+        os.setxattr(group, "user.perphd.test", b"1")
+    except OSError as exc:
+        pytest.skip(f"needs extended attributes in {group}: {exc}")
+    assert not notes.holds(group, "cpuset.cpus")
+    notes.add(group, "cpuset.cpus")
+    assert notes.holds(group, "cpuset.cpus")
+    assert not notes.holds(group, "cpuset.mems")
+    notes.discard(group, "cpuset.cpus")
+    notes.discard(group, "cpuset.cpus")
+    assert not notes.holds(group, "cpuset.cpus")
+    notes.add(f"{group}/nonesuch", "cpuset.cpus")
 
 
 def test_a_list_is_not_given_up_before_the_kernel_shows_all_of_it(systemd: FakeSystemd) -> None:
