@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perphd.agent.config_schema import setting
+from perphd.predictor.gate import GATE_MAPE
 from perphd.predictor.model import DEFAULT_LEARNER, Learner
 
 
@@ -21,4 +22,12 @@ class ModelConfig:
         True,
         "trees are rebuilt now and then, in a niced process of half a second; false: what was learned only moves "
         "their leaves",
+    )
+    gate_mape_pct: float = setting(
+        100.0 * GATE_MAPE,
+        "mean error at the current allocation from which a model only advises: what has not been measured is then "
+        "believed as little as before anything was learned; 0: never",
+        low=0.0,
+        high=1000.0,
+        unit="%",
     )

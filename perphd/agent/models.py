@@ -256,7 +256,9 @@ class Models:
     def _put(self, file: ModelFile, lra: str, now_s: float, life: _Life) -> str:
         """Make the file's model the LRA's; returns what is odd about the file's time."""
         elapsed_s = self._wall_clock() - file.provenance.saved_at_unix_s
-        self._registry.put(lra, LraModel.from_state(file.state, now_s, elapsed_s, self._registry.learner))
+        kind = self._registry
+        model = LraModel.from_state(file.state, now_s, elapsed_s, kind.learner, kind.gate_mape)
+        kind.put(lra, model)
         life.origin = f"loaded, learned on {file.provenance.host}"
         if elapsed_s >= -CLOCK_SLACK_S:
             return ""

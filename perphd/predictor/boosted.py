@@ -46,8 +46,11 @@ _OLD_S: Final = 86400.0
 class Correction(Protocol):
     """What a Res-Perf model has learned about (measured / prior), in log units. Rows have ``features.COLUMNS``."""
 
-    def update(self, key: Hashable, x: Floats, residual: float, at_s: float) -> None:
-        """Learn one sample, features (D,), taken in the cell ``key``. Never raises for finite values."""
+    def update(self, key: Hashable, x: Floats, residual: float, at_s: float) -> float:
+        """Learn one sample, features (D,), taken in the cell ``key``; returns how far it was from what was believed.
+
+        Never raises for finite values.
+        """
 
     def predict(self, x: Floats, at_s: float) -> tuple[Floats, Floats, Floats]:
         """Mean and sd of the correction, and support, for rows (n, D); each (n,)."""
@@ -103,12 +106,14 @@ class Boosted:
 
     # -- a correction -------------------------------------------------------------------------------------------
 
-    def update(self, key: Hashable, x: Floats, residual: float, at_s: float) -> None:
+    def update(self, key: Hashable, x: Floats, residual: float, at_s: float) -> float:
         """See ``Correction``."""
         trees = self._trees
         if trees is None:
             constant = Trees.constant(features.NAMES, self._signs, 0.0)
             trees = self._trees = Ogbrt(constant, features.LOW, features.HIGH, self._settings)
+        new = self._local.visits(key) == 0
+        expected = float(self.predict(x[None], at_s)[0][0]) if new else 0.0
         structured = trees.structured
         learned = trees.observe(x, residual, at_s)
         said = 0.0
@@ -118,9 +123,10 @@ class Boosted:
                 self._compare(x, residual, at_s, said)
         if learned.drift:
             self._local.doubt(key)
-        self._local.update(key, x, residual, at_s, said)
+        missed = self._local.update(key, x, residual, at_s, said)
         if learned.swapped:
             self._local.rebase(lambda rows: self._advice(rows)[0])
+        return residual - expected if new else missed
 
     def predict(self, x: Floats, at_s: float) -> tuple[Floats, Floats, Floats]:
         """See ``Correction``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -18,6 +18,7 @@ from perphd.domain.signals import Performance, contended_ratio, performance
 from perphd.predictor import features
 from perphd.predictor.boosted import Boosted, Correction
 from perphd.predictor.features import Covariates, cell_key
+from perphd.predictor.gate import GATE_MAPE, Gate
 from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt
 from perphd.predictor.persist import ModelState, Skipped
 from perphd.predictor.physics import CpuGrants, Floats, expect
@@ -34,6 +35,8 @@ COUNTED = ("cpi", "llc_mpki")
 """The same of what the processor counts."""
 
 _SCALES = np.array([0.4, 0.45, 0.5, 0.35, 0.6, 0.4, 0.4])
+_WORK_SD, _DELAY_SD = 0.2, 0.35
+"""What is doubted of the prior (log units)."""
 _UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING)
 CLOSED_ELASTICITY = 0.3
 """Elasticity from which an LRA's load counts as closed: its work rate falls when it has to wait."""
@@ -69,13 +72,18 @@ class LraModel:
     """Learns from observations; answers as ``domain.policy.ResPerfModel``. Deterministic; no clock.
 
     ``samples`` counts what was fit to learn from, ``skipped`` what was not, by reason.
+
+    Args:
+        learner: how corrections are learned; None: ``DEFAULT_LEARNER``.
+        gate_mape: greatest mean relative error at the current allocation with which it may act, see ``Gate``.
     """
 
-    def __init__(self, learner: Learner | None = None) -> None:
+    def __init__(self, learner: Learner | None = None, gate_mape: float = GATE_MAPE) -> None:
         self.learner: Learner = learner or DEFAULT_LEARNER
+        self.work_gate, self.delay_gate = Gate(gate_mape), Gate(gate_mape)
         self._reference = Reference()
-        self._work = _correction(self.learner, 0.2, 0.06, features.WORK_SIGNS)
-        self._delay = _correction(self.learner, 0.35, 0.15, features.DELAY_SIGNS)
+        self._work = _correction(self.learner, _WORK_SD, 0.06, features.WORK_SIGNS)
+        self._delay = _correction(self.learner, _DELAY_SD, 0.15, features.DELAY_SIGNS)
         self._batch = _correction("residual", 0.3, 0.15, features.NO_SIGNS)
         self._around = Covariates()
         self._elasticity: float | None = None
@@ -96,11 +104,20 @@ class LraModel:
             elasticity=self._elasticity,
             samples=self.samples,
             skipped=tuple(Skipped(reason, count) for reason, count in self.skipped.items()),
+            work_error=self.work_gate.mean,
+            delay_error=self.delay_gate.mean,
+            work_advises=not self.work_gate.is_open,
+            delay_advises=not self.delay_gate.is_open,
         )
 
     @classmethod
     def from_state(
-        cls, state: ModelState, now_s: float = 0.0, elapsed_s: float = 0.0, learner: Learner | None = None
+        cls,
+        state: ModelState,
+        now_s: float = 0.0,
+        elapsed_s: float = 0.0,
+        learner: Learner | None = None,
+        gate_mape: float = GATE_MAPE,
     ) -> LraModel:
         """The model that knows this; ``elapsed_s`` have passed since, which makes all of it older.
 
@@ -109,11 +126,12 @@ class LraModel:
             now_s: the time, by the clock of the samples to come.
             elapsed_s: for how long the model was in no use; what is less than 0 counts as 0.
             learner: how it goes on learning; what another learner knew is not lost but for its own part.
+            gate_mape: see the class.
 
         Raises:
             InvalidModel: values that do not fit each other.
         """
-        made = cls(learner)
+        made = cls(learner, gate_mape)
         made._now_s = now_s
         made._reference = Reference.from_state(state.reference, elapsed_s)
         for correction, known in (
@@ -122,6 +140,8 @@ class LraModel:
             (made._batch, state.batch),
         ):
             correction.restore(known, now_s, elapsed_s)
+        made.work_gate.restore(state.work_error, state.work_advises)
+        made.delay_gate.restore(state.delay_error, state.delay_advises)
         made._elasticity = state.elasticity
         made.samples = state.samples
         made.skipped = Counter({item.reason: item.count for item in state.skipped})
@@ -234,9 +254,10 @@ class LraModel:
         prior = expect(CpuGrants.of([seen.allocation]), seen.context)
         at_s = seen.sample.at_s
         residual = math.log(work_ratio) - math.log(prior.work[0])
-        self._work.update(key, x[0], residual, at_s)
+        self.work_gate.update(self._work.update(key, x[0], residual, at_s))
         if delay_ratio is not None:
-            self._delay.update(key, x[0], math.log(delay_ratio) - math.log(prior.delay[0]), at_s)
+            missed = self._delay.update(key, x[0], math.log(delay_ratio) - math.log(prior.delay[0]), at_s)
+            self.delay_gate.update(missed)
         if available(seen.batch_cores):
             got, expected = (
                 max(seen.batch_cores, _LEAST_CORES),
@@ -283,16 +304,28 @@ class LraModel:
         """True once contention has shown that the load asks again only when it was answered."""
         return self._elasticity is not None and self._elasticity >= CLOSED_ELASTICITY
 
+    @property
+    def may_act(self) -> bool:
+        """What it says about the current allocation is right; else it only advises: its bands are the prior's."""
+        return self.work_gate.is_open and self.delay_gate.is_open
+
+    @property
+    def alarms(self) -> int:
+        """How often the application was found to have changed."""
+        return self._work.alarms + self._delay.alarms
+
     def predict_work(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Work ratio to the reference, at most 1.05, never falling as batch's weight falls on the same cores."""
-        prior = expect(CpuGrants.of(allocations), context)
-        bands = self._bands(self._work, prior.work, allocations, context)
-        return _monotone([Band(min(b.value, 1.05), b.sd, b.support) for b in bands], allocations)
+        seen = _as_seen(allocations)
+        prior = expect(CpuGrants.of(seen), context)
+        bands = self._bands(self._work, prior.work, seen, context, self.work_gate, _WORK_SD)
+        return _monotone([Band(min(b.value, 1.05), b.sd, b.support) for b in bands], seen)
 
     def predict_delay(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Delay ratio to the reference."""
-        prior = expect(CpuGrants.of(allocations), context)
-        return self._bands(self._delay, prior.delay, allocations, context)
+        seen = _as_seen(allocations)
+        prior = expect(CpuGrants.of(seen), context)
+        return self._bands(self._delay, prior.delay, seen, context, self.delay_gate, _DELAY_SD)
 
     def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """CPU that batch is predicted to get, in cores: what sharing leaves it, corrected by experience."""
@@ -307,12 +340,24 @@ class LraModel:
         return _monotone(capped, allocations, heavier_is_more=True)
 
     def _bands(
-        self, learned: Correction, prior: Floats, allocations: Sequence[Allocation], context: ModelContext
+        self,
+        learned: Correction,
+        prior: Floats,
+        allocations: Sequence[Allocation],
+        context: ModelContext,
+        gate: Gate | None = None,
+        prior_sd: float = 0.0,
     ) -> tuple[Band, ...]:
         x = features.features(allocations, context, self._around)
         mean, sd, support = learned.predict(x, self._now_s)
+        if gate is not None:
+            sd = gate.widen(sd, support, prior_sd)
         values = prior * np.exp(mean)
         return tuple(Band(float(v), float(s), float(n)) for v, s, n in zip(values, sd, support, strict=True))
+
+
+def _as_seen(allocations: Sequence[Allocation]) -> list[Allocation]:
+    return [a if a.cpu.own_cores is None else replace(a, cpu=a.cpu.as_its_lra_sees_it()) for a in allocations]
 
 
 def _monotone(

@@ -196,7 +196,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """All that an ``LraModel`` knows."""
+    """All that an ``LraModel`` knows. ``*_error``: mean error of late (log units), ``*_advises``: the gate is closed."""
 
     reference: tuple[RunningState, ...] = _items(0, 2048)
     work: ResidualState = _given()
@@ -205,6 +205,10 @@ class ModelState:
     elasticity: float | None = _number(0.0, 10.0)
     samples: int = _number(0, 10**15)
     skipped: tuple[Skipped, ...] = _items(0, 256)
+    work_error: float = field(default=0.0, metadata={"low": -1.0, "high": 1.0})
+    delay_error: float = field(default=0.0, metadata={"low": -1.0, "high": 1.0})
+    work_advises: bool = False
+    delay_advises: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from perphd.predictor.gate import GATE_MAPE
 from perphd.predictor.model import Learner, LraModel
 
 
 class Registry:
     """Hands out models; a workload that is removed loses its model, one that restarts keeps it.
 
-    ``learner``: how the models learn; None: as ``LraModel`` does by default.
+    ``learner``, ``gate_mape``: of the models, see ``LraModel``.
     """
 
-    def __init__(self, learner: Learner | None = None) -> None:
-        self.learner = learner
+    def __init__(self, learner: Learner | None = None, gate_mape: float = GATE_MAPE) -> None:
+        self.learner, self.gate_mape = learner, gate_mape
         self._models: dict[str, LraModel] = {}
 
     def model(self, workload: str) -> LraModel:
         """The LRA's model, made at first use."""
         found = self._models.get(workload)
         if found is None:
-            found = self._models[workload] = LraModel(self.learner)
+            found = self._models[workload] = LraModel(self.learner, self.gate_mape)
         return found
 
     def all(self) -> Iterator[tuple[str, LraModel]]:

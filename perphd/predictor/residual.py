@@ -91,22 +91,23 @@ class Residual:
                 cell.left = cell.mean - float(said)
             self._solved = None
 
-    def update(self, key: Hashable, x: Floats, residual: float, at_s: float, below: float = 0.0) -> None:
+    def update(self, key: Hashable, x: Floats, residual: float, at_s: float, below: float = 0.0) -> float:
         """Fold one sample (features (D,), log units) into its cell. One outlier is clipped at 3 sigma, not refused.
 
         Several in a row on one side are drift: the cell then starts anew from what it sees. ``below``: what a layer
-        below this one said of the sample.
+        below this one said of the sample. Returns how far the sample was from what was believed of its cell.
         """
         cell = self._cells.get(key)
         if cell is None:
+            missed = residual - float(self.predict(x[None], at_s)[0][0])
             if len(self._cells) >= MAX_CELLS:
                 weakest = min(self._cells, key=lambda k: self._weight(self._cells[k], at_s))
                 del self._cells[weakest]
             self._cells[key] = _Cell(x, residual, 1.0, at_s, 0, residual - below)
             self._solved = None
-            return
+            return missed
         noise = self.noise_sd
-        error = residual - cell.mean
+        missed = error = residual - cell.mean
         cell.count = self._weight(cell, at_s)
         if abs(error) > 3.0 * noise:
             side = 1 if error > 0 else -1
@@ -126,6 +127,7 @@ class Residual:
         self._noise_var += 0.05 * (spread - self._noise_var)
         self._noise_var = float(np.clip(self._noise_var, 0.01**2, 0.5**2))
         self._solved = None
+        return missed
 
     def predict(self, x: Floats, at_s: float, below: Floats | None = None) -> tuple[Floats, Floats, Floats]:
         """Mean and standard deviation of the correction, and support, for rows ``x`` of shape (n, D).

@@ -298,6 +298,8 @@ def test_whatever_passes_the_bounds_makes_a_model_that_answers_and_learns(
         try:
             for step in above:
                 place = place[step]
+            if isinstance(place, list) == isinstance(last, str):
+                continue  # an earlier change made another kind of thing of this place
             place[last] = value
         except (KeyError, IndexError, TypeError):
             continue  # an earlier change took this place away
