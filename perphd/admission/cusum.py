@@ -19,7 +19,7 @@ CLIP_SIGMA = 4.0
 _MEAN_DEVIATION = 1.2533
 _LEAST_SCALE = 0.005
 _MOST_RHO = 0.95
-_TAILS = 1.22
+_TAILS = 1.26
 """By how much thresholds exceed those of independent normal noise: clipped Student t(4) noise with an AR(1)
 correlation that is itself estimated, found by simulation (tools/bench/detector)."""
 

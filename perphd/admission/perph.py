@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from perphd.admission import arbiter
 from perphd.admission.context import batches, lras
 from perphd.admission.crowd import Crowd, CrowdTick, Result, can_part, in_trouble
-from perphd.admission.settings import PolicySettings
+from perphd.admission.settings import PolicySettings, settings_for
 from perphd.admission.turn import LraState, Turn
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Decision, Outcome
@@ -53,7 +53,7 @@ class PerphPolicy:
             # Nothing is in force for an LRA while no batch may be written.
             view = replace(declared, enforced=declared.enforced and batch_gives)
             state = memory.lras.get(view.spec.name) or LraState.new(snapshot.at_s)
-            turn = Turn(self._settings, snapshot, view, state)
+            turn = Turn(settings_for(self._settings, view.spec), snapshot, view, state)
             decision = turn.run()
             states[view.spec.name] = turn.state
             decisions.append(replace(decision, policy=self.name))

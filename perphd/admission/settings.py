@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
+
+from perphd.domain.workload import WorkloadSpec
 
 
 def _key(default: float, low: float, high: float, unit: str, doc: str) -> Any:
@@ -174,6 +176,11 @@ class PolicySettings:
     memory_reserve_pct: float = _key(
         5.0, 0.0, 50.0, "%", "share of the host's memory given to nobody when memory is divided"
     )
+
+
+def settings_for(settings: PolicySettings, spec: WorkloadSpec) -> PolicySettings:
+    """The settings that hold for one LRA: the host's, but for what its own table ``[lra.policy]`` says."""
+    return replace(settings, **dict(spec.policy)) if spec.policy else settings  # type: ignore[arg-type]
 
 
 def setting_docs() -> tuple[tuple[str, Any, dict[str, Any]], ...]:

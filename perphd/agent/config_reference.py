@@ -33,6 +33,10 @@ SLI_ABOUT = (
     "Where an LRA's own indicators (work rate, load, latency) come from. Without one, work is counted in "
     "instructions or CPU time, and delay by how long the application waits for processors."
 )
+OWN_POLICY = (
+    "Any key of [policy], for this LRA alone. What concerns all batch together (cores, memory and cache of batch, what "
+    "counts as idle) is decided with the host's values where several LRAs are decided for at once."
+)
 RULES = (
     f"The main file is {DEFAULT_PATH}; the files conf.d/*.toml beside it follow in the order of their names. "
     "In tables the key of a later file wins; workloads add up.",
@@ -135,6 +139,7 @@ def markdown() -> str:
             + "\n".join(rows),
         ]
     parts += ["## Finding control groups", *MATCHING, f"```toml\n{MATCH_EXAMPLE}```"]
+    parts += ["## [lra.policy]", OWN_POLICY]
     parts += ["## [lra.sli]", SLI_ABOUT, "`source` is required and names one of the following."]
     for source, options in OPTIONS.items():
         rows = [
@@ -181,6 +186,7 @@ def man() -> str:
     for text in MATCHING:
         lines += [".PP", _man(text)]
     lines += [".nf", *(_man(line) for line in MATCH_EXAMPLE.splitlines()), ".fi"]
+    lines += ['.SH "TABLE [lra.policy]"', _man(OWN_POLICY)]
     lines += ['.SH "TABLE [lra.sli]"', _man(SLI_ABOUT), ".PP", "The key"]
     lines += [".B source", "is required and names one of the following."]
     for source, options in OPTIONS.items():

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from perphd.admission.settings import PolicySettings
 from perphd.agent.config_schema import file_value, keys_of, read_values, setting, show
 from perphd.agent.match import MAX_BASE, parse_match
 from perphd.domain.errors import ConfigError, PerphError
@@ -153,7 +154,7 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
     if kind is Kind.BATCH:
         values = _placed(read_values(BatchTable, raw, source, key), source, key)
         return WorkloadSpec(kind=Kind.BATCH, **values)
-    values = _placed(read_values(LraTable, raw, source, key, extra=("sli",)), source, key)
+    values = _placed(read_values(LraTable, raw, source, key, extra=("sli", "policy")), source, key)
     assert isinstance(raw, Mapping)
     sli = _read_sli(raw["sli"], source, f"{key}.sli") if "sli" in raw else None
     if values.get("max_latency_ms") is not None and sli is None:
@@ -165,7 +166,10 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
         )
     names = [item.name for item in fields(Objective) if item.name in values]
     objective = Objective(**{name: values.pop(name) for name in names})
-    return WorkloadSpec(kind=Kind.LRA, objective=objective, sli=sli, **values)
+    own = read_values(PolicySettings, raw["policy"], source, f"{key}.policy") if "policy" in raw else {}
+    return WorkloadSpec(
+        kind=Kind.LRA, objective=objective, sli=sli, policy=tuple(sorted(own.items())), **values
+    )
 
 
 def _placed(values: dict[str, Any], source: str, key: str) -> dict[str, Any]:
@@ -304,21 +308,25 @@ def to_table(spec: WorkloadSpec) -> dict[str, Any]:
             table[key.name] = file_value(key, value)
     if spec.sli is not None:
         table["sli"] = {"source": spec.sli.source, **dict(spec.sli.options)}
+    if spec.policy:
+        table["policy"] = dict(spec.policy)
     return table
 
 
 def to_toml(spec: WorkloadSpec) -> str:
     """The workload as a TOML table."""
     table = to_table(spec)
-    sli = table.pop("sli", None)
+    subtables = {name: table.pop(name) for name in ("sli", "policy") if name in table}
     lines = [f"[[{spec.kind}]]", *(f"{name} = {_literal(value)}" for name, value in table.items())]
-    if sli is not None:
-        lines.append(f"[{spec.kind}.sli]")
-        lines += [f"{name} = {_literal(value)}" for name, value in sli.items()]
+    for title, subtable in subtables.items():
+        lines.append(f"[{spec.kind}.{title}]")
+        lines += [f"{name} = {_literal(value)}" for name, value in subtable.items()]
     return "\n".join(lines) + "\n"
 
 
 def _literal(value: str | int | float) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, str):
         escaped = value.replace("\\", "\\\\").replace('"', '\\"')
         escaped = "".join(c if c >= " " and c != "\x7f" else f"\\u{ord(c):04x}" for c in escaped)

@@ -58,7 +58,8 @@ class WorkloadSpec:
 
     ``match``: how that path was, or is to be, found (docs/config.md); empty where it was given. As declared, a workload
     that is to be found has no ``cgroup`` yet. ``app_class``: what kind of application it is, for the beginning of its model;
-    ``none`` if it does not say.
+    ``none`` if it does not say. ``policy``: thresholds, rates and delays that differ from the host's for this LRA, sorted
+    pairs of key and value, already validated.
     """
 
     name: str
@@ -72,3 +73,4 @@ class WorkloadSpec:
     min_memory_bytes: int = 0
     match: str = ""
     app_class: str = "none"
+    policy: tuple[tuple[str, float], ...] = ()

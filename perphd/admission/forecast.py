@@ -1,0 +1,145 @@
+"""What an LRA's load will be soon: seasonal where there is a season, else a damped trend (Holt 1957).
+
+The load is averaged over ``BIN_S`` and kept for some seasons; a season is a lag at which these averages resemble
+themselves. A forecast is evidence, never a verdict: it is told with how far off forecasts of late have been, and only
+what is idle may be given on its account. Pure; all state is a value.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+BIN_S: Final = 10.0
+"""Loads are averaged over so long ..."""
+DAY_BIN_S: Final = 300.0
+"""... and once more over so long, to find seasons of a day ..."""
+KEPT_BINS: Final = 1080
+"""... and so many averages are kept, of three hours and of almost four days; a season must fit twice."""
+LEAST_SEASON_BINS: Final = 6
+LEAST_CORRELATION: Final = 0.6
+"""From this correlation with itself on a load has a season."""
+SEARCH_EVERY_BINS: Final = 30
+_LEVEL_GAIN, _TREND_GAIN, _DAMPING = 0.5, 0.2, 0.9
+_ERROR_GAIN: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """What was learned of one load.
+
+    ``bin_s``: what is averaged over; ``bins``: logarithms of average loads, newest last; ``season_bins``: 0 if there is none; ``level``, ``trend``:
+    Holt's, of those logarithms; ``error``: typical absolute error of late, in logarithms; ``told``: what was expected
+    of the bin that is being filled, NaN if nothing was.
+    """
+
+    bins: tuple[float, ...] = ()
+    season_bins: int = 0
+    level: float = math.nan
+    trend: float = 0.0
+    error: float = 0.5
+    told: float = math.nan
+    since_s: float = math.nan
+    sum: float = 0.0
+    count: int = 0
+    taken: int = 0
+    bin_s: float = BIN_S
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A forecast: the load, by what factor forecasts of late were off, and the season that it follows (0: none)."""
+
+    load_per_s: float
+    error_factor: float
+    season_s: float
+
+
+def observe(state: Forecast, load_per_s: float, now_s: float) -> Forecast:
+    """Take in one load (positive, per second). A gap of more than two bins begins anew: nothing is known of it."""
+    if not (math.isfinite(load_per_s) and load_per_s > 0):
+        return state
+    if math.isnan(state.since_s) or now_s - state.since_s > 3 * state.bin_s:
+        return Forecast(since_s=now_s, sum=load_per_s, count=1, bin_s=state.bin_s)
+    if now_s - state.since_s < state.bin_s:
+        return replace(state, sum=state.sum + load_per_s, count=state.count + 1)
+    closed = _closed(state, math.log(state.sum / state.count))
+    return replace(closed, since_s=state.since_s + state.bin_s, sum=load_per_s, count=1)
+
+
+def expect(state: Forecast, ahead_s: float) -> Expected | None:
+    """The highest load within ``ahead_s``; None while too little is known."""
+    if len(state.bins) < LEAST_SEASON_BINS:
+        return None
+    steps = max(1, math.ceil(ahead_s / state.bin_s))
+    most = max(_at(state, step) for step in range(1, steps + 1))
+    return Expected(math.exp(most), math.exp(state.error), state.season_bins * state.bin_s)
+
+
+def _closed(state: Forecast, value: float) -> Forecast:
+    """One more average."""
+    error = state.error
+    if not math.isnan(state.told):
+        error += _ERROR_GAIN * (abs(value - state.told) - error)
+    level, trend = state.level, state.trend
+    if math.isnan(level):
+        level, trend = value, 0.0
+    else:
+        before = level
+        level = _LEVEL_GAIN * value + (1.0 - _LEVEL_GAIN) * (level + _DAMPING * trend)
+        trend = _TREND_GAIN * (level - before) + (1.0 - _TREND_GAIN) * _DAMPING * trend
+    bins = (*state.bins, value)[-KEPT_BINS:]
+    taken = state.taken + 1
+    season = season_of(bins) if taken % SEARCH_EVERY_BINS == 0 else state.season_bins
+    new = replace(
+        state, bins=bins, season_bins=season, level=level, trend=trend, error=error, taken=taken
+    )
+    return replace(new, told=_at(new, 1))
+
+
+def _at(state: Forecast, step: int) -> float:
+    """The logarithm of the load ``step`` bins ahead."""
+    n, season = len(state.bins), state.season_bins
+    if season and n >= season + 1:
+        # As it went a season ago, from where it is now; seasons differ in height for long.
+        then = n - season + (step - 1) % season
+        base = n - 1 - season
+        if base >= 0 and then < n:
+            return state.bins[-1] + 0.8 * (state.bins[then] - state.bins[base]) + 0.2 * (state.bins[then] - state.bins[-1])
+    damped = _DAMPING * (1.0 - _DAMPING**step) / (1.0 - _DAMPING)
+    return state.level + damped * state.trend
+
+
+def season_of(bins: tuple[float, ...]) -> int:
+    """The lag, in bins, at which a series resembles itself most; 0 if it has no season."""
+    x = np.asarray(bins)
+    n = len(x)
+    if n < 2 * LEAST_SEASON_BINS:
+        return 0
+    x = x - x.mean()
+    power = float(x @ x)
+    if power <= n * 1e-4:  # scatters by less than a hundredth: a steady load
+        return 0
+    most = n // 2
+    size = 1 << (2 * n - 1).bit_length()
+    spectrum = np.fft.rfft(x, size)
+    own = np.fft.irfft(spectrum * np.conj(spectrum), size)[: most + 1]
+    own = own / power * n / (n - np.arange(most + 1))
+    # A slow load resembles itself at short lags, too: only beyond the first fall below nothing is it a return.
+    below = np.flatnonzero(own < 0.0)
+    if not len(below):
+        return 0
+    start = max(int(below[0]), LEAST_SEASON_BINS)
+    if start >= most:
+        return 0
+    seen = own[start : most + 1]
+    if seen.max() < LEAST_CORRELATION:
+        return 0
+    # Twice a season is one as well: the first return that is about as good is meant.
+    good = np.flatnonzero(seen >= max(LEAST_CORRELATION, 0.93 * seen.max()))
+    ends = np.flatnonzero(np.diff(good) > 1)
+    first = good[: int(ends[0]) + 1] if len(ends) else good
+    return start + int(first[int(np.argmax(seen[first]))])
