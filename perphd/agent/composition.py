@@ -38,7 +38,7 @@ from perphd.host.kubelet import Kubelet
 from perphd.host.lookup import Lookup
 from perphd.host.perf_events import EventKind, EventOpener, EventSupport, open_group
 from perphd.host.resctrl import open_groups
-from perphd.host.schedstat import RunDelayReader
+from perphd.host.schedstat import ProcessDelays, RunDelayReader
 from perphd.host.systemd_dbus import open_bus
 from perphd.host.systemd_fs import asks_systemd, refusal, unit_files
 from perphd.host.taskstats import TaskStats, open_taskstats
@@ -80,6 +80,7 @@ def build_agent(
     capabilities: Capabilities | None = None,
     store: bool = True,
     policy: Policy | None = None,
+    delays: ProcessDelays | None = None,
 ) -> Agent:
     """An agent ready for its first tick; nothing was written to the kernel yet.
 
@@ -94,6 +95,7 @@ def build_agent(
         capabilities: the report, if it was made already.
         store: False keeps no time series whatever the configuration says.
         policy: instead of the one that the configuration names.
+        delays: tells run-queue delays by process where the kernel's taskstats do not: a simulated host's.
 
     Raises:
         PerphError: the state directory cannot be used, or another daemon holds its journal.
@@ -140,7 +142,7 @@ def build_agent(
         hierarchies,
         cpus=topology.online,
         opener=opener,
-        run_delay=lambda: RunDelayReader(fs, taskstats),
+        run_delay=lambda: RunDelayReader(fs, delays if taskstats is None else taskstats),
         expected_period_s=config.daemon.period_s,
     )
     host_load = HostLoad(fs, topology.usable)

@@ -101,6 +101,10 @@ def build_simulated(config: Config) -> tuple[Agent, Callable[[float], None]]:
     )
     host = simulate(specs)
     agent = build_agent(
-        replace(config, workloads=specs), fs=host.fs, opener=host.perf_opener, sli_opener=simulated_sli(host)
+        replace(config, workloads=specs),
+        fs=host.fs,
+        opener=host.perf_opener,
+        sli_opener=simulated_sli(host),
+        delays=host,
     )
     return agent, host.advance

@@ -13,15 +13,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from perphd.domain.errors import Gone, KernelError
 from perphd.domain.reading import Unavailable
 from perphd.host.fs import KernelFile, KernelFs
-from perphd.host.taskstats import TaskStats
 
 MAX_THREADS: Final = 256
 """Threads followed through schedstat; a larger workload is sampled, since every thread costs a descriptor."""
+
+
+class ProcessDelays(Protocol):
+    """What waits are told by process: the kernel's taskstats (``perphd.host.taskstats``), or a simulated kernel."""
+
+    def run_delay_ns(self, pid: int) -> int:
+        """Nanoseconds that all threads of a process, ended ones included, waited for a CPU. Raises KernelError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +61,7 @@ class RunDelayReader:
     """
 
     def __init__(
-        self, fs: KernelFs, taskstats: TaskStats | None = None, max_threads: int = MAX_THREADS
+        self, fs: KernelFs, taskstats: ProcessDelays | None = None, max_threads: int = MAX_THREADS
     ) -> None:
         self._source: _Processes | _Threads
         self._source = _Threads(fs, max_threads) if taskstats is None else _Processes(taskstats)
@@ -87,7 +93,7 @@ class _Processes:
 
     fds = 0
 
-    def __init__(self, taskstats: TaskStats) -> None:
+    def __init__(self, taskstats: ProcessDelays) -> None:
         self._taskstats = taskstats
         self._last: dict[int, int] = {}
 
@@ -132,6 +138,7 @@ class _Threads:
         self._fs, self._limit = fs, limit
         self._files: dict[int, KernelFile] = {}
         self._last: dict[int, int] = {}
+        self._listed: dict[int, list[str]] = {}
         self._present = 0
         self._refusal: KernelError | None = None
 
@@ -140,12 +147,17 @@ class _Threads:
         return len(self._files)
 
     def update(self, pids: Iterable[int]) -> None:
-        paths: dict[int, str] = {}
+        listed: dict[int, list[str]] = {}
         for pid in pids:
             try:
-                names = self._fs.listdir(f"/proc/{pid}/task")
+                listed[pid] = self._fs.listdir(f"/proc/{pid}/task")
             except KernelError:
                 continue
+        if listed == self._listed and len(self._files) == self._present:
+            return  # the same threads, and all of them are followed
+        self._listed = listed
+        paths: dict[int, str] = {}
+        for pid, names in listed.items():
             paths.update(
                 (int(name), f"/proc/{pid}/task/{name}/schedstat") for name in names if name.isdecimal()
             )

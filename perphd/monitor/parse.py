@@ -8,8 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_DIGITS = b"0123456789"
-
 
 def whole_number(data: bytes) -> int | None:
     """The one unsigned number that a file holds (``memory.current``, ``pids.current``), or None."""
@@ -97,11 +95,13 @@ def _sum_after(data: bytes, marker: bytes) -> int | None:
     at = data.find(marker)
     while at >= 0:
         start = at + len(marker)
-        end = start
-        while end < len(data) and data[end] in _DIGITS:
-            end += 1
-        if end == start or data[end : end + 1] not in (b" ", b"\n", b""):
+        end = data.find(b" ", start)
+        if end < 0:
+            end = len(data)
+        # The last number of a line ends with the line.
+        token = data[start:end].partition(b"\n")[0]
+        if not token.isdigit():
             return None
-        total += int(data[start:end])
-        at = data.find(marker, end)
+        total += int(token)
+        at = data.find(marker, start)
     return total

@@ -6,6 +6,7 @@ from ``perf_opener`` and from ``sli``. The same seed and the same writes give th
 
 from __future__ import annotations
 
+import errno
 import math
 from collections.abc import Mapping, Sequence
 from random import Random
@@ -13,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from perphd.domain.errors import Gone
 from perphd.sim import memory, rdt
 from perphd.sim.accounting import Running, count, count_pressure
 from perphd.sim.counters import Process
@@ -146,6 +148,13 @@ class SimHost:
     def finished_s(self, name: str) -> float | None:
         """When a job of ``jobs`` was done (virtual seconds); None if it is not."""
         return self._finished_s.get(name)
+
+    def run_delay_ns(self, pid: int) -> int:
+        """As taskstats tells it: what all threads of a process waited for a CPU. Raises Gone."""
+        for running in self._running.values():
+            if running.process.pid == pid:
+                return int(running.wait_s * 1e9)
+        raise Gone(f"taskstats of process {pid}", "read", errno.ESRCH)
 
     def sli(self, name: str) -> SliCursor:
         """A reader of the workload's own indicators; each reader has its own intervals."""

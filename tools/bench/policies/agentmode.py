@@ -80,7 +80,12 @@ async def _run(scenario: Scenario, policy: str) -> dict[str, object]:
         daemon = replace(plain.daemon, mode=Mode.ENFORCE, state_dir=folder, policy=cast(Any, policy))
         config = replace(plain, daemon=daemon, workloads=specs)
         agent = build_agent(
-            config, fs=host.fs, opener=host.perf_opener, sli_opener=simulated_sli(host), store=False
+            config,
+            fs=host.fs,
+            opener=host.perf_opener,
+            sli_opener=simulated_sli(host),
+            store=False,
+            delays=host,
         )
         began = time.process_time()
         try:

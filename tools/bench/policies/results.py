@@ -43,7 +43,10 @@ class Lines:
         self._path, self._digest = path, digest
         self.known: dict[str, Any] = {}
         if path.exists():
-            for line in path.read_text().splitlines():
+            text = path.read_text()
+            if text and not text.endswith("\n"):
+                path.write_text(text + "\n")  # cut short by an interruption: what follows begins a line
+            for line in text.splitlines():
                 try:
                     item = json.loads(line)
                 except json.JSONDecodeError:

@@ -124,10 +124,13 @@ class Memory:
         return numa_stat_text(self._group.memory, self._group.effective_mems)
 
 
+_ZERO_LINES = tuple((key, f"{key} 0\n") for key in MEMORY_STAT)
+
+
 def stat_text(stat: MemoryCounters) -> str:
     """memory.stat."""
     known = _stat(stat)
-    return "".join(f"{key} {known.get(key, 0)}\n" for key in MEMORY_STAT)
+    return "".join([f"{key} {known[key]}\n" if key in known else zero for key, zero in _ZERO_LINES])
 
 
 def numa_stat_text(stat: MemoryCounters, nodes: CpuSet) -> str:
