@@ -255,6 +255,22 @@ def no_stronger_here(a: CpuGrant, b: CpuGrant) -> bool:
     return (a.exclusive, a.batch_cores) == (b.exclusive, b.batch_cores) and a.weight_ratio >= b.weight_ratio
 
 
+def likeness(a: Allocation, b: Allocation, llc_ways: int) -> float:
+    """How much what is seen under ``a`` says of ``b``: 1 for the same, falling with the distance on the lattice.
+
+    The length scales are those of the model's local correction: 0.4 of all cores, of all ways, 0.6 of the throttle;
+    a factor of 3 in weight; cores of one's own are half a world apart from shared ones.
+    """
+    cores = (a.cpu.batch_cores - b.cpu.batch_cores) / max(a.cpu.total_cores, 1) / 0.4
+    weight = math.log10((a.cpu.weight_ratio + 0.02) / (b.cpu.weight_ratio + 0.02)) / 0.5
+    ways = (a.llc_ways - b.llc_ways) / max(llc_ways, 1) / 0.4
+    throttle = (a.mbw_pct - b.mbw_pct) / 100.0 / 0.6
+    split = 1.0 if a.cpu.exclusive != b.cpu.exclusive else 0.0
+    if split:
+        weight = 0.0
+    return math.exp(-0.5 * (cores**2 + weight**2 + ways**2 + throttle**2 + split))
+
+
 def is_step(a: CpuGrant, b: CpuGrant, counts: Sequence[int]) -> bool:
     """True if the grants differ by one step in one dimension; ``counts``: the core counts of the lattice."""
     same_weight, same_cores = a.batch_weight == b.batch_weight, a.batch_cores == b.batch_cores

@@ -24,6 +24,7 @@ WORSE_RATIO = 0.95
 PATIENCE = 3
 """While the samples cannot tell, a change is watched for so many times ``evaluate_ticks``."""
 _CLEAR = 1.0
+_FEW = 3
 _AMPLE = 0.05
 _CERTAIN = 3.0
 _DOUBTFUL = 0.5
@@ -116,7 +117,11 @@ def still_short(scores: Sequence[float], noise_sd: float, settings: PolicySettin
     What has once been degraded is to be brought back to its target, not only to where scatter hides the rest.
     """
     n = PATIENCE * settings.evaluate_ticks
-    return len(scores) >= n and -math.log(mean(scores[-n:])) > _DOUBTFUL * noise_sd / math.sqrt(n)
+    last = scores[-n:]
+    doubt = noise_sd / math.sqrt(max(len(last), 1))
+    if len(last) < min(_FEW, n):
+        return False
+    return -math.log(mean(last)) > (_DOUBTFUL if len(last) >= n else _CLEAR) * doubt
 
 
 @dataclass(frozen=True, slots=True)

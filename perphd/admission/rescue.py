@@ -7,6 +7,7 @@ batch has, and taking a part of that away wins a part of it back (``ladder.relie
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -20,6 +21,12 @@ from perphd.admission.scene import Scene
 from perphd.domain.allocation import IDLE, Allocation
 from perphd.domain.decision import Action, Candidate, Cause, Prediction
 from perphd.domain.policy import ResPerfModel
+from perphd.domain.reading import available
+
+RECENT = 5
+"""Samples that count as now."""
+SURPRISE_SIGMA = 2.0
+"""A score that is so many sigma from what the model believes of the present allocation corrects that belief at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,12 @@ class Plight:
     scores: Sequence[float]
     regretted: Sequence[Allocation]
 
+    def measured(self, otherwise: float) -> float:
+        """What is seen now: the last sample if it is blatant, else the mean of the last few; ``otherwise``: of none."""
+        if self.judged.blatant and available(self.judged.score):
+            return self.judged.score
+        return mean(self.scores[-RECENT:]) if self.scores else otherwise
+
 
 def rescue(scene: Scene, model: ResPerfModel, target: Target, plight: Plight) -> Move:
     """The move that relieves it; HOLD where nothing is believed to."""
@@ -55,7 +68,7 @@ def rescue(scene: Scene, model: ResPerfModel, target: Target, plight: Plight) ->
             current,
             f"{cause} is contended: CPU would not help, and batch's use of it is not limited here",
         )
-    blind = scene.view.sample is not None and isinstance(scene.view.sample.cpi, float) is False
+    blind = scene.view.sample is not None and not available(scene.view.sample.cpi)
     move = _infer(scene, model, target, plight, _cache_options(scene, judged.hierarchy))
     if move.action is not Action.HOLD or not blind or mean(plight.scores or (0.0,)) >= 1.0:
         return move
@@ -71,9 +84,9 @@ def _infer(
     scene: Scene, model: ResPerfModel, target: Target, plight: Plight, options: Sequence[Allocation]
 ) -> Move:
     z = scene.settings.confidence_z
-    assessed = _assess(scene, model, target, plight.judged, options)
+    assessed = _assess(scene, model, target, plight, options)
     current = next(a for a in assessed if a.allocation == scene.current)
-    measured = mean(plight.scores[-5:]) if plight.scores else current.prediction.score
+    measured = plight.measured(current.prediction.score)
     near = scene.current != scene.nothing and measured >= 1.0 - scene.settings.min_effect_pct / 100.0
     eligible = tuple(
         a
@@ -86,7 +99,8 @@ def _infer(
             scene, "best effort: slightly below target, and nothing is left that is sure to do better"
         )
     chosen, why = inferer.choose(eligible, scene.current, z)
-    if scene.current != scene.nothing and plight.scores and mean(plight.scores) >= 1.0:
+    spell = plight.scores and mean(plight.scores) >= 1.0 and not plight.judged.blatant
+    if scene.current != scene.nothing and spell:
         stay = inferer.chance(current.prediction, 1.0, z)
         if stay >= inferer.chance(chosen.prediction, 1.0, z):
             # What was learned here outweighs a bad spell; if it lasts, it is learned as well.
@@ -110,7 +124,7 @@ def _infer(
 
 
 def _assess(
-    scene: Scene, model: ResPerfModel, target: Target, judged: Judgement, options: Sequence[Allocation]
+    scene: Scene, model: ResPerfModel, target: Target, plight: Plight, options: Sequence[Allocation]
 ) -> tuple[Assessed, ...]:
     """Every CPU grant with what is in force of cache and bandwidth, and the strong ones with every option of those."""
     grants = inferer.lattice(scene.current, scene.floor_cores(), scene.knobs())
@@ -120,18 +134,28 @@ def _assess(
         if option != scene.current:
             allocations += [replace(option, cpu=a.cpu) for a in strong]
     context = model_context(scene.snapshot, scene.view, model)
+    judged = plight.judged
     slower = max(1.0, judged.slower / _by_siblings(scene))
+    assessed = inferer.assess(allocations, model, context, target, scene.settings.confidence_z)
+    believed = next(a.prediction.score for a in assessed if a.allocation == scene.current)
+    surprise = math.log(max(plight.measured(believed), 1e-3) / believed)
+    if abs(surprise) <= SURPRISE_SIGMA * judged.noise_sd / math.sqrt(max(1, min(len(plight.scores), RECENT))):
+        surprise = 0.0
     found = []
-    for item in inferer.assess(allocations, model, context, target, scene.settings.confidence_z):
+    for item in assessed:
         p = item.prediction
-        unseen = 1.0 - min(1.0, p.support / inferer.VISITED)
         gain = 1.0
-        if item.allocation != scene.current and unseen > 0.0:
+        if item.allocation != scene.current:
+            # What was seen elsewhere before this trouble tells little of it: the rest is expected from the counters.
+            seen = min(1.0, p.support / inferer.VISITED) if surprise == 0.0 else 0.0
             relief = ladder.relief(scene.current, item.allocation, judged.hierarchy, scene.snapshot.host)
-            gain = slower ** (relief * unseen)
-        prediction = Prediction(p.score * gain, p.lower * gain, p.upper * gain, p.support)
-        value = scene.batch_value(item)
-        found.append(replace(item, prediction=prediction, batch_cores=value))
+            gain = slower ** (relief * (1.0 - seen))
+        # What is seen here now outweighs what is believed, here and in all places alike.
+        alike = inferer.likeness(scene.current, item.allocation, scene.snapshot.host.llc_ways)
+        gain *= math.exp(surprise * alike)
+        doubt = math.exp(-scene.settings.confidence_z * abs(surprise) * alike * (1.0 - alike))
+        prediction = Prediction(p.score * gain, p.lower * gain * doubt, p.upper * gain / doubt, p.support)
+        found.append(replace(item, prediction=prediction, batch_cores=scene.batch_value(item)))
     return tuple(found)
 
 

@@ -10,9 +10,10 @@ import math
 from dataclasses import dataclass, replace
 
 from perphd.admission import cause as causes
-from perphd.admission import culprit, inferer, ladder, outcomes, quarantine
+from perphd.admission import culprit, inferer, ladder, outcomes, pregrow, quarantine
 from perphd.admission.context import batch_is_quiet, batches, model_context
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
+from perphd.admission.forecast import Expected, Forecast
 from perphd.admission.inferer import Assessed
 from perphd.admission.outcomes import Came, Pending, Regret, alive
 from perphd.admission.quarantine import Quarantine
@@ -54,6 +55,7 @@ class LraState:
     unknown_since_s: float | None = None
     regrets: tuple[Regret, ...] = ()
     quarantine: Quarantine = Quarantine()
+    forecasts: tuple[Forecast, ...] = pregrow.NO_FORECASTS
     moments: tuple[culprit.Moment, ...] = ()
 
     @classmethod
@@ -121,10 +123,16 @@ class Turn:
             present = tuple(v.sample for v in batches(self.snapshot) if v.sample is not None)
             moment = culprit.Moment(-math.log(min(max(judged.score, 1e-3), 10.0)), present)
             self.state = replace(self.state, moments=(*self.state.moments, moment)[-culprit.WINDOW :])
+        foreseen = self._foresee(perf) if self.settings.forecast else None
         move = self._move(judged, perf, view.model, clean)
+        if foreseen is not None and judged.verdict.health is Health.HEALTHY and clean:
+            move = self._prepare(move, view.model, perf, foreseen)
         if move.chosen != self.current and view.enforced:
             self._remember_change(move)
         verdict = judged.verdict
+        if foreseen is not None:
+            told = pregrow.evidence(foreseen, perf.load)
+            verdict = replace(verdict, evidence=(*verdict.evidence, told))
         if verdict.health in (Health.SUSPECT, Health.DEGRADED):
             verdict = replace(verdict, culprit=culprit.find(self.state.moments, verdict.cause))
         if verdict.health is Health.HEALTHY and self.state.slack_since_s is not None:
@@ -159,7 +167,9 @@ class Turn:
         if memory_move is not None:
             return memory_move
         if self._is_alert() and not blind and not self._quarantined and self._foresees_trouble(model):
-            return self._rescue(judged, model, "batch has come, and beside it the target is expected to be missed: ")
+            return self._rescue(
+                judged, model, "batch has come, and beside it the target is expected to be missed: "
+            )
         if judged.verdict.health is Health.DEGRADED:
             if judged.score >= 1.0:
                 return self._hold("back on target; watching")
@@ -183,6 +193,23 @@ class Turn:
             self._regret(move.regret)
         return replace(move, reason=why + move.reason)
 
+    def _foresee(self, perf: Performance) -> Expected | None:
+        """The growth of its load that is to be prepared for, if one is expected."""
+        forecasts = pregrow.observe(self.state.forecasts, perf.load, self.now_s)
+        self.state = replace(self.state, forecasts=forecasts)
+        settings = self.settings
+        return pregrow.spike(forecasts, perf.load, settings.forecast_horizon_s, settings.forecast_growth)
+
+    def _prepare(self, move: Move, model: ResPerfModel, perf: Performance, foreseen: Expected) -> Move:
+        """Nothing is given back before a spike, and what is idle is taken for it."""
+        if move.action not in (Action.HOLD, Action.SHRINK) or self.state.quiet_since_s is not None:
+            return move
+        if self.state.pending is None and not self._quarantined:
+            step = pregrow.advise(self.scene, model, self.target, perf.load, foreseen)
+            if step is not None and not self._is_regretted(step):
+                return Move(Action.GROW, step, "a load spike is expected: it gets what is idle")
+        return self._hold("a load spike is expected: nothing is given back") if move.action is Action.SHRINK else move
+
     @property
     def _quarantined(self) -> bool:
         """True while the model's advice is not asked for: it failed too often."""
@@ -204,7 +231,9 @@ class Turn:
         """A step back without the model, one rung at a time."""
         step = quarantine.descend(self.scene, alive(self.state.regrets, self.now_s))
         if step is None:
-            return self._hold("on target; the model's advice has failed, and no rung below is to be tried now")
+            return self._hold(
+                "on target; the model's advice has failed, and no rung below is to be tried now"
+            )
         since_s = self.state.slack_since_s if self.state.slack_since_s is not None else self.now_s
         self.state = replace(self.state, slack_since_s=since_s)
         if self.now_s - since_s < self.settings.shrink_after_s:
@@ -344,9 +373,7 @@ class Turn:
         if came is Came.OPEN:
             return self._hold("the last change is being judged")
         before, after = pending.score_before, mean(self.state.scores)
-        held = quarantine.judged(
-            self.state.quarantine, pending, came, after, self.now_s, self.settings
-        )
+        held = quarantine.judged(self.state.quarantine, pending, came, after, self.now_s, self.settings)
         self.state = replace(self.state, quarantine=held)
         # Cache and bandwidth that did not help are batch's again at once: the next dimension is tried instead.
         idle_step = came is Came.NO_HELP and pending.before.cpu == pending.after.cpu
