@@ -45,7 +45,10 @@ def machine() -> Iterator[Machine]:
 @pytest.fixture(scope="session")
 def installed(machine: Machine) -> Vm:
     """The machine after ``apt install ./perphd_*.deb``."""
-    found = sorted((ROOT / "out/deb").glob("perphd_*.deb"), key=lambda path: path.stat().st_mtime)
+    suite = os.environ.get("PERPHD_VM_SUITE", "")
+    folders = (ROOT / "out/deb" / suite, ROOT / "out/deb")
+    found = next((debs for folder in folders if (debs := list(folder.glob("perphd_*.deb")))), [])
+    found.sort(key=lambda path: path.stat().st_mtime)
     package = Path(os.environ["PERPHD_DEB"]) if "PERPHD_DEB" in os.environ else found[-1] if found else None
     if package is None:
         pytest.skip("no package: make deb")

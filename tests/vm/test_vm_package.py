@@ -13,6 +13,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -330,6 +331,10 @@ def test_an_administrator_who_insists_is_yielded_to(vm: Vm, at_rest: dict[str, s
     is_given_back(vm, at_rest)
 
 
+def has_restarted(vm: Vm, before: int) -> bool:
+    return int(shown(vm, "NRestarts")) > before
+
+
 def test_a_restart_keeps_and_whatever_ends_it_otherwise_gives_back(vm: Vm, at_rest: dict[str, str]) -> None:
     enforce(vm)
     refused = vm.try_("perphd restore")
@@ -346,9 +351,7 @@ def test_a_restart_keeps_and_whatever_ends_it_otherwise_gives_back(vm: Vm, at_re
         before = int(shown(vm, "NRestarts"))
         cursor = now(vm)
         vm.sh(f"systemctl kill --kill-whom=main --signal={signal} perphd")
-        vm.wait_for(
-            lambda before=before: int(shown(vm, "NRestarts")) > before, f"not started again: {signal}"
-        )
+        vm.wait_for(partial(has_restarted, vm, before), f"not started again: {signal}")
         told = log(vm, f"--after-cursor={shlex.quote(cursor)} -o cat")
         assert re.search(f"Failed with result '({result})'", told), told
         assert re.search(r"files: [2-9] restored", told), f"by ExecStopPost=, after {signal}: {told}"
