@@ -3,7 +3,7 @@
 Protecting all of them from batch does not protect them from each other, so each gets cores that nobody else may use.
 How many is guessed from how busy it keeps them and learned from what came of it (``partition``); who is short gets
 enough for its target at once, from batch first, then from whoever can spare it; what is more than enough goes back to
-batch, a core at a time where that is a guess. Cache and bandwidth are taken from batch as one, by the ladder.
+batch, a core at a time where that is a guess. Cache and bandwidth are taken from batch as one (``crowd_cache``).
 
 One tick is one pass over values: ``Crowd`` goes in and comes out, nothing else is remembered.
 """
@@ -11,16 +11,18 @@ One tick is one pass over values: ``Crowd`` goes in and comes out, nothing else 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Final
 
-from perphd.admission import ladder, partition
+from perphd.admission import crowd_records, partition
 from perphd.admission.cause import surroundings
-from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, lras, total_cores
+from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, total_cores
+from perphd.admission.crowd_cache import CacheTurn
+from perphd.admission.crowd_records import Move
+from perphd.admission.crowd_state import Crowd, Result, floor_cores, present
 from perphd.admission.detector import DetectorState, judge, target_of
 from perphd.admission.member import (
-    HELPED,
     STEPS,
     Came,
     Look,
@@ -33,130 +35,27 @@ from perphd.admission.member import (
     take_in,
 )
 from perphd.admission.partition import Claim, Seen
-from perphd.admission.placement import Cores, place
+from perphd.admission.placement import place
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings, settings_for
 from perphd.domain.allocation import Allocation, CpuGrant
-from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, Outcome, Prediction, Verdict
+from perphd.domain.decision import Action, Decision, Outcome
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import Unavailable, available
-from perphd.domain.sample import Quality
 from perphd.domain.signals import performance
 
 BEGIN_CHANCE: Final = 0.9
 """Chance to be enough with which everybody begins: what of it is not needed is given back."""
 CROWDED: Final = 0.9
 """Busy share of the host from which nobody's use is quite its own."""
-BEGIN_MBW_PCT: Final = 60
 SURE_CHANCE: Final = 0.9
 """Chance from which a smaller part counts as certain, and need not wait nor go step by step."""
 WANTS_MORE: Final = 0.9
 """Share of its cores that batch must want, or none are given back to it."""
-ROOM: Final = 1.10
-"""Everybody must be this far above target before cache or bandwidth is given back."""
-MUCH_ROOM: Final = 1.18
-"""And so far for more than a step of it at once."""
-PLAIN, PLAINLY = 2, 0.9
-"""So many scores below that are trouble, whether or not something is seen to wait."""
-SLIGHT: Final = 0.96
-"""From this score on cache and bandwidth are taken from batch by single units."""
 ELSEWHERE: Final = 0.94
 """Demand that is measured on too few cores is less by this factor on enough of them."""
 FAR_SHORT: Final = 0.8
 """Below this score, cores are added beside what is done about the cache: relief first."""
-GUESS_SD: Final = 0.25
-"""Spread (log units) of a guessed score, for the records."""
-
-
-@dataclass(frozen=True, slots=True)
-class Ban:
-    """A protection of cache and bandwidth that was too little: not again until then; twice as long each time."""
-
-    ways: int
-    pct: int
-    until_s: float
-    times: int
-
-
-@dataclass(frozen=True, slots=True)
-class Tightened:
-    """Cache or bandwidth was taken from batch for an LRA; ``ways``, ``pct`` and its ``score`` before that."""
-
-    name: str
-    ways: int
-    pct: int
-    score: float
-
-
-@dataclass(frozen=True, slots=True)
-class Crowd:
-    """What is remembered of all of them together.
-
-    ``members``, ``placed``: by name; ``ways``, ``pct``: what batch may not use of the cache, its bandwidth throttle;
-    ``looser``: (ways, pct) before the last change of these, while that is on trial; ``trouble_was_quiet``: batch was
-    not even there when they got into each other's way.
-    """
-
-    members: Mapping[str, Member] = field(default_factory=dict)
-    placed: Mapping[str, Cores] = field(default_factory=dict)
-    batch_cores: int = 0
-    ways: int = 0
-    pct: int = 100
-    on_trial: tuple[int, int] | None = None
-    tightened: Tightened | None = None
-    tried_s: float = 0.0
-    bans: tuple[Ban, ...] = ()
-    moved_s: float = -math.inf
-    quiet_since_s: float | None = None
-    trouble_was_quiet: bool = False
-
-
-@dataclass(slots=True)
-class _Move:
-    """What is done to one LRA this tick, being worked out."""
-
-    action: Action = Action.HOLD
-    reason: str = "on target"
-    candidates: tuple[Candidate, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a tick came to. ``crowd``: None when everybody shares again."""
-
-    crowd: Crowd | None
-    decisions: tuple[Decision, ...]
-    outcomes: tuple[Outcome, ...]
-    protections: Mapping[str, Allocation]
-
-
-def present(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
-    """The LRAs that are there."""
-    return tuple(
-        v
-        for v in lras(snapshot)
-        if v.sample is not None and v.model is not None and not v.sample.has(Quality.GONE)
-    )
-
-
-def can_part(snapshot: Snapshot) -> bool:
-    """True if every LRA can get cores of its own here: several, all enforced, and a core for each and for batch."""
-    here = present(snapshot)
-    everybody = batches(snapshot)
-    giving = [v for v in everybody if v.enforced]
-    if len(here) < 2 or (everybody and not giving):
-        return False
-    if not all(v.enforced and "cpus" in v.enforceable for v in here):
-        return False
-    if not all("cpus" in v.enforceable for v in giving if v.sample is not None):
-        return False
-    return total_cores(snapshot) >= len(here) + _floor(snapshot, here[0], PolicySettings())
-
-
-def _floor(snapshot: Snapshot, view: WorkloadView, settings: PolicySettings) -> int:
-    if not any(v.sample is not None for v in batches(snapshot)):
-        return 0
-    return Scene(settings, snapshot, view).floor_cores()
 
 
 class CrowdTick:
@@ -176,12 +75,14 @@ class CrowdTick:
         usable = snapshot.host.topology.usable
         self.threads = max(1, round(len(usable) / self.total))
         views = present(snapshot)
-        self.floor = _floor(snapshot, views[0], settings) if views else 0
+        self.floor = floor_cores(snapshot, views[0], settings) if views else 0
         self.looks = {v.spec.name: self._look(v, detectors) for v in views}
         self.members: dict[str, Member] = {}
-        self.moves: dict[str, _Move] = {name: _Move() for name in self.looks}
+        self.moves: dict[str, Move] = {name: Move() for name in self.looks}
         self.outcomes: list[Outcome] = []
-        self.cache = self.crowd.ways, self.crowd.pct
+        giving = [v for v in batches(snapshot) if v.enforced and v.sample is not None]
+        self.has_batch = bool(giving)
+        self.cache = CacheTurn(settings, snapshot, self.crowd.cache, giving)
 
     def run(self) -> Result:
         """Learn from the samples, decide, and say what is to be in force."""
@@ -191,7 +92,6 @@ class CrowdTick:
             return self._released()
         for name, look in self.looks.items():
             self.members[name] = self._seen(name, look)
-        self._judge_tightened()
         self._judge_cache()
         wanted = {name: self._wanted(name) for name in self.looks}
         counts = self._divide(wanted)
@@ -260,7 +160,7 @@ class CrowdTick:
             member = self._too_few(member)
         member = replace(member, trial=None)
         if shrunk and came is Came.TOO_FEW:
-            self.moves[name] = _Move(Action.ROLLBACK, f"{text}: taken back")
+            self.moves[name] = Move(Action.ROLLBACK, f"{text}: taken back")
         elif came is Came.NO_HELP:
             wait_s = self.settings.regret_s * 2.0 ** min(member.idle_times, 6)
             member = replace(
@@ -271,7 +171,7 @@ class CrowdTick:
             )
             if self._is_idle(member, trial.before):
                 # They were not busy, and more of them did not help: it is not for want of cores.
-                self.moves[name] = _Move(Action.ROLLBACK, f"{text}: given back, it waits for something else")
+                self.moves[name] = Move(Action.ROLLBACK, f"{text}: given back, it waits for something else")
         return member
 
     def _too_few(self, member: Member) -> Member:
@@ -332,7 +232,7 @@ class CrowdTick:
             move.reason = "below target, but no further than its samples scatter: watching"
         return self._spared(name, member, move)
 
-    def _rescued(self, name: str, member: Member, look: Look, move: _Move) -> int:
+    def _rescued(self, name: str, member: Member, look: Look, move: Move) -> int:
         trial = member.trial
         if trial is not None and trial.after > trial.before and self._is_idle(member, trial.before):
             # Its cores are not busy: first it is seen whether more of them helped at all.
@@ -340,15 +240,14 @@ class CrowdTick:
             return member.cores
         guess = self._chance(member, member.cores)
         member = self._too_few(member) if not hierarchy_is_to_blame(look) else member
-        tighter = self._tighter(look)
         doubt = member.idle_cores_until_s > self.now_s
         # Busy cores are believed to be too few, whatever else is slow.
         blame = guess >= partition.FAIR and (
             hierarchy_is_to_blame(look) or guess >= partition.LIKELY or doubt
         )
         why = f"score {member.level:.2f}"
-        if tighter is not None and blame:
-            self._tighten(name, tighter)
+        if blame and self.cache.tighten(member, look):
+            move.action = Action.GROW
             move.reason = f"{why}: its cores should be enough, so batch gets less cache and bandwidth"
             if doubt or hierarchy_is_to_blame(look) or member.level >= FAR_SHORT:
                 self.members[name] = replace(member, scores=(), calm_since_s=None)
@@ -361,7 +260,7 @@ class CrowdTick:
         move.action, move.reason = Action.GROW, f"{why}: too few cores"
         return self._fewest(member, partition.LIKELY, member.cores + step)
 
-    def _spared(self, name: str, member: Member, move: _Move) -> int:
+    def _spared(self, name: str, member: Member, move: Move) -> int:
         """Fewer cores where that is as good as certain, or worth a trial; else those it has."""
         if self._batch_is_full() or member.trial is not None or member.calm_since_s is None:
             return member.cores
@@ -394,7 +293,7 @@ class CrowdTick:
         has = {name: member.cores for name, member in self.members.items()}
         if sum(wanted.values()) <= room:
             counts = dict(wanted)
-            if not self._has_batch() and counts != has:
+            if not self.has_batch and counts != has:
                 claims = self._claims(wanted)
                 counts = partition.spread(room - sum(counts.values()), counts, claims)
             return counts
@@ -405,7 +304,7 @@ class CrowdTick:
             # What is not needed to bring anybody on target stays where it is, and is not taken away from batch.
             spare = room - sum(counts.values())
             counts[name] += max(0, min(spare, min(wanted[name], has[name]) - counts[name]))
-        if not self._has_batch():
+        if not self.has_batch:
             counts = partition.spread(room - sum(counts.values()), counts, claims)
         taken = [n for n in has if counts[n] < has[n]]
         if all(has.values()) and taken and self._same_priority():
@@ -452,9 +351,10 @@ class CrowdTick:
         for name, count in counts.items():
             move, member = self.moves[name], self.members[name]
             if name in unmet:
-                tighter = self._tighter(self.looks[name])
-                if member.cores and is_short(member, self.looks[name]) and count == member.cores and tighter:
-                    self._tighten(name, tighter)
+                look = self.looks[name]
+                waits = member.cores and count == member.cores and is_short(member, look)
+                if waits and self.cache.tighten(member, look):
+                    move.action = Action.GROW
                     self.members[name] = replace(member, scores=(), calm_since_s=None)
                     move.reason += "; batch gets less cache and bandwidth instead"
                 lacks = f"unsatisfiable: it needs {count + unmet[name]} cores and {unmet[name]} of them are missing"
@@ -467,176 +367,69 @@ class CrowdTick:
                     f"a {kept:.0%} chance that it keeps its target"
                 )
             elif count <= member.cores and move.action is Action.GROW:
-                same = self.cache == (self.crowd.ways, self.crowd.pct)
-                move.action = Action.HOLD if same else Action.GROW
+                move.action = Action.GROW if self.cache.moved else Action.HOLD
 
     # -- cache and bandwidth ------------------------------------------------------------------------
 
-    def _giving(self) -> tuple[WorkloadView, ...]:
-        return tuple(v for v in batches(self.snapshot) if v.enforced and v.sample is not None)
-
-    def _tighter(self, look: Look) -> tuple[int, int] | None:
-        cause = look.judged.hierarchy if look.judged.hierarchy in (Cause.LLC, Cause.MBW) else Cause.LLC
-        here = Allocation(CpuGrant(self.total, self.total), 0, *self.cache)
-        member = self.members[look.name]
-        if self.crowd.tightened is not None or member.idle_cache_until_s > self.now_s:
-            return None
-        if member.level >= SLIGHT:
-            return self._notch(cause)
-        for rung in ladder.stronger(here, cause, self.snapshot.host, self._giving()):
-            return rung.llc_ways, rung.mbw_pct
-        return None
-
-    def _notch(self, cause: Cause) -> tuple[int, int] | None:
-        """One unit of cache or bandwidth less for batch, for who is slightly short."""
-        host, (ways, pct) = self.snapshot.host, self.cache
-        lower = [level for level in host.mba_levels_pct if level < pct]
-        steps: list[tuple[int, int]] = []
-        if ladder.can_protect_llc(host, self._giving()) and host.llc_ways - ways > host.min_cbm_bits:
-            steps.append((ways + 1, pct))
-        if ladder.can_protect_mbw(host, self._giving()) and lower:
-            steps.append((ways, max(lower)))
-        if cause is Cause.MBW:
-            steps.reverse()
-        return steps[0] if steps else None
-
-    def _tighten(self, name: str, to: tuple[int, int]) -> None:
-        ways, pct = self.cache
-        if self.crowd.tightened is None:
-            self.crowd = replace(self.crowd, tightened=Tightened(name, ways, pct, self.members[name].level))
-        self.cache = max(ways, to[0]), min(pct, to[1])
-        self.moves[name].action = Action.GROW
-
-    def _judge_tightened(self) -> None:
-        """Cache or bandwidth that was taken from batch and did not help goes back at once."""
-        trial = self.crowd.tightened
-        if trial is None:
-            return
-        member, look = self.members.get(trial.name), self.looks.get(trial.name)
-        if member is None or look is None:
-            self.crowd = replace(self.crowd, tightened=None)
-            return
-        if not look.clean or len(member.scores) < max(self.settings.evaluate_ticks, 3):
-            return
-        self.crowd = replace(self.crowd, tightened=None)
-        if member.level >= 1.0 or math.isnan(trial.score) or member.level >= trial.score * HELPED:
-            self._ban(trial.ways, trial.pct)
-            return
-        self.cache = trial.ways, trial.pct
-        until_s = self.now_s + self.settings.regret_s
-        self.members[trial.name] = replace(member, idle_cache_until_s=until_s)
-        self.moves[trial.name] = _Move(
-            Action.ROLLBACK, "less cache and bandwidth for batch did not help it: undone"
-        )
-
-    def _first_cache(self) -> tuple[int, int]:
-        """Half of the cache, and what throttles hardly anybody: to begin with."""
-        host, giving = self.snapshot.host, self._giving()
-        ways = host.llc_ways // 2 if ladder.can_protect_llc(host, giving) else 0
-        levels = [level for level in host.mba_levels_pct if level >= BEGIN_MBW_PCT]
-        pct = min(levels, default=100) if ladder.can_protect_mbw(host, giving) else 100
-        return ways, pct
-
-    def _ban(self, ways: int, pct: int) -> None:
-        """So little protection was not enough: not again for a while, which doubles."""
-        alike = [b for b in self.crowd.bans if (b.ways, b.pct) == (ways, pct)]
-        times = 1 + max((b.times for b in alike), default=0)
-        until_s = self.now_s + self.settings.regret_s * 2.0 ** min(times - 1, 6)
-        others = tuple(b for b in self.crowd.bans if b not in alike)[-8:]
-        self.crowd = replace(self.crowd, bans=(*others, Ban(ways, pct, until_s, times)))
-
     def _judge_cache(self) -> None:
-        """Cache or bandwidth that was given back and was missed is taken again."""
-        looser = self.crowd.on_trial
-        if looser is None:
-            return
-        short = [n for n, m in self.members.items() if m.cores and is_short(m, self.looks[n])]
-        far = [n for n, look in self.looks.items() if available(look.score) and look.score < 0.7]
-        if short or far:
-            self._ban(*self.cache)
-            self.crowd = replace(self.crowd, on_trial=None)
-            self.cache = looser
-            for name in short:
-                self.moves[name] = _Move(
-                    Action.ROLLBACK, "it misses the cache or bandwidth that batch was given back"
-                )
-                # What was seen was not for want of cores.
-                self.members[name] = replace(self.members[name], scores=(), calm_since_s=None, trial=None)
-        elif self.now_s - self.crowd.tried_s >= self.settings.shrink_after_s:
-            self.crowd = replace(self.crowd, on_trial=None)
+        """What came of the last change of cache or bandwidth."""
+        name = self.cache.judge_tightened(self.members, self.looks)
+        if name is not None:
+            until_s = self.now_s + self.settings.regret_s
+            self.members[name] = replace(self.members[name], idle_cache_until_s=until_s)
+            text = "less cache and bandwidth for batch did not help it: undone"
+            self.moves[name] = Move(Action.ROLLBACK, text)
+        for name in self.cache.judge_loosened(self.members, self.looks):
+            text = "it misses the cache or bandwidth that batch was given back"
+            self.moves[name] = Move(Action.ROLLBACK, text)
+            # What was seen was not for want of cores.
+            self.members[name] = replace(self.members[name], scores=(), calm_since_s=None, trial=None)
 
     def _loosen(self, counts: Mapping[str, int]) -> None:
-        """A step of cache or bandwidth back to batch, when nothing else moves and everybody is well."""
-        crowd, members = self.crowd, self.members
-        if (
-            self.new
-            or self.cache != (crowd.ways, crowd.pct)
-            or crowd.on_trial is not None
-            or not self._has_batch()
-        ):
+        """A step of cache or bandwidth back to batch, when nothing else moves."""
+        if self.new or not self.has_batch:
             return
-        if any(counts[n] != m.cores or m.trial is not None for n, m in members.items()):
+        if any(counts[n] != m.cores or m.trial is not None for n, m in self.members.items()):
             return
-        calm = [m.calm_since_s if m.level >= ROOM else None for m in members.values()]
-        if any(c is None or self.now_s - c < self.settings.shrink_after_s for c in calm):
-            return
-        here = Allocation(CpuGrant(self.total, self.total), 0, *self.cache)
-        steps = [(step.llc_ways, step.mbw_pct) for step in ladder.weaker(here, self.snapshot.host)]
-        if min(m.level for m in members.values()) >= MUCH_ROOM:
-            steps = (
-                [(here.llc_ways, 100)] * (here.mbw_pct < 100) + [(here.llc_ways // 2, here.mbw_pct)] + steps
-            )
-        for found in steps:
-            if found == self.cache:
-                continue
-            if any(b.until_s > self.now_s and found[0] <= b.ways and found[1] >= b.pct for b in crowd.bans):
-                continue
-            self.crowd = replace(crowd, on_trial=self.cache, tried_s=self.now_s)
-            self.cache = found
-            first = next(iter(self.looks))
-            self.moves[first] = _Move(
-                Action.SHRINK, "everybody is well: batch gets back some cache or bandwidth"
-            )
-            return
+        if self.cache.loosen(self.members):
+            text = "everybody has room: batch gets back some cache or bandwidth"
+            self.moves[next(iter(self.looks))] = Move(Action.SHRINK, text)
 
     # -- the end ------------------------------------------------------------------------------------
 
     def _finish(self, counts: Mapping[str, int]) -> Result:
         topology = self.snapshot.host.topology
         if self.new:
-            self.cache = self._first_cache()
-        if not self._has_batch():
-            self.cache = 0, 100
+            self.cache.begin()
+        if not self.has_batch:
+            self.cache.end()
         placed = place(topology, counts, self.crowd.placed)
         left = self.total - sum(counts.values())
-        changed = self.cache != (self.crowd.ways, self.crowd.pct) or left != self.crowd.batch_cores
+        cache = self.cache.state.ways, self.cache.state.pct
         decisions: list[Decision] = []
         protections: dict[str, Allocation] = {}
         for name, count in counts.items():
             member, look, move = self.members[name], self.looks[name], self.moves[name]
             if count != member.cores:
-                changed = True
                 trial = None
                 if member.cores and move.action is not Action.ROLLBACK:
                     trial = Trial(self.now_s, member.cores, count, member.level, member.demand or 0.0)
-                move = self._named(move, member, count, left)
+                shown = crowd_records.candidates(member, count, self.total, cache, self._chance)
+                move = crowd_records.moved(move, member, count, left, shown)
                 member = replace(member, cores=count, scores=(), calm_since_s=None, trial=trial)
                 self.members[name] = member
             grant = CpuGrant(self.total, left, exclusive=True, own_cores=count)
-            memory = self._memory(look)
-            chosen = Allocation(grant, memory, *self.cache)
+            chosen = Allocation(grant, self._memory(look), *cache)
             protections[name] = chosen
-            decisions.append(self._record(look, member, move, chosen))
+            decisions.append(crowd_records.record(self.snapshot, look, move, chosen))
         crowd = replace(
             self.crowd,
             members=self.members,
             placed=placed,
             batch_cores=left,
-            ways=self.cache[0],
-            pct=self.cache[1],
-            moved_s=self.now_s if changed else self.crowd.moved_s,
+            cache=self.cache.state,
         )
-        decisions += self._waiting()
+        decisions += crowd_records.waiting(self.snapshot, self.looks)
         return Result(crowd, tuple(decisions), tuple(self.outcomes), protections)
 
     def _memory(self, look: Look) -> int:
@@ -652,57 +445,19 @@ class CrowdTick:
             return has
         return max(has, int(working_set * (1.0 + self.settings.memory_margin_pct / 100.0)))
 
-    def _named(self, move: _Move, member: Member, count: int, left: int) -> _Move:
-        action = move.action
-        if action is Action.HOLD:
-            action = Action.GROW if count > member.cores else Action.SHRINK
-        text = f"{member.cores or 'no'} -> {count} cores of its own, batch has {left}: {move.reason}"
-        return _Move(action, text, self._candidates(member, count))
-
-    def _candidates(self, member: Member, count: int) -> tuple[Candidate, ...]:
-        found = []
-        for cores in sorted({member.cores, count, max(1, count - 1), count + 1} - {0}):
-            grant = CpuGrant(self.total, max(0, self.total - cores), exclusive=True, own_cores=cores)
-            guess = self._chance(member, cores)
-            score = math.exp(GUESS_SD * _quantile(guess))
-            support = float(sum(1 for s in member.seen if s.cores == cores))
-            spread = math.exp(GUESS_SD)
-            verdict = "chosen" if cores == count else "in force" if cores == member.cores else "considered"
-            prediction = Prediction(score, score / spread, score * spread, support)
-            found.append(Candidate(Allocation(grant, 0, *self.cache), prediction, float(cores), verdict))
-        return tuple(found)
-
-    def _record(self, look: Look, member: Member, move: _Move, chosen: Allocation) -> Decision:
-        current = look.view.protection
-        if current is None:
-            current = Allocation(CpuGrant(self.total, self.total))
-        verdict = look.judged.verdict
-        return Decision(
-            self.now_s, look.name, verdict, move.action, look.target.work, look.target.delay,
-            current, chosen, move.candidates, move.reason, "",
-        )  # fmt: skip
-
-    def _waiting(self) -> list[Decision]:
-        nothing = Allocation(CpuGrant(self.total, self.total))
-        unknown = Unavailable("not sampled")
-        return [
-            Decision(
-                self.now_s, v.spec.name, Verdict(Health.UNKNOWN, Cause.NONE, self.now_s, ()), Action.RELEASE,
-                unknown, unknown, v.protection or nothing, nothing, (),
-                f"waiting for cgroup {v.spec.cgroup}: it does not exist", "",
-            )
-            for v in lras(self.snapshot)
-            if v.spec.name not in self.looks
-        ]  # fmt: skip
-
     def _released(self) -> Result:
         nothing = Allocation(CpuGrant(self.total, self.total))
         reason = "batch is idle or gone, and they did not disturb each other: everything is given back"
         decisions = [
-            self._record(look, Member(0), _Move(Action.RELEASE, reason), nothing)
+            crowd_records.record(self.snapshot, look, Move(Action.RELEASE, reason), nothing)
             for look in self.looks.values()
         ]
-        return Result(None, (*decisions, *self._waiting()), (), dict.fromkeys(self.looks, nothing))
+        return Result(
+            None,
+            (*decisions, *crowd_records.waiting(self.snapshot, self.looks)),
+            (),
+            dict.fromkeys(self.looks, nothing),
+        )
 
     def _quiet_since(self) -> float | None:
         if not self._is_quiet(True):
@@ -719,31 +474,12 @@ class CrowdTick:
             return False
         return self.now_s - since_s >= self.settings.release_after_s
 
-    def _has_batch(self) -> bool:
-        return bool(self._giving())
-
     def _batch_is_full(self) -> bool:
         """True if batch has no use for more cores."""
-        if not self._has_batch():
+        if not self.has_batch:
             return True
         return batch_demand_cores(self.snapshot) < WANTS_MORE * self.crowd.batch_cores
 
     def _host_busy(self) -> float:
         busy = self.snapshot.host.busy_cores
         return busy / max(1, len(self.snapshot.host.topology.usable)) if available(busy) else 1.0
-
-
-def _quantile(probability: float) -> float:
-    """Of the standard normal distribution; the logistic curve is near enough for a record."""
-    p = min(max(probability, 1e-6), 1.0 - 1e-6)
-    return math.log(p / (1.0 - p)) / 1.702
-
-
-def in_trouble(decisions: Sequence[Decision], scores: Mapping[str, Sequence[float]]) -> bool:
-    """True if some LRA is below its target: for a reason that was seen, or plainly while others run beside it.
-
-    ``scores``: the clean scores of each since its last change, newest last.
-    """
-    if any(d.verdict.health is Health.DEGRADED for d in decisions):
-        return True
-    return any(len(s) >= PLAIN and max(s[-PLAIN:]) < PLAINLY for s in scores.values())

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field, replace
 
 from perphd.admission import arbiter
 from perphd.admission.context import batches, lras
-from perphd.admission.crowd import Crowd, CrowdTick, Result, can_part, in_trouble
+from perphd.admission.crowd import CrowdTick
+from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble
 from perphd.admission.settings import PolicySettings, settings_for
 from perphd.admission.turn import LraState, Turn
 from perphd.domain.allocation import Allocation

@@ -1,0 +1,90 @@
+"""What is said of a decision about several LRAs: who gave, who got, why, and what else was considered."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.admission.context import lras, total_cores
+from perphd.admission.member import Look, Member
+from perphd.domain.allocation import Allocation, CpuGrant
+from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, Prediction, Verdict
+from perphd.domain.policy import Snapshot
+from perphd.domain.reading import Unavailable
+
+GUESS_SD: Final = 0.25
+"""Spread (log units) of a guessed score."""
+_LOGISTIC: Final = 1.702
+"""The logistic curve with this slope is a normal distribution to within 0.01."""
+
+
+@dataclass(slots=True)
+class Move:
+    """What is done to one LRA this tick, being worked out."""
+
+    action: Action = Action.HOLD
+    reason: str = "on target"
+    candidates: tuple[Candidate, ...] = ()
+
+
+def moved(move: Move, member: Member, count: int, left: int, candidates: tuple[Candidate, ...]) -> Move:
+    """The same with what it does to its cores. ``count``: its cores from now on; ``left``: batch's."""
+    action = move.action
+    if action is Action.HOLD:
+        action = Action.GROW if count > member.cores else Action.SHRINK
+    text = f"{member.cores or 'no'} -> {count} cores of its own, batch has {left}: {move.reason}"
+    return Move(action, text, candidates)
+
+
+def candidates(
+    member: Member, count: int, total: int, cache: tuple[int, int], chance: Callable[[Member, int], float]
+) -> tuple[Candidate, ...]:
+    """What it has, what it gets, and their neighbours, each with the score that its chance stands for."""
+    found = []
+    for cores in sorted({member.cores, count, max(1, count - 1), count + 1} - {0}):
+        grant = CpuGrant(total, max(0, total - cores), exclusive=True, own_cores=cores)
+        score = math.exp(GUESS_SD * _quantile(chance(member, cores)))
+        support = float(sum(1 for s in member.seen if s.cores == cores))
+        spread = math.exp(GUESS_SD)
+        verdict = "chosen" if cores == count else "in force" if cores == member.cores else "considered"
+        prediction = Prediction(score, score / spread, score * spread, support)
+        found.append(Candidate(Allocation(grant, 0, *cache), prediction, float(cores), verdict))
+    return tuple(found)
+
+
+def record(snapshot: Snapshot, look: Look, move: Move, chosen: Allocation) -> Decision:
+    """The decision about one of them. The policy's name is not known here."""
+    current = look.view.protection
+    if current is None:
+        current = _nothing(snapshot)
+    return Decision(
+        snapshot.at_s, look.name, look.judged.verdict, move.action, look.target.work, look.target.delay,
+        current, chosen, move.candidates, move.reason, "",
+    )  # fmt: skip
+
+
+def waiting(snapshot: Snapshot, here: Collection[str]) -> list[Decision]:
+    """Those that are declared and not there."""
+    nothing, unknown = _nothing(snapshot), Unavailable("not sampled")
+    return [
+        Decision(
+            snapshot.at_s, v.spec.name, Verdict(Health.UNKNOWN, Cause.NONE, snapshot.at_s, ()), Action.RELEASE,
+            unknown, unknown, v.protection or nothing, nothing, (),
+            f"waiting for cgroup {v.spec.cgroup}: it does not exist", "",
+        )
+        for v in lras(snapshot)
+        if v.spec.name not in here
+    ]  # fmt: skip
+
+
+def _nothing(snapshot: Snapshot) -> Allocation:
+    total = total_cores(snapshot)
+    return Allocation(CpuGrant(total, total))
+
+
+def _quantile(probability: float) -> float:
+    """Of the standard normal distribution."""
+    p = min(max(probability, 1e-6), 1.0 - 1e-6)
+    return math.log(p / (1.0 - p)) / _LOGISTIC

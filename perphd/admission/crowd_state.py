@@ -1,0 +1,89 @@
+"""What is remembered of several LRAs that are decided for together, and when they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from perphd.admission.context import batches, lras, total_cores
+from perphd.admission.crowd_cache import CacheState
+from perphd.admission.member import Member
+from perphd.admission.placement import Cores
+from perphd.admission.scene import Scene
+from perphd.admission.settings import PolicySettings
+from perphd.domain.allocation import Allocation
+from perphd.domain.decision import Decision, Health, Outcome
+from perphd.domain.policy import Snapshot, WorkloadView
+from perphd.domain.sample import Quality
+
+PLAIN, PLAINLY = 2, 0.9
+"""So many scores below that are trouble, whether or not something is seen to wait."""
+LEAST_LRAS: Final = 2
+"""From so many on they can get into each other's way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """What is remembered of all of them together.
+
+    ``members``, ``placed``: by name; ``trouble_was_quiet``: batch was not even there when they got into each other's
+    way; ``quiet_since_s``: since when batch is idle or gone.
+    """
+
+    members: Mapping[str, Member] = field(default_factory=dict)
+    placed: Mapping[str, Cores] = field(default_factory=dict)
+    batch_cores: int = 0
+    cache: CacheState = CacheState()
+    quiet_since_s: float | None = None
+    trouble_was_quiet: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a tick came to. ``crowd``: None when everybody shares again."""
+
+    crowd: Crowd | None
+    decisions: tuple[Decision, ...]
+    outcomes: tuple[Outcome, ...]
+    protections: Mapping[str, Allocation]
+
+
+def present(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
+    """The LRAs that are there."""
+    return tuple(
+        v
+        for v in lras(snapshot)
+        if v.sample is not None and v.model is not None and not v.sample.has(Quality.GONE)
+    )
+
+
+def can_part(snapshot: Snapshot) -> bool:
+    """True if every LRA can get cores of its own here: several, all enforced, and a core for each and for batch."""
+    here = present(snapshot)
+    everybody = batches(snapshot)
+    giving = [v for v in everybody if v.enforced]
+    if len(here) < LEAST_LRAS or (everybody and not giving):
+        return False
+    if not all(v.enforced and "cpus" in v.enforceable for v in here):
+        return False
+    if not all("cpus" in v.enforceable for v in giving if v.sample is not None):
+        return False
+    return total_cores(snapshot) >= len(here) + floor_cores(snapshot, here[0], PolicySettings())
+
+
+def floor_cores(snapshot: Snapshot, view: WorkloadView, settings: PolicySettings) -> int:
+    """Cores that batch keeps whatever happens; none if there is no batch."""
+    if not any(v.sample is not None for v in batches(snapshot)):
+        return 0
+    return Scene(settings, snapshot, view).floor_cores()
+
+
+def in_trouble(decisions: Sequence[Decision], scores: Mapping[str, Sequence[float]]) -> bool:
+    """True if some LRA is below its target: for a reason that was seen, or plainly while others run beside it.
+
+    ``scores``: the clean scores of each since its last change, newest last.
+    """
+    if any(d.verdict.health is Health.DEGRADED for d in decisions):
+        return True
+    return any(len(s) >= PLAIN and max(s[-PLAIN:]) < PLAINLY for s in scores.values())
