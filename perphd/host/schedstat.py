@@ -155,7 +155,6 @@ class _Threads:
                 continue
         if listed == self._listed and len(self._files) == self._present:
             return  # the same threads, and all of them are followed
-        self._listed = listed
         paths: dict[int, str] = {}
         for pid, names in listed.items():
             paths.update(
@@ -172,6 +171,7 @@ class _Threads:
             if len(self._files) >= self._limit:
                 break
             self._follow(tid, paths[tid])
+        self._listed = listed
 
     def read(self) -> RunDelay | Unavailable:
         grown = 0
@@ -210,6 +210,7 @@ class _Threads:
     def _drop(self, tid: int) -> None:
         self._files.pop(tid).close()
         del self._last[tid]
+        self._listed = {}  # whoever comes next under this number is another one
 
 
 def _run_delay_ns(file: KernelFile) -> int:
