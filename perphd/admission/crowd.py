@@ -129,6 +129,10 @@ class CrowdTick:
             member = Member(0, look.judged.state, demand=demand if available(demand) else None)
             self.moves[name].reason = "it is new here"
             return member
+        in_force = look.view.protection.cpu.own_cores if look.view.protection is not None else None
+        if in_force is not None and in_force != member.cores:
+            # What was decided is not what is in force (refused, undone): what is counts.
+            member = replace(member, cores=in_force, trial=None)
         sample = look.view.sample
         usage = sample.cpu_usage_cores if sample is not None else math.nan
         busy = usage / (member.cores * self.threads) if available(usage) else 0.0

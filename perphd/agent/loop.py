@@ -331,7 +331,9 @@ class Agent:
                 continue
             before = self._protections.get(spec.name)
             nothing = untouched(len(self._parts.topology.usable_cores) or 1)
-            enforced = batch_enforced and self.mode_of(spec) is Mode.ENFORCE
+            # Cores of its own an LRA can have without any batch, too.
+            protects = batch_enforced or decision.chosen.cpu.own_cores is not None
+            enforced = protects and self.mode_of(spec) is Mode.ENFORCE
             allocation = decision.chosen if enforced else nothing
             if before is None and allocation == nothing:
                 continue
