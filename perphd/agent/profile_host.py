@@ -66,7 +66,6 @@ class HostSubject:
     def __init__(self, agent: Agent, policy: ProfilePolicy, spec: WorkloadSpec, step: Step) -> None:
         self._agent, self._policy, self._spec, self._step = agent, policy, spec, step
         self._lattice: Lattice | None = None
-        self._actuators = Actuators()
         self._high: Limit | Keep = KEEP
         self._still = 0
 
@@ -111,9 +110,7 @@ class HostSubject:
         if point is None or self._lattice is None:
             self._policy.settings = UNTOUCHED
         else:
-            self._policy.settings = settings_of(
-                self._lattice, point, self._agent.topology, self._actuators.llc_ways
-            )
+            self._policy.settings = settings_of(self._lattice, point, self._agent.topology)
 
     async def lattice(
         self, actuators: Actuators, memory_floor_bytes: float | None = None, keep: Lattice | None = None
@@ -138,7 +135,7 @@ class HostSubject:
             found = keep
         if not found.axes:
             raise PerphError(f"nothing of {self._spec.name} can be set here: {'; '.join(left_out)}")
-        self._lattice, self._actuators = found, actuators
+        self._lattice = found
         return found, left_out
 
     async def close(self) -> None:
@@ -192,7 +189,7 @@ def lattice_of(
     return Lattice(tuple(axes)), left_out
 
 
-def settings_of(lattice: Lattice, point: Point, topology: Topology, llc_ways: int) -> Settings:
+def settings_of(lattice: Lattice, point: Point, topology: Topology) -> Settings:
     """The settings that grant a cell; what is granted in full is left as found."""
     settings = UNTOUCHED
     domains = [cache.domain for cache in topology.l3_domains]

@@ -1,0 +1,107 @@
+"""perphd profile on the simulated host: through the agent's own loop, with an interruption, to a signed-off model."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from perphd.agent.composition import build_agent
+from perphd.agent.config import Config
+from perphd.agent.profile_explorer import Guard, Pacing, Step, Stop
+from perphd.agent.profile_progress import Progress
+from perphd.agent.profile_run import ProfileOptions, profile_simulated, rows_of
+from perphd.agent.simulated import simulate, simulated_sli
+from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
+from perphd.predictor.profile import from_text
+from perphd.predictor.profile.merge import evaluate
+
+POINTS = 80
+"""Of the 7680 cells of the simulated host; the tool's own default is ten per cent."""
+
+
+class Told:
+    """Keeps what it hears."""
+
+    def __init__(self) -> None:
+        self.known, self.left_out = 0, ()
+        self.steps: list[Step] = []
+        self.said: list[str] = []
+
+    def begin(self, cells: int, points: int, known: int, left_out: tuple[str, ...]) -> None:
+        self.cells, self.points, self.known, self.left_out = cells, points, known, left_out
+
+    def step(self, step: Step) -> None:
+        self.steps.append(step)
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+async def test_a_simulated_mysql_is_explored_interrupted_taken_up_and_known(tmp_path: Path) -> None:
+    progress, out = tmp_path / "progress.json", tmp_path / "mysql.json"
+    options = ProfileOptions(points=POINTS, pacing=Pacing(2, 1), engine="numpy", out=out)
+    first = Told()
+    ended = await profile_simulated("mysql-oltp", options, first, progress=progress, interrupt_after=20)
+    assert ended.outcome.stop is Stop.INTERRUPTED
+    assert ended.profile is None
+    assert not out.exists()
+    kept = Progress.load(progress, "mysql-oltp")
+    assert kept is not None
+    assert len(kept.measured) == 20
+
+    again = Told()
+    result = await profile_simulated("mysql-oltp", options, again, progress=progress)
+    assert again.known == 20
+    assert len(again.steps) == POINTS - 20
+    assert result.outcome.stop is Stop.DONE
+    assert not progress.exists()
+    profile = from_text(out.read_bytes())
+    assert profile.is_signed_off
+    assert profile.origin.grid_cells == again.cells == 7680
+    assert np.array_equal(profile.y, result.profile.y)  # type: ignore[union-attr]
+
+    # Held out: other cells of the same lattice, measured in the same way, of which the model saw none.
+    other = replace(options, seed=7, points=32, out=None)
+    too_few = await profile_simulated("mysql-oltp", other, Told(), progress=progress)
+    assert too_few.profile is None
+    held = Progress.load(progress, "mysql-oltp")
+    assert held is not None
+    assert held.reference is not None
+    names, _, x, y = rows_of(held, held.reference)
+    assert len(y) == 32
+    assert evaluate(profile, x, y, names).r2 >= 0.985
+
+
+async def test_it_stops_when_the_simulated_application_suffers_and_says_so() -> None:
+    told = Told()
+    options = ProfileOptions(points=60, pacing=Pacing(1, 1), guard=Guard(max_loss_pct=30.0), engine="numpy")
+    result = await profile_simulated("mysql-oltp", options, told)
+    assert result.outcome.stop is Stop.SUFFERED
+    assert told.steps[-1].complaint
+    assert result.profile is None
+    assert result.measured < 40
+
+
+@pytest.mark.parametrize("app_class", ["none", "database"])
+async def test_an_lra_begins_from_its_class_and_says_so(tmp_path: Path, app_class: str) -> None:
+    sli = SliSpec("simulated", (("workload", "mysql"),))
+    spec = WorkloadSpec("mysql", Kind.LRA, "/simulated/mysql", sli=sli, app_class=app_class)
+    host = simulate((spec,))
+    config = Config(workloads=(spec,))
+    config = replace(config, daemon=replace(config.daemon, state_dir=os.fspath(tmp_path)))
+    agent = build_agent(
+        config, fs=host.fs, opener=host.perf_opener, sli_opener=simulated_sli(host), store=False
+    )
+    try:
+        for second in range(1, 4):
+            host.advance(second)
+            await agent.tick(float(second))
+        origin = agent.models()[0].origin
+        assert origin == ("began from the class database" if app_class == "database" else "learned here")
+        assert not agent.status().problems
+    finally:
+        await agent.stop(restore=True)

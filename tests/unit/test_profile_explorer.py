@@ -1,0 +1,200 @@
+"""Exploring: the order, stopping at once, what is left out because of it, and taking a run up again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perphd.agent.profile_explorer import Explorer, Guard, Pacing, Step, Stop
+from perphd.agent.profile_host import lattice_of, settings_of
+from perphd.agent.profile_progress import Progress
+from perphd.agent.profile_run import rows_of
+from perphd.domain.allocation import KEEP
+from perphd.domain.errors import PerphError
+from perphd.domain.reading import Unavailable
+from perphd.domain.sample import Quality, Sample
+from perphd.domain.topology import Topology
+from perphd.domain.workload import Objective
+from perphd.host.actuators import Actuators
+from perphd.host.topology import read_topology
+from perphd.predictor.profile.lattice import Axis, Lattice, Point
+from perphd.sim.host import SimHost
+from perphd.sim.machine import Machine
+
+CORES = Lattice((Axis("cpus", "cores", (1.0, 2.0, 3.0, 4.0)), Axis("llc_ways", "ways", (1.0, 2.0, 3.0))))
+
+
+class Fake:
+    """Work follows the cores; it remembers everything that was wanted of it."""
+
+    def __init__(self, lattice: Lattice = CORES, gone_after: int | None = None) -> None:
+        self.lattice, self.point = lattice, lattice.most
+        self.wanted: list[Point | None] = []
+        self.looks, self.gone_after = 0, gone_after
+        self.latency = 1.0
+
+    async def grant(self, point: Point | None) -> None:
+        self.wanted.append(point)
+        self.point = point if point is not None else self.lattice.most
+
+    def ready(self) -> bool:
+        return True
+
+    def in_force(self, point: Point) -> tuple[float, ...]:
+        return self.lattice.values(point)
+
+    async def look(self) -> Sample:
+        self.looks += 1
+        if self.gone_after is not None and self.looks > self.gone_after:
+            return Sample("db", 0.0, 1.0, quality=(Quality.GONE,))
+        cores = self.lattice.values(self.point)[0]
+        return Sample(
+            "db", float(self.looks), 1.0, work_rate_per_s=100.0 * cores, cpu_usage_cores=cores,
+            latency_p95_ms=self.latency, load_per_s=Unavailable("closed"),
+        )  # fmt: skip
+
+
+def progress(path: Path | None = None, lattice: Lattice = CORES) -> Progress:
+    return Progress("db", lattice, lattice.sample(lattice.size), 0, path)
+
+
+async def explore(
+    subject: Fake, known: Progress, guard: Guard | None, skip: bool = False
+) -> tuple[str, list[Step]]:
+    steps: list[Step] = []
+    outcome = await Explorer(subject, known, guard, Pacing(1, 1, skip), steps.append).run()
+    return outcome.stop.value, steps
+
+
+async def test_it_goes_through_everything_and_leaves_everything_granted() -> None:
+    subject, known = Fake(), progress()
+    stop, steps = await explore(subject, known, None)
+    assert stop == Stop.DONE
+    assert len(known.measured) == 12 == len(steps) == steps[-1].done
+    assert subject.wanted[-1] is None
+    names, scale, x, y = rows_of(known, known.reference)  # type: ignore[arg-type]
+    assert names == ["cpu_share", "llc_share"]
+    assert scale == (4.0, 3.0)
+    assert y.max() == pytest.approx(0.0)
+    assert y.min() == pytest.approx(-1.386, abs=0.01)
+    assert x.max() == 1.0
+
+
+async def test_it_stops_at_once_when_the_application_suffers() -> None:
+    subject, known = Fake(), progress()
+    stop, steps = await explore(subject, known, Guard(max_loss_pct=40.0))
+    assert stop == Stop.SUFFERED
+    hurt = next(iter(known.suffered))
+    assert CORES.values(hurt)[0] <= 2.0
+    at = subject.wanted.index(hurt)
+    assert subject.wanted[at + 1 :] == [None, None]  # nothing but giving back after it
+    assert "work fell to 50% of the reference" in steps[-1].complaint
+
+
+async def test_it_can_go_on_and_then_leaves_out_what_grants_no_more() -> None:
+    subject, known = Fake(), progress()
+    stop, _ = await explore(subject, known, Guard(max_loss_pct=40.0), skip=True)
+    assert stop == Stop.DONE
+    assert known.suffered
+    assert known.pruned
+    assert all(CORES.values(p)[0] >= 3.0 for p in known.measured)
+    tried = [p for p in subject.wanted if p is not None and CORES.values(p)[0] <= 2.0]
+    assert len(set(tried)) < 6  # there are six cells with one or two cores
+
+
+async def test_an_absolute_latency_objective_counts() -> None:
+    subject, known = Fake(), progress()
+    subject.latency = 20.0
+    stop, steps = await explore(subject, known, Guard(Objective(max_latency_ms=10.0)))
+    assert stop == Stop.SUFFERED
+    assert "max_latency_ms = 10" in steps[-1].complaint
+
+
+async def test_a_run_that_ended_is_taken_up_again(tmp_path: Path) -> None:
+    path = tmp_path / "db.progress.json"
+    first = progress(path)
+    with pytest.raises(PerphError, match="gone"):
+        await explore(Fake(gone_after=20), first, None)
+    again = Progress.load(path, "db")
+    assert again is not None
+    assert 0 < len(again.measured) < 12
+    assert again.measured == first.measured
+    assert again.reference == first.reference
+    subject = Fake()
+    await explore(subject, again, None)
+    assert len(again.measured) == 12
+    before = set(first.measured)
+    assert not before & {p for p in subject.wanted if p is not None and p != CORES.most}
+    again.forget()
+    assert Progress.load(path, "db") is None
+
+
+def test_progress_that_cannot_be_taken_up_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "db.progress.json"
+    known = progress(path)
+    known.add_suffered((0, 0), "slow")
+    with pytest.raises(PerphError, match=r"of 'db'.*--fresh"):
+        Progress.load(path, "web")
+    data = json.loads(path.read_text())
+    data["points"][0] = [99, 0]
+    path.write_text(json.dumps(data))
+    with pytest.raises(PerphError, match="no cell of the lattice"):
+        Progress.load(path, "db")
+    path.write_text("{}")
+    with pytest.raises(PerphError, match="--fresh"):
+        Progress.load(path, "db")
+
+
+async def test_an_application_without_work_cannot_be_explored() -> None:
+    class Idle(Fake):
+        async def look(self) -> Sample:
+            return replace(await super().look(), work_rate_per_s=0.0)
+
+    with pytest.raises(PerphError, match="shows no work"):
+        await explore(Idle(), progress(), None)
+
+
+# -- the lattice of a host ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def topology() -> Topology:
+    return read_topology(SimHost([], machine=Machine(1, 4)).fs)
+
+
+SAMPLE = Sample("db", 0.0, 1.0, memory_current_bytes=2e9, memory_working_set_bytes=1e9)
+EVERYTHING = frozenset({"cpus", "memory_high_bytes", "llc_masks", "mba_pct"})
+
+
+def test_only_what_can_be_set_is_explored_and_the_rest_is_said(topology: Topology) -> None:
+    lattice, left_out = lattice_of(SAMPLE, topology, Actuators(), frozenset({"cpus", "memory_high_bytes"}))
+    assert [axis.name for axis in lattice.axes] == ["cpus", "memory_bytes"]
+    assert left_out == {"llc_ways": "cannot be set here", "mbw_pct": "cannot be set here"}
+    full, nothing = lattice_of(SAMPLE, topology, Actuators(11, 2, (10, 50, 100)), EVERYTHING)
+    assert not nothing
+    steps = {axis.name: axis.steps for axis in full.axes}
+    assert steps["llc_ways"][0] == 2.0
+    assert steps["llc_ways"][-1] == 11.0
+    assert steps["cpus"] == (1.0, 2.0, 3.0, 4.0)
+    assert steps["memory_bytes"][0] == pytest.approx(1.1e9)  # never into what it works with
+
+
+def test_memory_that_is_all_in_use_is_not_touched(topology: Topology) -> None:
+    tight = replace(SAMPLE, memory_working_set_bytes=1.95e9)
+    _, left_out = lattice_of(tight, topology, Actuators(), EVERYTHING)
+    assert "no more memory than it uses" in left_out["memory_bytes"]
+
+
+def test_settings_say_what_a_cell_grants_and_leave_alone_what_is_granted_in_full(topology: Topology) -> None:
+    lattice, _ = lattice_of(SAMPLE, topology, Actuators(11, 1, (10, 50, 100)), EVERYTHING)
+    full = settings_of(lattice, lattice.most, topology)
+    assert full.is_untouched()
+    tight = settings_of(lattice, (0, 2, 1, 0), topology)
+    assert str(tight.cpus) == "0"
+    assert tight.llc_masks == ((0, 0b111),)
+    assert tight.mba_pct == ((0, 50),)
+    assert tight.memory_high_bytes == pytest.approx(1.1e9)
+    assert settings_of(lattice, (1, *lattice.most[1:]), topology).llc_masks is KEEP
