@@ -21,6 +21,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any, Final
 
 from perphd.domain.errors import Busy, KernelError, PerphError, kernel_error
+from perphd.isolation.journal_copy import COPY, Copy
 
 FILE: Final = "originals.jsonl"
 LOCK: Final = "lock"
@@ -94,6 +95,7 @@ class Journal:
         self._kept = False
         self.unreadable: KernelError | None = None
         """Why the journal that is there could not be read; then nothing can be recorded, lest it be overwritten."""
+        self._copy = Copy(self.state_dir)
         self._lock_fd = _lock(self.state_dir)
         try:
             self._load()
@@ -169,6 +171,7 @@ class Journal:
             self._rewrite()
             return
         header = self._header()
+        self._copy.replace(header.encode())
         try:
             os.ftruncate(self._fd, len(header))
             self._size = len(header)
@@ -193,6 +196,7 @@ class Journal:
 
     def close(self) -> None:
         """Give the file and the lock back; closing twice is fine."""
+        self._copy.close()
         for fd in (self._fd, self._lock_fd):
             if fd >= 0:
                 os.close(fd)
@@ -209,9 +213,13 @@ class Journal:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
+        copy = self._copy.read()
         try:
             data = Path(self.path).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
+            if self._says_more(copy, b""):
+                self._use_copy(copy, "it was gone")
+                return
             with contextlib.suppress(
                 KernelError
             ):  # tried again, and reported, when something is to be recorded
@@ -221,6 +229,12 @@ class Journal:
             advice = "originals that it may hold cannot be restored, and no kernel file is changed"
             self.unreadable = kernel_error(exc, self.path, "read", advice=advice)
             self._notes.append(str(self.unreadable))
+            return
+        if self._says_more(copy, data):
+            if data != copy[: len(data)]:  # not just cut short: what is there is kept for whoever wonders
+                with contextlib.suppress(OSError):
+                    Path(f"{self.state_dir}/{DAMAGED}").write_bytes(data)
+            self._use_copy(copy, "it was damaged or cut short")
             return
         lines = data.split(b"\n")
         torn = lines.pop()
@@ -253,9 +267,34 @@ class Journal:
             with contextlib.suppress(KernelError):  # readable all the same: said again at the next start
                 self._rewrite()
             return
+        self._copy.replace(data)
         with contextlib.suppress(OSError):
             self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             self._size = len(data)
+
+    def _says_more(self, copy: bytes, data: bytes) -> bool:
+        """True if the copy is whole and of this boot, and the journal is not whole or ends earlier."""
+        records = [_parse(line) for line in copy.split(b"\n")[:-1]]
+        if len(records) < 2 or None in records or not copy.startswith(self._header().encode()):
+            return False
+        if copy.startswith(data):
+            return len(copy) > len(data)
+        *lines, torn = data.split(b"\n")
+        first = _parse(lines[0]) if lines else None
+        if first is not None and first["kind"] == "header" and first != records[0]:
+            return False  # of another boot or version: that is not damage
+        whole = [record for line in lines if (record := _parse(line)) is not None]
+        return len(whole) < len(lines) or not lines or bool(torn and len(whole) < len(records))
+
+    def _use_copy(self, copy: bytes, why: str) -> None:
+        for line in copy.split(b"\n")[:-1]:
+            record = _parse(line)
+            assert record is not None
+            self._replay(record)
+            self._kept = record["kind"] == "kept"
+        self._notes.append(f"{self.path}: {why}; made good from {COPY}, no original is lost")
+        with contextlib.suppress(KernelError):
+            self._rewrite()
 
     def _set_aside(self, records: list[tuple[int, dict[str, Any] | None]]) -> None:
         count = sum(1 for _, record in records if record and record["kind"] == "original")
@@ -333,6 +372,7 @@ class Journal:
                 self._fd = -1
             raise kernel_error(exc, self.path, "append", advice=_NOTHING_WRITTEN) from exc
         self._size += len(data)
+        self._copy.append(data)
 
     def _header(self) -> str:
         return _line({"kind": "header", "version": VERSION, "boot": self._boot})
@@ -359,6 +399,7 @@ class Journal:
             try:
                 _write_all(fd, data)
                 os.fsync(fd)
+                self._copy.replace(data)
                 os.rename(temporary, self.path)
                 _sync_directory(self.state_dir)
             except OSError:

@@ -27,6 +27,7 @@ from perphd.host.resctrl import remove_group
 from perphd.host.systemd_bus import BusctlBus
 from perphd.host.systemd_fs import Lasting, is_running_kernel, unit_files
 from perphd.isolation.journal import FILE, Journal, Original
+from perphd.isolation.journal_copy import COPY
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +101,7 @@ def restore(
         # busctl and not dbus-fast, tc and not pyroute2: this must work with what the distribution has.
         hierarchies = discover(fs)
         fs = EgressFs(unit_files(fs, hierarchies, BusctlBus()), hierarchies)
-    if not Path(state_dir, FILE).exists():
+    if not any(Path(state_dir, name).exists() for name in (FILE, COPY)):
         return RestoreReport(notes=(f"{state_dir}: no journal, nothing to restore", *_swept(fs, {})))
     with Journal(state_dir, boot_id=boot_id) as journal:
         if journal.unreadable is not None:

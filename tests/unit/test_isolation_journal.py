@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from perphd.domain.errors import Full, KernelError, PerphError
 from perphd.isolation import journal as module
 from perphd.isolation.journal import Journal, JournalInUse, Original
+from perphd.isolation.journal_copy import COPY
 
 A = Original("/cg/a/cpu.weight", b"100\n", (1, 7), "cpu_weight", "batch")
 B = Original("/cg/a/cpu.idle", b"0\n", (1, 7), "cpu_weight", "batch")
@@ -129,6 +130,7 @@ def test_a_missing_header_is_said(tmp_path: Path) -> None:
         journal.record([A])
     path = tmp_path / module.FILE
     path.write_bytes(b"garbage\n" + b"".join(path.read_bytes().splitlines(keepends=True)[1:]))
+    (tmp_path / COPY).unlink()
     with opened(tmp_path) as journal:
         assert list(journal.originals) == [A.path]
         assert "taken to be of this boot" in journal.notes[0]
