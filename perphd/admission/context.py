@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from typing import TypeVar
+
 from perphd.domain.policy import ModelContext, ResPerfModel, Snapshot, WorkloadView
 from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.sample import Quality, Sample
@@ -17,12 +21,34 @@ MOST_GROWTH = 4.0
 """How far beyond the loads that were seen undisturbed an LRA's use of CPU is extrapolated."""
 
 
+_T = TypeVar("_T")
+
+
+def _once(function: Callable[[Snapshot], _T]) -> Callable[[Snapshot], _T]:
+    """Remembers the answer for the last snapshot: every LRA's turn asks the same of one and the same."""
+    known: tuple[Snapshot, _T] | None = None
+
+    @wraps(function)
+    def asked(snapshot: Snapshot) -> _T:
+        nonlocal known
+        last = known
+        if last is not None and last[0] is snapshot:
+            return last[1]
+        answer = function(snapshot)
+        known = snapshot, answer
+        return answer
+
+    return asked
+
+
+@_once
 def lras(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
     """The LRAs of a snapshot, most important first (then by name)."""
     views = (v for v in snapshot.workloads if v.spec.kind is Kind.LRA)
     return tuple(sorted(views, key=lambda v: (-v.spec.priority, v.spec.name)))
 
 
+@_once
 def batches(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
     """The batch workloads of a snapshot, by name."""
     views = (v for v in snapshot.workloads if v.spec.kind is Kind.BATCH)
@@ -39,6 +65,7 @@ def cores_per_cpu(snapshot: Snapshot) -> float:
     return total_cores(snapshot) / max(1, len(snapshot.host.topology.usable))
 
 
+@_once
 def batch_demand_cores(snapshot: Snapshot) -> float:
     """CPU that batch would use if nobody stopped it, in physical cores, capped at the host.
 
@@ -79,6 +106,7 @@ def batch_is_quiet(snapshot: Snapshot, idle_cores: float, protected: bool) -> bo
     return True
 
 
+@_once
 def batch_use_cores(snapshot: Snapshot) -> Reading:
     """CPU that batch used, in physical cores; Unavailable if any present batch workload's use is."""
     used = 0.0
@@ -92,6 +120,7 @@ def batch_use_cores(snapshot: Snapshot) -> Reading:
     return used * cores_per_cpu(snapshot)
 
 
+@_once
 def other_cores(snapshot: Snapshot) -> float:
     """CPU used by everything that is no workload of perphd's, in physical cores; 0 where it cannot be told."""
     busy = snapshot.host.busy_cores

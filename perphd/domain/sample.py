@@ -69,7 +69,7 @@ class Sample:
 
     def has(self, *flags: Quality) -> bool:
         """True if any of these quality flags is set."""
-        return any(flag in self.quality for flag in flags)
+        return bool(self.quality) and any(flag in self.quality for flag in flags)
 
 
 SHORT_SHARE = 0.5
