@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import os
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -16,6 +17,9 @@ from perphd.control.cli_models import add_model_commands
 from perphd.control.cli_store import add_store_commands
 from perphd.control.cli_workloads import add_workload_commands
 from perphd.control.client import SOCKET_VARIABLE, NotPermitted, Unreachable
+
+if TYPE_CHECKING:
+    from perphd.host.fs import RealFs
 
 DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
 
@@ -32,6 +36,14 @@ def cli(as_json: bool, socket: str | None) -> None:
     doctor, groups, config check and restore also work while the daemon does not run.
     """
 
+
+_host_of = click.option(
+    "--config",
+    "config_path",
+    default=DEFAULT_CONFIG,
+    show_default=True,
+    help="Says which host it is (host.root).",
+)
 
 add_workload_commands(cli)
 add_admission_commands(cli)
@@ -73,7 +85,8 @@ def top(out: Out, interval_s: float, count: int | None) -> None:
 
 @command(cli)
 @click.option("--local", is_flag=True, help="Look with this user's rights, do not ask the daemon.")
-def doctor(out: Out, local: bool) -> None:
+@_host_of
+def doctor(out: Out, local: bool, config_path: str) -> None:
     """Show what this host can measure and enforce.
 
     Below that: what each absence costs, and how to get it. The daemon is asked if it runs: it may see more than
@@ -96,13 +109,19 @@ def doctor(out: Out, local: bool) -> None:
     if data is None:
         from perphd.host.capabilities import probe
         from perphd.host.cgroup.hierarchy import discover
-        from perphd.host.fs import RealFs
         from perphd.host.topology import read_topology
 
-        fs = RealFs()
+        fs, root = _host(config_path)
         seen_by = "perphctl" if local else seen_by
-        capabilities = encode(probe(fs, discover(fs)).items)
-        data = {"capabilities": capabilities, "topology": encode(read_topology(fs))}
+        if root:
+            from perphd.agent.composition import probe_elsewhere
+            from perphd.host.event_files import EVENT_FILES, EventFiles
+
+            opener = EventFiles(fs) if fs.exists(EVENT_FILES) else None
+            found, seen_by = probe_elsewhere(fs, discover(fs), opener), f"{seen_by}, of the host in {root}"
+        else:
+            found = probe(fs, discover(fs))
+        data = {"capabilities": encode(found.items), "topology": encode(read_topology(fs))}
     out.show(
         data,
         lambda: doctor_parts(
@@ -289,10 +308,11 @@ def show(out: Out) -> None:
             found += ["", f"[{name}]", *(f"{key} = {_toml(value)}" for key, value in data[name].items())]
         for kind in ("lra", "batch"):
             for item in data[kind]:
-                sli = item.pop("sli", None)
+                inner = {key: item.pop(key, None) for key in ("sli", "policy")}
                 found += ["", f"[[{kind}]]", *(f"{key} = {_toml(value)}" for key, value in item.items())]
-                if sli:
-                    found += [f"[{kind}.sli]", *(f"{key} = {_toml(value)}" for key, value in sli.items())]
+                for title, table in inner.items():
+                    if table:
+                        found += [f"[{kind}.{title}]", *(f"{key} = {_toml(v)}" for key, v in table.items())]
         return found
 
     out.show(data, lambda: [text(*lines())])
@@ -303,7 +323,8 @@ def show(out: Out) -> None:
     "--limit", type=click.IntRange(1, 100_000), default=2000, show_default=True, help="At most so many."
 )
 @click.option("--all", "everything", is_flag=True, help="Also those without processes.")
-def groups(out: Out, limit: int, everything: bool) -> None:
+@_host_of
+def groups(out: Out, limit: int, everything: bool, config_path: str) -> None:
     """List the host's control groups.
 
     These are what can be declared as workloads.
@@ -311,9 +332,8 @@ def groups(out: Out, limit: int, everything: bool) -> None:
     from perphd.control.table import table
     from perphd.host.catalogue import list_cgroups
     from perphd.host.cgroup.hierarchy import discover
-    from perphd.host.fs import RealFs
 
-    fs = RealFs()
+    fs, _ = _host(config_path)
     found = [item for item in list_cgroups(fs, discover(fs), limit) if everything or item.populated]
     data = [
         {
@@ -328,6 +348,14 @@ def groups(out: Out, limit: int, everything: bool) -> None:
     out.show(
         {"cgroups": data}, lambda: [table("", ("CGROUP", "PROCESSES", "POD OR CONTAINER"), rows, right=(1,))]
     )
+
+
+def _host(config_path: str) -> tuple[RealFs, str]:
+    """The files of the host that the configuration is about, and their root; this machine's if there is none."""
+    from perphd.host.fs import RealFs
+
+    root = _for_restore(config_path)[1] if os.path.exists(config_path) else ""
+    return RealFs(root), root
 
 
 def _for_restore(config_path: str) -> tuple[str, str]:

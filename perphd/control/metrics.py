@@ -37,6 +37,7 @@ class StatusCollector(Collector):
         yield from _samples(status.workloads)
         yield from _judgements(status.workloads)
         yield from _in_force(status.workloads)
+        yield from _limited(status.workloads)
 
 
 def exposition(status: Callable[[], AgentStatus]) -> Callable[[], bytes]:
@@ -141,6 +142,18 @@ def _in_force(workloads: Iterable[WorkloadStatus]) -> Iterator[Metric]:
                 family.add_metric(_labels(workload), number)
         if family.samples:
             yield family
+
+
+def _limited(workloads: Iterable[WorkloadStatus]) -> Iterator[Metric]:
+    family = GaugeMetricFamily(
+        "perphd_limited",
+        "1 for what was wanted and is not in force, or in part only; perphctl status says why.",
+        labels=[*_LABELS, "knob"],
+    )
+    for workload in workloads:
+        for knob in dict.fromkeys(left.knob for left in workload.limited):
+            family.add_metric([*_labels(workload), knob], 1)
+    yield family
 
 
 _LABELS = ["workload", "kind"]

@@ -43,7 +43,7 @@ def status_parts(status: AgentStatus) -> list[Part]:
         parts.append(
             text("No workload is declared: perphctl lra add NAME CGROUP, perphctl batch add NAME CGROUP")
         )
-    notes = [*status.problems, *_not_enforceable(status.workloads)]
+    notes = [*status.problems, *_not_enforceable(status.workloads), *_limited(status.workloads)]
     if notes:
         parts.append(text(*(Styled(f"! {note}", "yellow") for note in notes)))
     return parts
@@ -255,6 +255,9 @@ _WANTED = frozenset({"cpus", "cpu_weight", "memory_low_bytes", "memory_high_byte
 """What every policy would set on any host: its absence is news. That a host has no resctrl is doctor's to say."""
 
 
+_LIMITED_SHOWN = 10
+
+
 def _not_enforceable(workloads: Iterable[WorkloadStatus]) -> list[str]:
     notes: dict[str, list[str]] = {}
     for item in workloads:
@@ -267,6 +270,20 @@ def _not_enforceable(workloads: Iterable[WorkloadStatus]) -> list[str]:
                 f"{missing.workload} {missing.knob}"
             )
     return [f"{', '.join(what)} {why}" for why, what in notes.items()]
+
+
+def _limited(workloads: Iterable[WorkloadStatus]) -> list[str]:
+    """What was wanted and is not in force in full; what is told as not enforceable already is not told again."""
+    notes: dict[str, list[str]] = {}
+    for item in workloads:
+        told = {(left.knob, left.reason) for left in item.not_enforceable if left.knob in _WANTED}
+        for left in item.limited:
+            if (left.knob, left.reason) not in told:
+                notes.setdefault(left.reason, []).append(f"{left.workload} {left.knob}")
+    lines = [f"{', '.join(what)}: {why}" for why, what in notes.items()]
+    if len(lines) > _LIMITED_SHOWN:
+        lines[_LIMITED_SHOWN:] = [f"and {len(lines) - _LIMITED_SHOWN} more (perphctl --json status)"]
+    return lines
 
 
 def _target(reading: Reading | str, unit: str) -> Cell:

@@ -208,8 +208,13 @@ class FakeAgent:
             outcome=outcome if made else None,
             protection=made.chosen if made else None,
             in_force=weight if spec.kind is Kind.BATCH else UNTOUCHED,
-            not_enforceable=(NotEnforceable("pi", "cpu_weight", "no cpu controller"),) if spec.name == "pi" else (),
+            not_enforceable=(NotEnforceable("pi", "cpu_weight", "no cpu controller"),)
+            if spec.name == "pi"
+            else (),
             problem="" if present else f"waiting for cgroup {spec.cgroup}",
+            limited=(NotEnforceable("pi", "memory_high_bytes", "it works with 3 GiB"),)
+            if spec.name == "pi"
+            else (),
         )
 
     def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:

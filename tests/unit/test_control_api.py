@@ -245,6 +245,7 @@ def test_metrics(served: Served):
     assert 'perphd_workload_cpu_usage_cores{kind="lra",workload="db"} 2.31' in text
     assert 'perphd_lra_health{health="degraded",workload="db"} 1.0' in text
     assert 'perphd_in_force_cpu_weight{kind="batch",workload="pi"} 0.0' in text
+    assert 'perphd_limited{kind="batch",knob="memory_high_bytes",workload="pi"} 1.0' in text
     assert 'workload="cache"} 0.0' in text  # present
     # What is unavailable is absent, not 0.
     assert "mips" not in text

@@ -31,6 +31,7 @@ from perphd.domain.reading import Unavailable
 from perphd.isolation.restore import FileReport, RestoreReport
 from perphd.monitor.store import Store
 from tests.unit.control_fake import MODEL, READER, STRANGER, Served, decision, serving
+from tests.unit.host_tree import Cpu, cpu_files, write_tree
 
 Run = Callable[..., Result]
 
@@ -197,6 +198,24 @@ def test_doctor_without_a_daemon(tmp_path: Path):
     assert {item["present"] for item in data["capabilities"]} <= {True, False}
 
 
+def test_doctor_and_groups_of_the_host_that_the_configuration_names(tmp_path: Path):
+    files = {
+        **cpu_files([Cpu(0)]),
+        "/proc/self/mounts": "cgroup2 /cg cgroup2 rw 0 0\n",
+        "/cg/cgroup.controllers": "cpu memory\n",
+        "/cg/elsewhere.slice/cgroup.procs": "7\n",
+    }
+    write_tree(tmp_path / "root", files)
+    config = tmp_path / "perphd.toml"
+    config.write_text(f'[host]\nroot = "{tmp_path}/root"\n')
+    result = CliRunner().invoke(cli, ["groups", "--config", str(config)])
+    assert "/elsewhere.slice" in result.output, result.output
+    result = CliRunner().invoke(cli, ["doctor", "--local", "--config", str(config)])
+    assert f"of the host in {tmp_path}/root" in result.output, result.output
+    assert "v2 at /cg" in result.output
+    assert "below host.root" in result.output, "what only system calls could tell is not told of this machine"
+
+
 def test_doctor_for_somebody_who_may_not_ask(run: Run, served: Served):
     served.peer = STRANGER
     assert "may not ask the daemon" in ok(run("doctor"))
@@ -334,6 +353,7 @@ def test_status_for_people(served: Served):
     assert "CPUs 0-3, idle, memory to 2.0 GiB" in shown
     assert "! the store was damaged" in shown
     assert "! pi cpu_weight cannot be set here: no cpu controller" in shown
+    assert "! pi memory_high_bytes: it works with 3 GiB" in shown
 
 
 def test_status_of_an_empty_daemon(served: Served):
