@@ -52,10 +52,11 @@ def add_model_file_commands(model: click.Group) -> None:
     @click.option("--name", metavar="APP", help="What the result is of [default: as the first].")
     @click.option("--seed", type=int, default=0, show_default=True, help="Of training.")
     def merge(out: Out, target: str, files: tuple[str, ...], name: str | None, seed: int) -> None:
-        """Make one profile of those in FILES, of several hosts, and write it to TARGET.
+        """Make one profile of several.
 
-        It is written only if, on held-out samples of every one of them, it does as well as the best single one does
-        (within 5 %). Nothing uses it by itself: put it where the profile of an application is looked for.
+        Those in FILES, of several hosts, are merged into TARGET. It is written only if, on held-out samples of every one
+        of them, it does as well as the best single one does (within 5 %). Nothing uses it by itself: put it where the
+        profile of an application is looked for.
         """
         from perphd.agent.profile_progress import write_atomically
         from perphd.predictor.profile import to_text
