@@ -94,9 +94,7 @@ def _closed(state: Forecast, value: float) -> Forecast:
     bins = (*state.bins, value)[-KEPT_BINS:]
     taken = state.taken + 1
     season = season_of(bins) if taken % SEARCH_EVERY_BINS == 0 else state.season_bins
-    new = replace(
-        state, bins=bins, season_bins=season, level=level, trend=trend, error=error, taken=taken
-    )
+    new = replace(state, bins=bins, season_bins=season, level=level, trend=trend, error=error, taken=taken)
     return replace(new, told=_at(new, 1))
 
 
@@ -108,7 +106,8 @@ def _at(state: Forecast, step: int) -> float:
         then = n - season + (step - 1) % season
         base = n - 1 - season
         if base >= 0 and then < n:
-            return state.bins[-1] + 0.8 * (state.bins[then] - state.bins[base]) + 0.2 * (state.bins[then] - state.bins[-1])
+            now, before = state.bins[-1], state.bins[base]
+            return now + 0.8 * (state.bins[then] - before) + 0.2 * (state.bins[then] - now)
     damped = _DAMPING * (1.0 - _DAMPING**step) / (1.0 - _DAMPING)
     return state.level + damped * state.trend
 

@@ -120,6 +120,17 @@ class PolicySettings:
         "s",
         "after a step back had to be undone, none like it for so long; doubled every time, up to 64 times",
     )
+    forecast: bool = field(
+        default=False,
+        metadata={
+            "unit": "",
+            "doc": "foresee growth of an LRA's load by its season or trend, and give it what is idle before it comes",
+        },
+    )
+    forecast_horizon_s: float = _key(60.0, 10.0, 3600.0, "s", "how far ahead load is foreseen")
+    forecast_growth: float = _key(
+        1.3, 1.05, 10.0, "ratio", "expected growth of the load within the horizon that is prepared for"
+    )
     quarantine_failures: int = _key(
         2, 1, 100, "", "changes by a model's advice that did not help, in a row, before it is not asked any more"
     )

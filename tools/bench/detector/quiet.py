@@ -87,7 +87,11 @@ def days(count: float, seed: int, day_s: float = 86_400.0) -> Quiet:
     lra = Actor(work.asked(rate_per_s=(full or 1.0) * 0.8), load=Diurnal(0.25, 1.0, day_s))
     idle = Actor(replace(archetype("batch-pi").named("idle"), threads=1), load=Steps(((0.0, 0.01),)))
     scenario = Scenario("quiet", "detector", "", MACHINE, (lra, idle), count * day_s, step_s=1.0)
-    world, seat, result = LookedUp(scenario, seed), Seat(scenario, PerphPolicy(), 1.0, models=True), Quiet(count)
+    world, seat, result = (
+        LookedUp(scenario, seed),
+        Seat(scenario, PerphPolicy(), 1.0, models=True),
+        Quiet(count),
+    )
     began = time.perf_counter()
     while world.now_s < scenario.duration_s - 1e-9:
         interval = world.advance(1.0)
@@ -100,7 +104,9 @@ def days(count: float, seed: int, day_s: float = 86_400.0) -> Quiet:
             result.health[decision.verdict.health] += 1
             if decision.action is not Action.HOLD:
                 result.actions += 1
-                result.first += [f"{world.now_s:.0f} s: {decision.action}, {decision.reason}"][: 5 - len(result.first)]
+                result.first += [f"{world.now_s:.0f} s: {decision.action}, {decision.reason}"][
+                    : 5 - len(result.first)
+                ]
     result.seconds = time.perf_counter() - began
     return result
 
@@ -130,6 +136,9 @@ def drops(seed: int) -> tuple[int, int, int]:
                 if decision.verdict.health is Health.DEGRADED:
                     called.add(at_s)
 
-    apart = {lra.name: Settings(cpus=MACHINE.first_cores(8)), job.name: Settings(cpus=MACHINE.first_cores(2, 8))}
+    apart = {
+        lra.name: Settings(cpus=MACHINE.first_cores(8)),
+        job.name: Settings(cpus=MACHINE.first_cores(2, 8)),
+    }
     play((lra, job), seed, 320.0, before=apart, see=see)
     return len(falls), len(called), grown
