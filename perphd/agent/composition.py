@@ -123,7 +123,7 @@ def build_agent(
     through_systemd = real and config.isolation.units == "systemd" and asks_systemd(fs, hierarchies)
     units = open_bus() if through_systemd else None
     written = fs if units is None else unit_files(fs, hierarchies, units)
-    egress = EgressFs(written, hierarchies, config.network.names, tc=open_tc) if real else None
+    egress = EgressFs(written, hierarchies, config.network.names, tc=open_tc, kernel=fs) if real else None
     executor = Executor(
         written if egress is None else egress,
         hierarchies if egress is None else with_egress(hierarchies),

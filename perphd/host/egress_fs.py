@@ -50,7 +50,8 @@ class EgressFs:
     """``fs`` with the tree of egress ceilings. Only for the running kernel's own files.
 
     ``devices``: which may be given classes; what is in force on others can still be given back. ``tc``: made when it
-    is first needed.
+    is first needed. ``kernel``: where ``fs`` asks systemd, the files beneath that, whose inodes are those of the
+    control groups themselves: a program goes with its group, and not with the unit.
     """
 
     def __init__(
@@ -61,8 +62,10 @@ class EgressFs:
         *,
         tc: Callable[[], Tc] = TcCommand,
         programs: Programs | None = None,
+        kernel: KernelFs | None = None,
     ) -> None:
         self._fs, self._devices, self._make_tc = fs, devices, tc
+        self._kernel = fs if kernel is None else kernel
         self._mount = "" if hierarchies.unified is None else hierarchies.unified.mount
         self._programs: Programs = BpfPrograms() if programs is None else programs
         self._opened: Tc | None = None
@@ -115,7 +118,8 @@ class EgressFs:
 
     def identity(self, path: str) -> tuple[int, int]:
         """As ``fs``; in the tree, that of the real control group."""
-        return self._fs.identity(self._real(path) or path)
+        real = self._real(path)
+        return self._kernel.identity(real) if real else self._fs.identity(path)
 
     def exists(self, path: str) -> bool:
         """As ``fs``; in the tree, whether the control group is there, or whether a ceiling can be set on it."""
@@ -151,7 +155,7 @@ class EgressFs:
             return self._fs.read(path)
         if basename(path) != EGRESS:
             raise Gone(path, "read", errno.ENOENT)
-        inode = self._fs.identity(real)[1]
+        inode = self._kernel.identity(real)[1]
         pin = self._pin(path)
         found: dict[str, str] = {}
         if pin is not None and self._programs.cgroup_id(pin) == inode:
@@ -171,7 +175,7 @@ class EgressFs:
         device, _, value = text.partition(" ")
         if not value.isdecimal() and value != "max":
             raise Invalid(path, "write", errno.EINVAL, text)
-        self._fs.identity(real)  # Gone: so is the group
+        self._kernel.identity(real)  # Gone: so is the group
         try:
             if value == "max":
                 self._release(self._pin(path), device)
@@ -188,7 +192,7 @@ class EgressFs:
             detail = reason if device in self._devices else f"{device}: {NO_DEVICE}"
             raise Unsupported(path, "write", errno.EOPNOTSUPP, f"{device} {ceil_bytes}", detail)
         pin = self._pin(path)
-        if pin is None or self._programs.cgroup_id(pin) != self._fs.identity(real)[1]:
+        if pin is None or self._programs.cgroup_id(pin) != self._kernel.identity(real)[1]:
             # Before the class: a class of which there is no pin is nobody's, and is swept away.
             pin = self._programs.attach(self._key(path), real, MAJOR)
         if not any(_is_own(qdisc) and qdisc.device == device for qdisc in qdiscs):

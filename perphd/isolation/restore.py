@@ -100,7 +100,7 @@ def restore(
     if is_running_kernel(fs):
         # busctl and not dbus-fast, tc and not pyroute2: this must work with what the distribution has.
         hierarchies = discover(fs)
-        fs = EgressFs(unit_files(fs, hierarchies, BusctlBus()), hierarchies)
+        fs = EgressFs(unit_files(fs, hierarchies, BusctlBus()), hierarchies, kernel=fs)
     if not any(Path(state_dir, name).exists() for name in (FILE, COPY)):
         return RestoreReport(notes=(f"{state_dir}: no journal, nothing to restore", *_swept(fs, {})))
     with Journal(state_dir, boot_id=boot_id) as journal:

@@ -26,6 +26,7 @@ from perphd.host.tc import MAJOR, HtbClass, Qdisc, TcCommand, class_rates
 from perphd.isolation import Executor, Journal
 from perphd.isolation.restore import restore_journal
 from tests.unit.isolation_kernel import FakeKernel
+from tests.unit.isolation_systemd import FakeSystemd
 from tests.unit.network_fakes import FakePrograms, FakeTc
 
 SPECS = [WorkloadSpec(name, Kind.BATCH, f"/{name}") for name in ("a", "b")]
@@ -151,6 +152,31 @@ def test_processes_in_another_network_namespace_are_refused(world: World) -> Non
     world.kernel.namespaces = {"4711": 2}
     assert world.want(a=1_000_000)
     assert "process 4711 has a network namespace of its own" in world.executor.not_enforceable("a")[0].reason
+
+
+def test_a_unit_that_is_started_again_gets_its_class_again(tmp_path: Path) -> None:
+    """What systemd is asked for outlives the cgroup; a program at the cgroup does not."""
+    systemd, tc, programs = FakeSystemd(), FakeTc(), FakePrograms()
+    place = "/sys/fs/cgroup/system.slice/job.service"
+    kernel, hierarchies = systemd.kernel, systemd.kernel.hierarchies
+    fs = EgressFs(systemd.fs(), hierarchies, ("eth0",), tc=lambda: tc, programs=programs, kernel=kernel)
+    tc.roots["eth0"] = ("mq", 0)
+    specs = [WorkloadSpec("job", Kind.BATCH, "/system.slice/job.service")]
+    target = {"job": Settings(egress_max=(("eth0", 50_000),), memory_high_bytes=1 << 30)}
+    with Journal(tmp_path, boot_id="x") as journal:
+        executor = Executor(fs, with_egress(hierarchies), journal, in_thread=False)
+        for _ in range(4):
+            systemd.restart("job.service")
+            programs.attached = dict.fromkeys(programs.attached, 0)
+            programs.inodes[place] = kernel.directories[place].inode
+            assert asyncio.run(executor.apply(executor.plan(target, specs, 0.0))).ok
+            assert tc.ceilings == {"eth0": {1: 50_000, 0x10: 50_000}}
+            assert list(programs.attached.values()) == [kernel.directories[place].inode]
+            assert executor.in_force("job").egress_max == (("eth0", 50_000),)
+        assert not executor.conflicts()
+        assert asyncio.run(executor.restore()).complete
+    assert not tc.ceilings
+    assert not programs.attached
 
 
 def test_v1_alone_says_what_is_missing(tmp_path: Path) -> None:
