@@ -21,6 +21,8 @@ KNEE_WIDTH: Final = 0.06
 """Busy share by which the guess is unsure (of a logistic curve)."""
 SAME_DEMAND: Final = 1.05
 """Demands that differ by less than this factor count as equal."""
+LESS_DEMAND: Final = 1.15
+"""Demand must fall by this factor before what was too few is thought of again."""
 GOOD_LASTS_S: Final = 300.0
 SURE, LIKELY, FAIR, SLIM, NEVER = 0.95, 0.6, 0.4, 0.2, 0.03
 """Chances: known to be enough; what a rescue aims at; worth a trial; hardly; known to be too little."""
@@ -119,7 +121,7 @@ def chance(
     how busy they would be.
     """
     alive = [s for s in seen if s.until_s > now_s]
-    bad = [s for s in alive if not s.good and cores <= s.cores and demand * SAME_DEMAND >= s.demand]
+    bad = [s for s in alive if not s.good and cores <= s.cores and demand * LESS_DEMAND >= s.demand]
     if bad:
         return NEVER
     if any(s.good and cores >= s.cores and demand <= s.demand * SAME_DEMAND for s in alive):
