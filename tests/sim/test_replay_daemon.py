@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -44,7 +45,10 @@ def daemon(state: Path, policy: str = "perph") -> Iterator[tuple[SimHost, Agent,
     host = simulate(SPECS, batch_arrives_s=8.0)
     config = Config(
         daemon=DaemonConfig(
-            mode=Mode.ENFORCE, state_dir=str(state), socket=str(state / "perphd.sock"), policy=policy
+            mode=Mode.ENFORCE,
+            state_dir=str(state),
+            socket=str(state / "perphd.sock"),
+            policy=cast(Any, policy),
         ),
         store=StoreConfig(enabled=False),
         workloads=SPECS,
@@ -60,8 +64,12 @@ def daemon(state: Path, policy: str = "perph") -> Iterator[tuple[SimHost, Agent,
 async def recorded(state: Path, file: Path, rounds: int, policy: str = "perph") -> str:
     """Ten rounds unobserved, then ``perphctl export --replay`` while the daemon goes on."""
     with daemon(state, policy) as (host, agent, config):
+
+        async def reload() -> Config:
+            return config
+
         server = ControlServer(
-            agent, config, reload=lambda: agent.reload(config), hooks=Hooks(lambda _: ()), limits=Limits(),
+            agent, config, reload=reload, hooks=Hooks(lambda _: ()), limits=Limits(),
             peer_lookup=lambda _: ROOT, access=Access("perphd", "perphd-admin", 501, 502, 0),
         )  # fmt: skip
         now_s = 0.0
@@ -133,7 +141,7 @@ def test_a_listener_that_lags_loses_its_recording_and_not_a_round_of_it(tmp_path
     async def lag() -> int:
         with daemon(tmp_path) as (host, agent, _):
             rounds = agent.rounds()
-            first = asyncio.create_task(anext(rounds))
+            first = asyncio.ensure_future(anext(rounds))
             await asyncio.sleep(0)
             for now_s in range(1, QUEUED_ROUNDS + 5):
                 host.advance(float(now_s))

@@ -30,9 +30,13 @@ LEVELS: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Loads of memcached that are tried, by halving."""
 GRIDS: Final = ("fig7", "fig8", "fig12")
 POLICIES: Final = ("oracle", "clite", "parties", "parties-literal", "heracles-literal", "perph")
-TOLERANCE: Final = 1.10
-"""Over the latency at the knee, which is the published target: 5 %, because PARTIES takes less slack for none (and
-memcached's latency at its knee is only 8 % above that without load), and twice the noise of a two-second sample."""
+TOLERANCE: Final = {"fig7": 1.10, "fig8": 1.10, "fig12": scenarios.KNEE_TOLERANCE}
+"""Targets over the latency at the knee, the same in all cells of a grid. Figures 7 and 8 ask how much load is met, so
+the target is the knee itself as published, and a tenth more: 5 %, because PARTIES takes less slack for none, and twice
+the noise of a two-second sample. Figure 12 asks what batch gets. PARTIES there gave away units in every published
+cell, for which it wants a fifth of slack: with memcached, whose latency at the knee is 8 % above that without load,
+that cannot be under the knee as target (with a tenth more it keeps a fifth of ORACLE's batch work here, not the
+published half). So the quarter more of all other scenarios is allowed."""
 PERIODS_S: Final = {"parties": 2.0, "parties-literal": 2.0}
 """In CLITE's comparison PARTIES, too, looks for two seconds at every configuration (half a second on its own)."""
 _JOBS: Final = {"fig7": None, "fig8": "batch-compute", "fig12": "batch-stream"}
@@ -75,7 +79,9 @@ def scene(grid: str, row: float, column: float, third: float) -> Scenario:
         shares = {"img-dnn": row, "memcached": column, "masstree": third}
     else:
         shares = {"img-dnn": row, "masstree": column, "memcached": third}
-    actors = [scenarios.service(machine, name, share, tolerance=TOLERANCE) for name, share in shares.items()]
+    actors = [
+        scenarios.service(machine, name, share, tolerance=TOLERANCE[grid]) for name, share in shares.items()
+    ]
     job = _JOBS[grid]
     if job == "batch-compute":
         actors.append(scenarios.batch("batch-pi", job, threads=20))

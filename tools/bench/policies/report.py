@@ -241,7 +241,8 @@ def _grids(cells: list[dict[str, Any]]) -> list[str]:
         "load; *mean* is over ORACLE's, an unmet cell counting 0. fig12: the streamer's work over ORACLE's. CLITE and "
         "PARTIES look for two seconds at a configuration, as there. No figure is tuned for a cell. The printed rule of "
         "PARTIES (parties-literal) lets only the application with the most slack give, and stops for good when that "
-        "one is down to one unit of everything; parties passes it over. What was published lies between the two.",
+        "one is down to one unit of everything; parties passes it over. Targets: the latency at the knee and a tenth "
+        "more in fig7 and fig8, a quarter more in fig12 (tools/bench/policies/grids.py says why).",
         "",
         "| grid | policy | cells met | of those ORACLE meets | mean | mean where met | least where met | published |",
         "| --- | --- | ---: | ---: | ---: | ---: | ---: | --- |",
