@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -50,8 +51,18 @@ def a_profile(seed: int = 0, host: str = "a", rows: int = 120, shift: float = 0.
     return Profile(origin, trained.metrics, NAMES, (8.0, 11.0), (0.1, 0.1), (1.0, 1.0), trained.trees, x, y)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _small() -> Iterator[None]:
+    """Shorter training: these tests are about what becomes of it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(training, "MOST_ROUNDS", 40)
+        patch.setattr(training, "_NUMPY_ROUNDS", (20, 40))
+        patch.setattr(training, "FOLDS", 4)
+        yield
+
+
 @pytest.fixture(scope="module")
-def profile() -> Profile:
+def profile(_small: None) -> Profile:
     return a_profile()
 
 
