@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from perphd.admission.cusum import LEAST_SAMPLES, Baseline, cleared, step, threshold
 from perphd.admission.settings import PolicySettings
-from tools.bench.detector.__main__ import Noise, delays, false_alarms
+from tools.bench.detector.significance import Noise, delays, false_alarms
 
 SETTINGS = PolicySettings()
 

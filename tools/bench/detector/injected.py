@@ -19,7 +19,7 @@ from perphd.domain.policy import Policy, Snapshot, WorkloadView
 from perphd.predictor import Registry
 from perphd.sim.node.archetypes import archetype
 from perphd.sim.node.grant import Grant
-from perphd.sim.node.load import LoadTrace, Steps
+from perphd.sim.node.load import Steps
 from perphd.sim.node.machine import SILVER_4114, Machine
 from perphd.sim.node.model import Node
 from perphd.sim.node.workload import Code, MemoryUse, NodeWorkload
@@ -281,7 +281,7 @@ INJECTIONS: Final[Mapping[str, Callable[[Random], Injection]]] = {
 # -- who is to blame ------------------------------------------------------------------------------------
 
 
-def pulses(random: Random, until_s: float) -> LoadTrace:
+def pulses(random: Random, until_s: float) -> Steps:
     """On and off at random, as jobs do; mostly off before something happens."""
     steps: list[tuple[float, float]] = [(0.0, 0.02)]
     at_s = random.uniform(5.0, 20.0)

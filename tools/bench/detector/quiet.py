@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
@@ -80,8 +81,10 @@ class Quiet:
     first: list[str] = field(default_factory=list)
 
 
-def days(count: float, seed: int, day_s: float = 86_400.0) -> Quiet:
-    """Diurnal load for so many days beside a job that waits for work; perph enforces."""
+def days(
+    count: float, seed: int, day_s: float = 86_400.0, tell: Callable[[Quiet, float], None] = lambda *_: None
+) -> Quiet:
+    """Diurnal load for so many days beside a job that waits for work; perph enforces. ``tell``: after every day."""
     work = archetype("xapian").workload
     full = work.requests.rate_per_s if work.requests is not None else None
     lra = Actor(work.asked(rate_per_s=(full or 1.0) * 0.8), load=Diurnal(0.25, 1.0, day_s))
@@ -107,6 +110,8 @@ def days(count: float, seed: int, day_s: float = 86_400.0) -> Quiet:
                 result.first += [f"{world.now_s:.0f} s: {decision.action}, {decision.reason}"][
                     : 5 - len(result.first)
                 ]
+        if world.now_s % day_s < 0.5:
+            tell(result, world.now_s / day_s)
     result.seconds = time.perf_counter() - began
     return result
 
