@@ -39,7 +39,7 @@ class LraTable:
     match: str = setting("", _MATCH_DOC, kind="match")
     priority: int = setting(
         100,
-        "order of decision, the higher one first; protections do not compete yet: batch obeys the strictest",
+        "who is served first when several LRAs want more cores than there are: the higher one; equals share fairly",
         low=0,
         high=10000,
     )
