@@ -1,8 +1,9 @@
 """Judging a profile on samples that it has not seen, and one profile out of several hosts' with a champion check.
 
 Merging is the first step towards models that hosts share: samples are pooled (they are relative, so that hosts of
-different size can be compared), trees are trained on nine tenths of each host's, and the result must do no worse on
-the held-out tenths of *every* host than the best single profile does there, within a margin. Nothing of this is ever
+different size can be compared), trees are trained on four fifths of each host's, and the result must do no worse on
+the held-out fifths of *every* host than the best single profile does there, within a margin and the scatter of the
+difference. Nothing of this is ever
 done by itself.
 """
 
@@ -24,7 +25,7 @@ from perphd.predictor.profile.training import Trained, metrics_of, train
 
 MARGIN: Final = 1.05
 """Merged trees may miss a host's held-out samples by so many times what its champion misses."""
-HELD_OUT: Final = 10
+HELD_OUT: Final = 5
 """Every so manieth row of each host is held out."""
 
 Trainer: TypeAlias = Callable[..., Trained]
@@ -32,18 +33,23 @@ Trainer: TypeAlias = Callable[..., Trained]
 
 @dataclass(frozen=True, slots=True)
 class Contest:
-    """One host's held-out samples: log-RMSE of its champion (the best single profile there) and of the merged one."""
+    """One host's held-out samples: log-RMSE of its champion (the best single profile there) and of the merged one.
+
+    ``scatter``: standard error of the mean difference of their squared errors, sample by sample.
+    """
 
     host: str
     rows: int
     champion: str
     champion_log_rmse: float
     merged_log_rmse: float
+    scatter: float
 
     @property
     def held(self) -> bool:
-        """The merged one is good enough here."""
-        return self.merged_log_rmse <= MARGIN * self.champion_log_rmse
+        """The merged one is good enough here: no worse than the margin and what chance explains."""
+        most = (MARGIN * self.champion_log_rmse) ** 2 + self.scatter
+        return self.merged_log_rmse**2 <= most
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,15 +102,22 @@ def merge(profiles: Sequence[Profile], app: str, *, seed: int = 0, training: Tra
     signs = {n: s for p in profiles for n, s in zip(p.trees.features, p.trees.monotone, strict=True)}
     monotone = [signs[n] for n in names]
     trained = training(x, y, names, monotone, seed=seed, weight=weight)
-    # Champions are trained on the same nine tenths, else they would have seen what they are asked.
+    # Champions are trained on the same rows, else they would have seen what they are asked.
     singles = [training(k, t, names, monotone, seed=seed) for _, k, t, _, _ in parts]
     contests = []
     for p, _, _, held_x, held_y in parts:
-        errors = [_log_rmse(single, held_x, held_y) for single in singles]
-        best = int(np.argmin(errors))
+        errors = [_missed(single, held_x, held_y) for single in singles]
+        best = int(np.argmin([np.mean(error) for error in errors]))
+        ours = _missed(trained, held_x, held_y)
+        scatter = float(np.std(ours - errors[best], ddof=1) / np.sqrt(len(held_y)))
         contests.append(
             Contest(
-                _host(p), len(held_y), _host(profiles[best]), errors[best], _log_rmse(trained, held_x, held_y)
+                host=_host(p),
+                rows=len(held_y),
+                champion=_host(profiles[best]),
+                champion_log_rmse=float(np.sqrt(np.mean(errors[best]))),
+                merged_log_rmse=float(np.sqrt(np.mean(ours))),
+                scatter=scatter,
             )
         )
     every = [np.concatenate([k, h]) for _, k, _, h, _ in parts]
@@ -152,8 +165,8 @@ def _split(profile: Profile, names: Sequence[str], full: Floats) -> tuple[Floats
     return x[~held], y[~held], x[held], y[held]
 
 
-def _log_rmse(trained: Trained, x: Floats, y: Floats) -> float:
-    return float(np.sqrt(np.mean((Forest.compile(trained.trees).predict(x) - y) ** 2)))
+def _missed(trained: Trained, x: Floats, y: Floats) -> Floats:
+    return np.asarray((Forest.compile(trained.trees).predict(x) - y) ** 2, dtype=np.float64)
 
 
 def _host(profile: Profile) -> str:
