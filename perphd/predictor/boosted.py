@@ -36,7 +36,7 @@ RESIDENT: Final = OgbrtSettings(
 """Their level hardly moves, for the cells take what is local; and they are smaller, for there are several
 learners an LRA and dozens of LRAs in one small process.
 """
-NEW_PLACE: Final = 2.0
+NEW_PLACE: Final = 1.0
 """Fewer effective samples in a cell than this: the place is new to the cells, and the layers are compared there."""
 _EVIDENCE: Final = 0.1
 _OLD_S: Final = 86400.0

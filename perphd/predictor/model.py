@@ -27,7 +27,7 @@ from perphd.predictor.residual import Residual
 
 Learner: TypeAlias = Literal["ogbrt", "residual"]
 """How corrections are learned: boosted trees below local cells, or the cells alone."""
-DEFAULT_LEARNER: Learner = "residual"
+DEFAULT_LEARNER: Learner = "ogbrt"
 
 WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
 """Readings whose undisturbed level is learned beside work and delay, to tell contention from low load."""
