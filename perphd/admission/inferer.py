@@ -25,6 +25,8 @@ SURE, FAIR, BOLD, SLIM = 0.9, 0.35, 0.2, 0.1
 worth exploring when the target is missed."""
 LEAST_GAIN_SHARE = 0.05
 """A step back must promise batch this share more than it has: less is within the noise of what is measured."""
+CONTENT_SHARE = 0.7
+"""Batch that has this share of what it wants is not worth a step that is only hoped to give it more."""
 RESCUE_SCORE = 1.03
 """What a rescue aims at: a little above the target, or noise alone would call for the next."""
 VISITED = 2.0
@@ -179,7 +181,8 @@ class Stakes:
 
     ``need``: score that the smaller allocation must reach; ``win_s``: how long the step's gain is enjoyed;
     ``loss_s``: how long a target is missed until the step is taken back; ``price_cores``: what a missed target
-    costs, in cores of batch work; ``z``: sigmas between a prediction's score and its lower bound.
+    costs, in cores of batch work; ``z``: sigmas between a prediction's score and its lower bound;
+    ``wanted_cores``: what batch would use if it could.
     """
 
     need: float
@@ -187,6 +190,7 @@ class Stakes:
     loss_s: float
     price_cores: float
     z: float
+    wanted_cores: float = math.inf
 
 
 def cheaper(
@@ -202,7 +206,11 @@ def cheaper(
     counts = core_counts(assessed)
     least = max(NEGLIGIBLE_CORES, LEAST_GAIN_SHARE * current.batch_cores)
     for item in assessed:
-        gain_cores = _expected_gain(item, current.batch_cores)
+        gain_cores = (
+            item.batch_cores - current.batch_cores
+            if current.batch_cores >= CONTENT_SHARE * stakes.wanted_cores
+            else _expected_gain(item, current.batch_cores)
+        )
         if gain_cores <= least:
             continue
         if protects_no_more(current.allocation.cpu, item.allocation.cpu):

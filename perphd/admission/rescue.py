@@ -29,6 +29,10 @@ SURPRISE_SIGMA = 2.0
 """A score that is so many sigma from what the model believes of the present allocation corrects that belief at once."""
 
 
+AS_GOOD = 0.97
+"""A score that is this share of another counts as equal where neither is enough."""
+
+
 @dataclass(frozen=True, slots=True)
 class Move:
     """What was decided for one LRA, before it becomes a record. ``regret``: it has shown not to be enough."""
@@ -106,14 +110,15 @@ def _infer(
             # What was learned here outweighs a bad spell; if it lasts, it is learned as well.
             return _hold(scene, f"best effort: what is in force has the best chance ({stay:.0%}) of all")
     candidates = scene.candidates(assessed, chosen, current)
-    if chosen.allocation == scene.current:
-        return _hold(scene, "best effort: " + why, candidates)
     exploring = "exploring" in why
     hopeless = chosen.prediction.score < measured * HELPED_RATIO and chosen.prediction.lower < 1.0
-    if hopeless and not exploring:
-        if inferer.asks_no_more(chosen.allocation, scene.current) and plight.scores:
-            text = "nothing is predicted to help, and this is as good as what is in force: batch has it back"
-            return Move(Action.ROLLBACK, chosen.allocation, text, candidates)
+    if chosen.allocation == scene.current or (hopeless and not exploring):
+        gentle = _gentler(assessed, current, measured) if plight.scores else None
+        if gentle is not None:
+            text = "nothing helps; what was no worse for it gives batch more"
+            return Move(Action.ROLLBACK, gentle.allocation, text, scene.candidates(assessed, gentle, current))
+        if chosen.allocation == scene.current:
+            return _hold(scene, "best effort: " + why, candidates)
         text = "best effort: nothing is predicted to do clearly better than what is in force"
         return _hold(scene, text, candidates)
     what = _relieved(scene.current, chosen.allocation)
@@ -121,6 +126,21 @@ def _infer(
     return Move(
         Action.EXPLORE if exploring else Action.GROW, chosen.allocation, what + why, candidates, regret
     )
+
+
+def _gentler(assessed: Sequence[Assessed], current: Assessed, measured: float) -> Assessed | None:
+    """What was tried, is believed to be as good as what is in force, and leaves batch clearly more; None if nothing."""
+    if measured >= 1.0 or current.prediction.score >= 1.0:
+        return None
+    equal = [
+        a
+        for a in assessed
+        if a.prediction.support >= inferer.VISITED
+        and a.prediction.score >= AS_GOOD * measured
+        and a.batch_cores > current.batch_cores * (1.0 + inferer.LEAST_GAIN_SHARE) + inferer.NEGLIGIBLE_CORES
+        and inferer.asks_no_more(a.allocation, current.allocation)
+    ]
+    return max(equal, key=lambda a: a.batch_cores, default=None)
 
 
 def _assess(
@@ -145,13 +165,14 @@ def _assess(
     for item in assessed:
         p = item.prediction
         gain = 1.0
+        alike = inferer.likeness(scene.current, item.allocation, scene.snapshot.host.llc_ways)
         if item.allocation != scene.current:
-            # What was seen elsewhere before this trouble tells little of it: the rest is expected from the counters.
+            # What was seen elsewhere before this trouble tells little of it. Where the model knows nothing of it either
+            # (the less, the less alike), instructions are as slow there as here, but for what batch is to lose.
             seen = min(1.0, p.support / inferer.VISITED) if surprise == 0.0 else 0.0
             relief = ladder.relief(scene.current, item.allocation, judged.hierarchy, scene.snapshot.host)
-            gain = slower ** (relief * (1.0 - seen))
+            gain = slower ** ((relief - (1.0 - alike)) * (1.0 - seen))
         # What is seen here now outweighs what is believed, here and in all places alike.
-        alike = inferer.likeness(scene.current, item.allocation, scene.snapshot.host.llc_ways)
         gain *= math.exp(surprise * alike)
         doubt = math.exp(-scene.settings.confidence_z * abs(surprise) * alike * (1.0 - alike))
         prediction = Prediction(p.score * gain, p.lower * gain * doubt, p.upper * gain / doubt, p.support)

@@ -6,7 +6,14 @@ import math
 from dataclasses import replace
 
 from perphd.admission import inferer, ladder
-from perphd.admission.context import STARVED_PCT, batches, cores_per_cpu, model_context, total_cores
+from perphd.admission.context import (
+    STARVED_PCT,
+    batch_demand_cores,
+    batches,
+    cores_per_cpu,
+    model_context,
+    total_cores,
+)
 from perphd.admission.detector import Target
 from perphd.admission.inferer import Assessed, Knobs
 from perphd.admission.settings import PolicySettings
@@ -40,6 +47,7 @@ class Scene:
             loss_s=settings.settle_s + (settings.evaluate_ticks + 1) * self.snapshot.period_s,
             price_cores=settings.violation_price_cores,
             z=settings.confidence_z,
+            wanted_cores=batch_demand_cores(self.snapshot),
         )
 
     def knobs(self) -> Knobs:

@@ -27,6 +27,11 @@ WAKEUP_DELAY_IDLE = 0.3
 """Growth of delay when every wake-up meets a core that runs idle-class batch ..."""
 WAKEUP_DELAY_EQUAL = 1.0
 """... and what is added to it towards equal weights."""
+CROWDING_DELAY = 0.5
+"""Growth of delay when all of an LRA's demand would fit just so on the cores without batch: the scheduler keeps its
+threads there, in each other's way, rather than beside demoted batch."""
+OWN_CORES_GAIN = 1.08
+"""Work per CPU second on cores of one's own: no migration, no preemption, warm private caches."""
 SMT_SPEED = 0.63
 """Speed of a hardware thread whose sibling is busy: two together do 1.26 times what one does alone."""
 _PREFERENCE = 0.85
@@ -83,6 +88,7 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     got = np.minimum(demand, available)
     on_shared = np.where(grants.exclusive, 0.0, np.maximum(0.0, got - free)) / got
     occupied = per_core * on_shared
+    available = np.where(grants.exclusive, OWN_CORES_GAIN * available, available)
     effective = available * (1.0 - SHARING_LOSS * occupied * occupied)
     work = np.minimum(demand, effective) / demand
     speed, enough, beside = _siblings(grants, free, per_core, demand, context)
@@ -90,7 +96,8 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
 
     occupancy = np.where(grants.exclusive, 0.0, batch_demand / total)
     impolite = grants.weight / (0.3 + grants.weight)
-    waking = 1.0 + occupancy * (WAKEUP_DELAY_IDLE + WAKEUP_DELAY_EQUAL * impolite)
+    crowded = np.where(grants.exclusive | (free <= 0.0), 0.0, np.minimum(demand / np.maximum(free, 1e-9), 1.0))
+    waking = 1.0 + occupancy * (WAKEUP_DELAY_IDLE + WAKEUP_DELAY_EQUAL * impolite) + CROWDING_DELAY * crowded
     servers = context.threads_per_core
     alone = 1.0 + _TAIL * _waiting(demand / total, servers * total)
     now = 1.0 + _TAIL * _waiting(demand / (available * speed * enough), servers * available)
