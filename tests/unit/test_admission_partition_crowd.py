@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from perphd.admission.perph import PerphMemory
 from perphd.domain.allocation import KEEP
 from perphd.domain.cpuset import CpuSet
@@ -118,3 +121,36 @@ def test_who_gave_and_who_got_is_said() -> None:
     assert grown
     assert "cores of its own" in grown[0].reason
     assert any(c.verdict == "chosen" for c in grown[0].candidates)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(0.2, 12.0), st.sampled_from([50, 100])), min_size=2, max_size=5),
+    st.lists(st.floats(0.3, 3.0), min_size=1, max_size=3),
+    st.integers(0, 100),
+)
+def test_whatever_is_asked_cores_are_divided_and_never_shared(
+    asked: list[tuple[float, int]], swings: list[float], seed: int
+) -> None:
+    """Disjoint sets of usable CPUs, a core at least for each, batch's floor kept, at every tick; and it replays."""
+
+    def play() -> CrowdWorld:
+        services = {f"s{n}": Service(demand, priority=p) for n, (demand, p) in enumerate(asked)}
+        world = CrowdWorld(machine(1, 8), services, seed=seed)
+        for swing in swings:
+            for service in services.values():
+                service.demand *= swing
+            for _ in range(8):
+                world.step()
+                found = sets_of(world)
+                if world.memory is not None and getattr(world.memory, "crowd", None) is None:
+                    continue
+                assert set(found) == {*services, "pi"}
+                assert all(len(cpus) >= world.threads for cpus in found.values())
+                assert sum(len(cpus) for cpus in found.values()) == len(world.topology.usable)
+                for name, cpus in found.items():
+                    assert not cpus - world.topology.usable
+                    assert not any(cpus & other for n, other in found.items() if n != name)
+        return world
+
+    assert play().history == play().history
