@@ -109,7 +109,7 @@ def vm(installed: Vm) -> Iterator[Vm]:
 @pytest.fixture(scope="module")
 def at_rest(vm: Vm) -> dict[str, str]:
     """The workloads are made and run, and nobody has set anything on them: the settings then."""
-    vm.sh("systemctl stop perphd", INSTALL_S)
+    vm.sh(f"systemctl stop perphd; mkdir -p {TESTED.rpartition('/')[0]}", INSTALL_S)
     configure(vm, "observe")
     vm.write("/usr/local/bin/worker", WORKER, 0o755)
     for name, more in WORKLOADS.items():
@@ -340,7 +340,6 @@ def test_a_restart_keeps_and_whatever_ends_it_otherwise_gives_back(vm: Vm, at_re
     refused = vm.try_("perphd restore")
     assert refused.returncode == 1
     assert f"in use by process {shown(vm, 'MainPID')}" in refused.stderr
-    vm.sh(f"mkdir -p {TESTED.rpartition('/')[0]}")
     vm.write(TESTED, "[Service]\nWatchdogSec=15s\nTimeoutAbortSec=5s\n")
     vm.sh("systemctl daemon-reload; systemctl restart perphd", INSTALL_S)
     wait_for_split(vm, "over a restart")
