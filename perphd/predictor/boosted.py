@@ -139,7 +139,7 @@ class Boosted:
     def to_state(self, now_s: float) -> ResidualState:
         """See ``Correction``."""
         local = self._local.to_state(now_s)
-        boosted = self._trees.to_state() if self._trees is not None else None
+        boosted = self._trees.to_state(now_s) if self._trees is not None else None
         return ResidualState(local.noise_var, local.cells, boosted, self._with, self._without)
 
     def restore(self, state: ResidualState, now_s: float, elapsed_s: float = 0.0) -> None:
@@ -147,7 +147,13 @@ class Boosted:
         trees = None
         if state.boosted is not None:
             trees = Ogbrt.from_state(
-                state.boosted, self._signs, features.LOW, features.HIGH, self._settings, elapsed_s < _OLD_S
+                state.boosted,
+                self._signs,
+                features.LOW,
+                features.HIGH,
+                self._settings,
+                elapsed_s < _OLD_S,
+                now_s - max(0.0, elapsed_s),
             )
         self._trees, self._with, self._without = trees, state.with_trees, state.without_trees
         self._local.restore(state, now_s, elapsed_s)

@@ -134,6 +134,7 @@ class BoostedState:
         rows: remembered samples, one after the other; ``labels``: what the model missed at each (log units);
             ``numbers``: how many samples had been learned when each came.
         places: where it was seen since the last change, in parts of the columns' ranges; ``visits`` of each.
+        age_s: since its last sample (None: without a time).
         seen, built_at, changed_at, rebuilds: samples learned, when it was built, when it last drifted (None: never),
             how often it was replaced by a better one.
         drift_up, drift_down, drift_since, alarms: the drift detector.
@@ -154,6 +155,7 @@ class BoostedState:
     numbers: tuple[float, ...] = _items(0, 2048, 1e15)
     places: tuple[float, ...] = _items(0, 256 * MAX_FEATURES, 1e6)
     visits: tuple[float, ...] = _items(0, 256, 1e15)
+    age_s: float | None = _number(0.0, MAX_AGE_S)
     seen: int = _number(0, 10**15)
     built_at: int = _number(0, 10**15)
     changed_at: int | None = _number(0, 10**15)
@@ -196,7 +198,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """All that an ``LraModel`` knows. ``*_error``: mean error of late (log units), ``*_advises``: the gate is closed."""
+    """All that an ``LraModel`` knows. ``*_error``: mean error of late (log units), ``*_advises``: gate is closed."""
 
     reference: tuple[RunningState, ...] = _items(0, 2048)
     work: ResidualState = _given()

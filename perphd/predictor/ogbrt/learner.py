@@ -16,7 +16,7 @@ from perphd.predictor.ogbrt.reservoir import Kept, Reservoir
 from perphd.predictor.ogbrt.settings import Learned, OgbrtSettings, Prediction
 from perphd.predictor.ogbrt.trees import Floats, InvalidModel, Trees
 from perphd.predictor.ogbrt.uncertainty import Conformal, Noise
-from perphd.predictor.persist import BoostedState, TreesState
+from perphd.predictor.persist import MAX_AGE_S, BoostedState, TreesState
 
 OUTLIER_SDS = 4.0
 """An error beyond so many standard deviations is an outlier ..."""
@@ -158,8 +158,8 @@ class Ogbrt:
         kept = self._reservoir.kept()
         return kept.x, self._labels(kept)
 
-    def to_state(self) -> BoostedState:
-        """All that it knows but a challenger on trial, as plain values."""
+    def to_state(self, now_s: float = 0.0) -> BoostedState:
+        """All that it knows but a challenger on trial, as plain values; ``now_s``: the time from which ages count."""
         ensemble, kept = self._champion.ensemble, self._reservoir.kept()
         places, visits = self._explored.seen()
         found = ensemble.forest.trees
@@ -186,6 +186,7 @@ class Ogbrt:
             numbers=tuple(np.maximum(kept.number, 0.0).tolist()),
             places=tuple(places.ravel().tolist()),
             visits=tuple(visits.tolist()),
+            age_s=None if self._at_s is None else min(max(now_s - self._at_s, 0.0), MAX_AGE_S),
             seen=self._seen,
             built_at=self._built_at,
             changed_at=int(self._changed_at) if math.isfinite(self._changed_at) else None,
@@ -212,8 +213,12 @@ class Ogbrt:
         high: Floats,
         settings: OgbrtSettings | None = None,
         fresh: bool = True,
+        now_s: float = 0.0,
     ) -> Ogbrt:
-        """The learner that knows this; ``fresh``: where it was seen still says where it is right.
+        """The learner that knows this.
+
+        ``fresh``: where it was seen still says where it is right; ``now_s``: the time from which ages count, by the
+        clock of the samples to come.
 
         Raises:
             InvalidModel: the values do not fit each other; says which.
@@ -262,6 +267,7 @@ class Ogbrt:
         made._conformal.scale = state.scale
         made._conformal.seen, made._conformal.missed = state.asked, state.missed
         made._surprises = state.surprises
+        made._at_s = None if state.age_s is None else now_s - state.age_s
         return made
 
     def trees(self) -> Trees:
