@@ -29,7 +29,7 @@ from perphd.agent.wake import Waker
 from perphd.domain.allocation import UNTOUCHED, Allocation, Settings
 from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
-from perphd.domain.decision import Decision, Health
+from perphd.domain.decision import Aftermath, Decision, Health
 from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import NotEnforceable
@@ -292,7 +292,7 @@ class Agent:
         changes = executor.plan(wanted, self._all_specs(), now_s)
         self._planned = (wanted, now_s)
         if changes.reason:
-            self._parts.records.problem("apply", changes.reason, now_s)
+            self._parts.records.problem("apply", changes.reason, now_s, about="nothing can be written")
             return
         if not changes:
             self._parts.records.problem("apply", None, now_s)
@@ -303,6 +303,8 @@ class Agent:
         if applied.ok:
             self._parts.records.change(now_s, changes, "written")
             self._parts.records.problem("apply", None, now_s)
+            for about in ("nothing can be written", *(write.path for write in applied.written)):
+                self._parts.records.healed(about)
             steady = all(write.knob in _STEADY_KNOBS for write in changes.writes)
             self._note_protections(target, now_s, changed=not steady)
         else:
@@ -311,7 +313,8 @@ class Agent:
             text = f"a change could not be made and was undone: {applied.failed}"
             if applied.problems:
                 text += "; not undone: " + "; ".join(applied.problems)
-            self._parts.records.problem("apply", text, now_s)
+            about = applied.failed.path if applied.failed is not None else "apply"
+            self._parts.records.problem("apply", text, now_s, about)
 
     def _note_protections(self, target: TargetState, now_s: float, changed: bool) -> None:
         """Remember what is now in force for each LRA: its decision's choice, if it and some batch are enforced."""
@@ -443,6 +446,10 @@ class Agent:
     def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
         """The latest decisions about this LRA, newest first, none made after ``at_s`` (monotonic)."""
         return self._parts.records.decisions(workload, at_s, limit)
+
+    def aftermath(self, decision: Decision) -> Aftermath:
+        """What was written when this was decided, and what came of it."""
+        return self._parts.records.aftermath(decision)
 
     def set_mode(self, mode: Mode, workload: str | None = None) -> None:
         """Observe or enforce: for one workload, or for all (which forgets what was set for single ones).

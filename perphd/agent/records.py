@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from perphd.domain.decision import Action, Decision, Outcome
+from perphd.domain.decision import Action, Aftermath, Decision, Outcome
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import ChangeSet, Write
 from perphd.domain.sample import Sample
@@ -18,6 +18,8 @@ KEPT_DECISIONS = 256
 """Decisions kept in memory per LRA, for explanations."""
 REPEAT_S = 60.0
 """An unchanged decision is written to the store again after so long."""
+REMIND_S = 3600.0
+"""A problem that goes on is logged again after so long."""
 QUEUED_EVENTS = 256
 """Events that a slow subscriber may lag behind before it loses the oldest."""
 
@@ -38,8 +40,11 @@ class Records:
         self._decisions: dict[str, deque[Decision]] = {}
         self._last: dict[str, _Last] = {}
         self._outcomes: dict[str, Outcome] = {}
+        self._came: deque[Outcome] = deque(maxlen=KEPT_DECISIONS)
+        self._changes: deque[tuple[float, tuple[str, ...], str]] = deque(maxlen=KEPT_DECISIONS)
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
         self._problems: dict[str, str] = {}
+        self._told: dict[str, float] = {}
 
     # -- taking -------------------------------------------------------------------------------------
 
@@ -67,6 +72,7 @@ class Records:
     def outcome(self, outcome: Outcome) -> None:
         """Store, log and announce what came of a decision."""
         self._outcomes[outcome.workload] = outcome
+        self._came.append(outcome)
         if self._store is not None:
             self._store.add_outcome(self._wall_clock(), outcome)
         fields = {"event": EventKind.OUTCOME, "workload": outcome.workload}
@@ -75,8 +81,9 @@ class Records:
 
     def change(self, at_s: float, changes: ChangeSet, result: str) -> None:
         """Announce a transaction. The single writes are audited by the executor's callback."""
-        writes = ", ".join(f"{w.path}: {w.before!r} -> {w.value!r}" for w in changes.writes)
-        text = f"{result}: {writes}"
+        writes = tuple(f"{w.path}: {w.before!r} -> {w.value!r}" for w in changes.writes)
+        self._changes.append((at_s, writes, result))
+        text = f"{result}: {', '.join(writes)}"
         log.info("%s", text, extra={"fields": {"event": EventKind.CHANGE}})
         self.event(Event(at_s, EventKind.CHANGE, text, "", changes))
 
@@ -94,14 +101,27 @@ class Records:
                 queue.get_nowait()
             queue.put_nowait(event)
 
-    def problem(self, key: str, text: str | None, at_s: float) -> None:
-        """State (or with None: clear) a condition that an operator should read; logged once, not every tick."""
+    def problem(self, key: str, text: str | None, at_s: float, about: str = "") -> None:
+        """State (or with None: clear) a condition that an operator should read; logged once, not every tick.
+
+        ``about``: what it is about, if its text may change while that stays the same: it is then logged again only
+        after ``healed(about)``, or after ``REMIND_S``.
+        """
         if text is None:
             self._problems.pop(key, None)
         elif self._problems.get(key) != text:
             self._problems[key] = text
+            if about:
+                self._told = {what: told_s for what, told_s in self._told.items() if at_s - told_s < REMIND_S}
+                if about in self._told:
+                    return
+                self._told[about] = at_s
             log.warning("%s", text, extra={"fields": {"event": EventKind.PROBLEM}})
             self.event(Event(at_s, EventKind.PROBLEM, text))
+
+    def healed(self, about: str) -> None:
+        """What this is about works (again): the next time that it does not is news."""
+        self._told.pop(about, None)
 
     # -- giving -------------------------------------------------------------------------------------
 
@@ -125,6 +145,14 @@ class Records:
         recent = reversed(self._decisions.get(workload, ()))
         found = [d for d in recent if at_s is None or d.at_s <= at_s]
         return tuple(found[:limit])
+
+    def aftermath(self, decision: Decision) -> Aftermath:
+        """What was written when this was decided, for whichever workload, and what came of it."""
+        change = next((c for c in reversed(self._changes) if c[0] == decision.at_s), None)
+        came = [o for o in self._came if o.workload == decision.workload]
+        outcome = next((o for o in reversed(came) if o.decided_at_s == decision.at_s), None)
+        written, result = (change[1], change[2]) if change is not None else ((), "")
+        return Aftermath(decision.at_s, written, result, outcome)
 
     async def subscribe(self) -> AsyncIterator[Event]:
         """Everything announced from now on, until the agent stops."""

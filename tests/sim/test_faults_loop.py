@@ -1,0 +1,218 @@
+"""The whole agent while things fail under it: it goes on, says what happened in one line, and gives everything back."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from perphd.agent.composition import build_agent
+from perphd.agent.config import Config, DaemonConfig, StoreConfig
+from perphd.agent.loop import Agent
+from perphd.agent.simulated import simulated_sli
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.sample import Quality
+from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
+from perphd.isolation import JournalInUse
+from perphd.sim.host import Arrival, SimHost
+from perphd.sim.machine import CGROUP_ROOT, Machine
+from perphd.sim.workload import Batch, Lra
+from tests.unit.faults_fs import FaultyFs, Gate, Operation
+
+KNOBS = ("cpu.weight", "cpu.idle", "cpuset.cpus", "memory.low", "memory.high")
+ARRIVES_S = 15.0
+PATIENCE_S = 90
+SPECS = (
+    WorkloadSpec("db", Kind.LRA, "/t/db", sli=SliSpec("simulated", (("workload", "db"),))),
+    WorkloadSpec("pi", Kind.BATCH, "/t/pi"),
+)
+
+
+class Bench:
+    """A simulated host whose kernel files are behind a gate, and an agent on it."""
+
+    def __init__(self, state: Path) -> None:
+        work = (
+            Lra("db", "/t/db", clients=10, service_ms=2.0, serial_ms=0.05, wait_ms=1.5),
+            Batch("pi", "/t/pi", threads=8),
+        )
+        arrival = (Arrival(ARRIVES_S, "pi"),)
+        self.host = SimHost(work, machine=Machine(1, 8), events=arrival, seed=3, pmu=True)
+        for one in work:
+            self.host.fs.write(f"{CGROUP_ROOT}{one.cgroup}/cpuset.cpus", b"0-7")
+        self.gate = Gate()
+        self.now_s = 0.0
+        self.state = state
+        self.wall_s = 1.8e9
+        self.before = self.files()
+        self.agent = self.start()
+
+    def start(self) -> Agent:
+        config = Config(
+            daemon=DaemonConfig(mode=Mode.ENFORCE, state_dir=str(self.state)),
+            store=StoreConfig(enabled=False),
+            workloads=SPECS,
+        )
+        return build_agent(
+            config,
+            fs=FaultyFs(self.host.fs, self.gate),
+            opener=self.host.perf_opener,
+            sli_opener=simulated_sli(self.host),
+            wall_clock=lambda: self.wall_s,
+        )
+
+    async def run(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.now_s += 1.0
+            self.wall_s += 1.0
+            self.host.advance(self.now_s)
+            await self.agent.tick(self.now_s)
+            self.gate.seen.clear()
+
+    async def until(self, what: bool) -> None:
+        """Run until something is (not) in force."""
+        for _ in range(PATIENCE_S):
+            if bool(self.agent.status().journal_entries) is what:
+                return
+            await self.run(1)
+        raise AssertionError(f"not within {PATIENCE_S} s; problems: {self.agent.status().problems}")
+
+    def files(self) -> dict[str, bytes]:
+        return {
+            path: self.host.fs.read(path)
+            for spec in SPECS
+            for path in (f"{CGROUP_ROOT}{spec.cgroup}/{knob}" for knob in KNOBS)
+            if self.host.fs.exists(path)
+        }
+
+
+@asynccontextmanager
+async def bench(state: Path) -> AsyncIterator[Bench]:
+    here = Bench(state)
+    try:
+        yield here
+    finally:
+        here.gate.heal()
+        report = await here.agent.stop(restore=True)
+        assert report is not None
+        assert report.complete, report
+        assert here.files() == here.before
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EBUSY])
+async def test_a_write_that_fails_is_one_line_and_the_loop_goes_on(
+    number: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(tmp_path) as here:
+
+        def refuse(_: int, operation: Operation) -> int | None:
+            return number if operation.kind == "write" and "/t/pi/" in operation.path else None
+
+        here.gate.refuse = refuse
+        await here.run(45)
+        said = [line for line in lines(caplog) if "a change could not be made" in line]
+        files = [line.split(": ")[1] for line in said]
+        assert files
+        assert len(set(files)) == len(files), "one line for each file, whatever was to be written"
+        assert all("/t/pi/" in line and errno.errorcode[number] in line for line in said)
+        assert here.files() == here.before, "what cannot be done is undone, and the LRA has what it had"
+        assert here.agent.status().tick == 45
+        here.gate.heal()
+        here.agent.set_mode(Mode.ENFORCE)  # as an operator who has mended it
+        await here.until(True)
+
+
+@pytest.mark.parametrize("kind", ["read", "identity"])
+async def test_files_that_cannot_be_read_make_no_action(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(tmp_path) as here:
+        await here.run(10)
+        here.gate.refuse = lambda _, operation: (
+            errno.EIO if operation.kind == kind and "/t/pi/" in f"{operation.path}/" else None
+        )
+        await here.run(25)
+        assert here.agent.status().tick == 35
+        assert not [record for record in caplog.records if record.exc_info], "nothing unforeseen"
+        assert here.files() == here.before
+
+
+async def test_a_clock_that_jumps_and_a_host_that_slept_make_no_action_and_lose_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(tmp_path) as here:
+        await here.until(True)
+        await here.run(60)
+        before = here.files()
+        here.wall_s -= 365 * 86400.0  # the time of day goes back a year: nothing goes by it
+        await here.run(2)
+        here.wall_s += 10 * 365 * 86400.0
+        await here.run(2)
+        assert here.files() == before
+        here.now_s += 7200.0  # stopped for two hours, as a suspended host or virtual machine
+        here.host.now_s = here.now_s
+        await here.run(1)
+        assert here.agent.samples["db"].has(Quality.LATE)
+        assert here.files() == before, "an interval that nobody saw is no evidence"
+        await here.run(5)
+        assert not [record for record in caplog.records if record.exc_info]
+
+
+async def test_processors_that_go_and_come_lose_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(tmp_path) as here:
+        await here.until(True)
+        for online in ("0-3", "0,4-7", "0", "0-7"):
+            here.host.cgroups.set_online(CpuSet.parse(online))
+            await here.run(8)
+            assert not [record for record in caplog.records if record.exc_info]
+        assert here.agent.status().journal_entries
+        await here.run(5)
+        assert not [line for line in lines(caplog) if "could not be made" in line]
+
+
+async def test_a_cgroup_that_vanishes_and_comes_back_is_taken_up_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(tmp_path) as here:
+        await here.until(True)
+        here.host._stop("pi")
+        here.host.cgroups.remove("/t/pi")
+        await here.run(8)
+        assert sum("/t/pi does not exist" in line for line in lines(caplog)) == 1
+        here.host._start("pi")
+        here.host.fs.write(f"{CGROUP_ROOT}/t/pi/cpuset.cpus", b"0-7")
+        fresh = {path: text for path, text in here.files().items() if "/t/pi/" in path}
+        assert fresh == {path: text for path, text in here.before.items() if "/t/pi/" in path}
+        await here.run(40)
+        await here.until(True)
+
+
+async def test_a_second_daemon_ends_with_a_sentence(tmp_path: Path) -> None:
+    async with bench(tmp_path) as here:
+        with pytest.raises(JournalInUse, match="only one perphd may write"):
+            here.start()
+        await here.run(2)
+
+
+async def test_a_cancelled_round_leaves_nothing_half_done(tmp_path: Path) -> None:
+    async with bench(tmp_path) as here:
+        await here.run(20)
+        for _ in range(12):
+            here.now_s += 1.0
+            here.host.advance(here.now_s)
+            task = asyncio.ensure_future(here.agent.tick(here.now_s))
+            await asyncio.sleep(0)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        await here.run(5)
