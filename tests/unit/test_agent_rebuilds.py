@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from perphd.agent.rebuilds import RETRY_S, Rebuilds
+from perphd.agent.records import Records
+from perphd.domain.allocation import Allocation, CpuGrant
+from perphd.domain.policy import ModelContext
+from perphd.domain.sample import Sample
+from perphd.predictor import Observation, Registry
+
+
+def due(samples: int = 80) -> Registry:
+    """A registry with one model that wants to be rebuilt."""
+    registry = Registry("ogbrt")
+    rng = np.random.default_rng(0)
+    for t in range(samples + 20):
+        batch = t >= 20
+        work = 1000.0 if not batch else 500.0 + 100.0 * rng.random()
+        sample = Sample("db", float(t), 1.0, cpu_usage_cores=2.0, run_delay_cores=1.0, work_rate_per_s=work)
+        grant = CpuGrant(4, 4 if rng.random() < 0.5 else 2, 100)
+        context = ModelContext(2.0, 4.0 if batch else 0.0, 4.0)
+        registry.model("db").observe(Observation(sample, Allocation(grant), context, not batch))
+    return registry
+
+
+def finish(rebuilds: Rebuilds, now_s: float = 1.0, steps: int = 3000) -> None:
+    for _ in range(steps):
+        rebuilds.step(now_s)
+        if rebuilds._running is None:
+            return
+        time.sleep(0.01)
+    raise AssertionError("the rebuild never ended")
+
+
+def made(registry: Registry, command: Sequence[str] | None = None, **more: float) -> tuple[Rebuilds, Records]:
+    records = Records(None, lambda: 0.0)
+    if command is None:
+        return Rebuilds(registry, records, **more), records
+    return Rebuilds(registry, records, command, **more), records
+
+
+def test_a_worker_rebuilds_and_nothing_stays_when_it_is_done() -> None:
+    registry = due()
+    rebuilds, records = made(registry)
+    rebuilds.step(1.0)
+    assert rebuilds._running is not None
+    finish(rebuilds)
+    assert rebuilds.done == 1
+    assert records.problems == ()
+    assert rebuilds._thread is None
+    assert rebuilds._process is None
+    work = registry.model("db")._work
+    assert work._trees._challenger is not None  # type: ignore[attr-defined]
+    rebuilds.close()
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        (("/no/such/program",), "a worker cannot be started: No such file or directory: /no/such/program"),
+        ((sys.executable, "-c", "raise SystemExit('no memory')"), "the worker ended with 1: no memory"),
+        ((sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"), "the worker ended with -9"),
+        ((sys.executable, "-c", "print('hello')"), "the worker's answer cannot be read"),
+        ((sys.executable, "-c", "import time; time.sleep(60)"), "the worker did not end within 0.3 s"),
+    ],
+)
+def test_whatever_goes_wrong_the_model_stays_and_one_sentence_says_so(
+    command: Sequence[str], says: str
+) -> None:
+    registry = due()
+    rebuilds, records = made(registry, command, deadline_s=0.3 if "sleep" in command[-1] else 60.0)
+    asked, context = [Allocation(CpuGrant(4, 2, 100))], ModelContext(2.0, 4.0, 4.0)
+    before = registry.model("db").predict_work(asked, context)
+    finish(rebuilds)
+    (problem,) = records.problems
+    assert says in problem
+    assert "the one that there is stays" in problem
+    assert registry.model("db").predict_work(asked, context) == before
+    # Not again at once, though there is more to learn from.
+    assert rebuilds._not_before_s == 1.0 + RETRY_S
+    rebuilds.close()
+
+
+def test_an_end_in_between_waits_for_nobody() -> None:
+    rebuilds, _ = made(due(), (sys.executable, "-c", "import time; time.sleep(60)"))
+    rebuilds.step(1.0)
+    for _ in range(500):
+        if rebuilds._process is not None:
+            break
+        time.sleep(0.01)
+    began = time.monotonic()
+    rebuilds.close()
+    assert time.monotonic() - began < 30.0
+    rebuilds.step(2.0)
+    rebuilds.close()
