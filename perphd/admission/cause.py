@@ -73,6 +73,9 @@ def surroundings(snapshot: Snapshot) -> Surroundings:
     )
 
 
+UNKNOWN_SURROUNDINGS: Final = Surroundings()
+
+
 @dataclass(frozen=True, slots=True)
 class Ledger:
     """Extra threads: waiting for a processor, running, stalled for memory, for disks; and in flight altogether.
@@ -127,9 +130,9 @@ def ledger(sample: Sample, perf: Performance, model: ResPerfModel) -> Ledger:
     # A page that has to be read again stalls for both.
     disk = _stalled(sample, "io_some_pct", perf, model, share) - (0.0 if math.isnan(memory) else memory)
     usual_delay = model.reference(f"delay:{perf.delay_source}", perf.load)
-    if perf.delay_source.startswith("latency") and available(perf.delay) and usual_delay is not None:
-        if perf.work_source == "sli":
-            delay = perf.work * (perf.delay - usual_delay.value) / 1000.0
+    own = perf.work_source == "sli" and perf.delay_source.startswith("latency")
+    if own and available(perf.delay) and usual_delay is not None:
+        delay = perf.work * (perf.delay - usual_delay.value) / 1000.0
     return Ledger(queue, running, memory, disk, delay, _SHARES.get(perf.delay_source, 1.0))
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from perphd.admission import cause as causes
 from perphd.admission import cusum, scatter
-from perphd.admission.cause import Ledger, Surroundings
+from perphd.admission.cause import UNKNOWN_SURROUNDINGS, Ledger, Surroundings
 from perphd.admission.cusum import Baseline
 from perphd.admission.scatter import Scatter
 from perphd.admission.settings import PolicySettings
@@ -136,7 +136,7 @@ def judge(
     settings: PolicySettings,
     alert: bool = False,
     protected: bool = False,
-    around: Surroundings = Surroundings(),
+    around: Surroundings = UNKNOWN_SURROUNDINGS,
     period_s: float | None = None,
 ) -> Judgement:
     """Judge one sample. Pure; UNKNOWN (with the reason as evidence) when it cannot be judged.

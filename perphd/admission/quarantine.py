@@ -98,9 +98,9 @@ def climb(
     scene: Scene, cause: Cause, regretted: Sequence[Allocation], state: Quarantine, score: float
 ) -> tuple[Allocation, str] | None:
     """The next rung up and why; None if nothing is left to try. ``score``: what is in force comes to."""
-    cache = [a for a in ladder.stronger(scene.current, cause, scene.snapshot.host, scene.giving())]
+    cache = list(ladder.stronger(scene.current, cause, scene.snapshot.host, scene.giving()))
     other = Cause.MBW if cause is Cause.LLC else Cause.LLC
-    late = [a for a in ladder.stronger(scene.current, other, scene.snapshot.host, scene.giving())]
+    late = list(ladder.stronger(scene.current, other, scene.snapshot.host, scene.giving()))
     cpu = [a for a in cpu_rungs(scene) if _is_above(a.cpu, scene.current.cpu)]
     for step in (*cache, *cpu, *late):
         if step not in regretted and step != scene.current:

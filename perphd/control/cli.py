@@ -173,19 +173,22 @@ def explain(out: Out, lra: str, at: str | None, limit: int, verbose: bool) -> No
     from perphd.control.explain import explain_parts, parse_at
     from perphd.control.table import text
     from perphd.control.wire import decode
-    from perphd.domain.decision import Decision
+    from perphd.domain.decision import Aftermath, Decision
 
     moment = None
     if at is not None:
         moment = f"{parse_at(at, datetime.datetime.now().astimezone()):.3f}"
     data = out.client.get("explain", workload=lra, at=moment, limit=limit)
     decisions = decode(tuple[Decision, ...], data["decisions"], "decisions")
+    after = decode(tuple[Aftermath, ...], data.get("aftermath", []), "aftermath")
     offset_s = data["clock"]["unix_s"] - data["clock"]["monotonic_s"]
     observing = data["mode"] == "observe"
     nothing = text(f"No decision about {lra} is remembered" + (" from before then." if at else " yet."))
     out.show(
         data,
-        lambda: explain_parts(decisions, offset_s, observing=observing, verbose=verbose) or [nothing],
+        lambda: (
+            explain_parts(decisions, offset_s, observing=observing, verbose=verbose, after=after) or [nothing]
+        ),
     )
 
 

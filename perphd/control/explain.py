@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from perphd.control.render import HEALTH_STYLE, NONE, duration, number
 from perphd.control.table import Cell, Part, Styled, table, text
-from perphd.domain.decision import Action, Cause, Decision, Evidence, Health, Prediction
+from perphd.domain.decision import Action, Aftermath, Cause, Decision, Evidence, Health, Prediction
 from perphd.domain.errors import ParseError
 from perphd.domain.reading import Unavailable, available
 
@@ -33,6 +33,19 @@ _OBSERVED = {
     Action.EXPLORE: "would try a step that the model cannot judge yet",
     Action.ROLLBACK: "would take its last change back",
     Action.RELEASE: "would give everything back",
+}
+
+
+_CAUSES = {
+    Cause.CPU: "short of cpu",
+    Cause.SMT: "slowed by busy hyperthreads beside it",
+    Cause.MEMORY: "short of memory",
+    Cause.LLC: "short of llc",
+    Cause.MBW: "short of mbw",
+    Cause.IO: "short of io",
+    Cause.NETWORK: "held up by a full network link",
+    Cause.THROTTLED: "held back by its own CPU limit",
+    Cause.REMOTE: "slowed by something outside of this host's resources",
 }
 
 
@@ -65,21 +78,24 @@ def explain_parts(
     *,
     observing: bool = False,
     verbose: bool = False,
+    after: Sequence[Aftermath] = (),
 ) -> list[Part]:
     """Sentences about each decision, in the order given.
 
     ``offset_s``: seconds since the epoch minus the agent's monotonic clock, to show times of day. ``observing``:
-    the LRA is only observed now, so that nothing of this is done.
+    the LRA is only observed now, so that nothing of this is done. ``after``: what followed, for each decision.
     """
+    known = {item.decided_at_s: item for item in after}
     parts: list[Part] = []
     for decision in decisions:
-        parts.append(_sentences(decision, offset_s, observing))
+        followed = known.get(decision.at_s, Aftermath(decision.at_s))
+        parts.append(_sentences(decision, offset_s, observing, followed, verbose))
         if verbose:
             parts += _numbers(decision)
     return parts
 
 
-def _sentences(decision: Decision, offset_s: float, observing: bool) -> Part:
+def _sentences(decision: Decision, offset_s: float, observing: bool, after: Aftermath, verbose: bool) -> Part:
     verdict = decision.verdict
     moment = datetime.datetime.fromtimestamp(decision.at_s + offset_s).astimezone()
     lines: list[Cell] = [
@@ -94,7 +110,22 @@ def _sentences(decision: Decision, offset_s: float, observing: bool) -> Part:
         lines.append(f"    to   {decision.chosen}")
     elif decision.action is not Action.HOLD:
         lines.append(f"    stays at {decision.chosen}")
+    if decision.action is not Action.HOLD:
+        lines += _what_followed(after, verbose)
     return text(*lines)
+
+
+def _what_followed(after: Aftermath, verbose: bool) -> list[Cell]:
+    lines: list[Cell] = []
+    if after.written:
+        files = "one file" if len(after.written) == 1 else f"{len(after.written)} files"
+        lines.append(f"  {files} {after.result}." if not verbose else f"  {files} {after.result}:")
+        lines += [f"    {write}" for write in after.written] if verbose else []
+    if after.outcome is not None:
+        lines.append(
+            f"  Afterwards: {after.outcome.text}; it was {'kept' if after.outcome.kept else 'undone'}."
+        )
+    return lines
 
 
 def _health(decision: Decision) -> str:
@@ -104,7 +135,7 @@ def _health(decision: Decision) -> str:
     if verdict.health is Health.UNKNOWN:
         words = "not possible to judge it"
     if verdict.cause not in (Cause.NONE, Cause.UNKNOWN):
-        words += f", short of {verdict.cause}"
+        words += f", {_CAUSES[verdict.cause]}"
     if verdict.culprit:
         words += f" because of {verdict.culprit}"
     return f"{words} (for {duration(since)})" if since >= 1 else words

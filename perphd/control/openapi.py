@@ -19,7 +19,7 @@ from perphd.control.errors import Code
 from perphd.control.wire_schema import Components, Schema
 from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capability
-from perphd.domain.decision import Decision
+from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import EventKind
 from perphd.domain.status import AgentStatus
 from perphd.domain.topology import Topology
@@ -106,9 +106,7 @@ def _workload_schema() -> Schema:
 
 
 _LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": 1000}
-_NAMED = _of(kind=TEXT, name=TEXT, cgroup=TEXT, present={"type": "boolean"}, effective_mode=TEXT) | {
-    "additionalProperties": True
-}
+_NAMED: Schema = _of(kind=TEXT, name=TEXT, cgroup=TEXT, present={"type": "boolean"}, effective_mode=TEXT)
 _SLI_BODY: Schema = {
     "type": "object",
     "properties": {name: {"type": "number", "minimum": 0, "exclusiveMaximum": 1e18} for name in SLI_FIELDS},
@@ -126,7 +124,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("GET", "/v1/explain"): Operation(
         "The latest decisions about an LRA, newest first",
-        {"decisions": tuple[Decision, ...], "mode": Mode, "clock": _CLOCK},
+        {"decisions": tuple[Decision, ...], "aftermath": tuple[Aftermath, ...], "mode": Mode, "clock": _CLOCK},
         (_query("workload", TEXT, True), _query("at", {"type": "number"}), _query("limit", _LIMIT)),
     ),
     ("GET", "/v1/whatif"): Operation(
@@ -160,8 +158,9 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         _of(
             columns=_TEXTS, rows={"type": "array", "items": {"type": "array"}}, truncated={"type": "boolean"}
         ),
-        body=_of(sql=TEXT)
-        | {
+        body={
+            "type": "object",
+            "required": ["sql"],
             "properties": {"sql": TEXT, "limit": {"type": "integer", "minimum": 1, "maximum": 100_000}},
             "additionalProperties": False,
         },
@@ -215,9 +214,8 @@ def document() -> dict[str, Any]:
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, operation, components)
-    error = _of(
-        code=TEXT | {"enum": sorted({code.text for code in Code})}, message=TEXT, key=TEXT, allowed=TEXT
-    )
+    codes: Schema = {"enum": sorted({code.text for code in Code})}
+    error = _of(code=codes, message=TEXT, key=TEXT, allowed=TEXT)
     return {
         "openapi": "3.1.0",
         "info": {

@@ -9,7 +9,7 @@ from perphd.agent.config import Config
 from perphd.agent.rounds import Round
 from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
-from perphd.domain.decision import Decision
+from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import Event
 from perphd.domain.status import AgentStatus
 from perphd.domain.topology import Topology
@@ -43,6 +43,9 @@ class AgentPort(Protocol):
 
     def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
         """The latest decisions about this LRA, newest first, none made after ``at_s`` (monotonic)."""
+
+    def aftermath(self, decision: Decision) -> Aftermath:
+        """What was written when this was decided, and what came of it."""
 
     def whatif(self, arrival: Arrival) -> WhatIf:
         """What would become of the LRAs if this work came now."""

@@ -174,7 +174,12 @@ class Routes:
         limit = _whole(request.query.get("limit", "20"), "limit", _MAX_LIMIT)
         at_s = self._monotonic(request.query["at"]) if "at" in request.query else None
         decisions = self._agent.decisions(name, at_s=at_s, limit=limit)
-        return {"decisions": encode(decisions), "mode": status.mode.value, "clock": self._clock()}
+        return {
+            "decisions": encode(decisions),
+            "aftermath": encode(tuple(self._agent.aftermath(decision) for decision in decisions)),
+            "mode": status.mode.value,
+            "clock": self._clock(),
+        }
 
     async def _whatif(self, request: web.Request, peer: Peer) -> Any:
         _only(request.query, ("add",))

@@ -120,3 +120,16 @@ class Outcome:
     score_after: Reading
     kept: bool
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Aftermath:
+    """What followed a decision: what was written ("path: before -> after") and with what result, and what came of it.
+
+    ``written`` is empty where nothing was, ``outcome`` None while nothing was judged (or nothing is remembered).
+    """
+
+    decided_at_s: float
+    written: tuple[str, ...] = ()
+    result: str = ""
+    outcome: Outcome | None = None

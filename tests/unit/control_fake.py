@@ -30,6 +30,7 @@ from perphd.domain.capability import Area, Capabilities, Capability
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import (
     Action,
+    Aftermath,
     Candidate,
     Cause,
     Decision,
@@ -220,6 +221,17 @@ class FakeAgent:
     def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
         self.calls.append(("decisions", workload, at_s, limit))
         return (decision(100.0), decision(90.0, Action.HOLD))[:limit] if workload == "db" else ()
+
+    def aftermath(self, decision: Decision) -> Aftermath:
+        outcome = Outcome(
+            decision.at_s + 3.0, "db", decision.at_s, 0.7, 1.02, True, "score 0.70 -> 1.02: it helped"
+        )
+        made = decision.action is not Action.HOLD
+        return (
+            Aftermath(decision.at_s, ("/cg/pi/cpu.idle: '0' -> '1'",), "written", outcome)
+            if made
+            else Aftermath(0.0)
+        )
 
     def set_mode(self, mode: Mode, workload: str | None = None) -> None:
         self._call("set_mode", mode, workload)

@@ -23,7 +23,8 @@ def fed(load: list[float], seconds: float = BIN_S) -> Forecast:
 def wave(n: int, period: int, noise: float = 0.03, seed: int = 1) -> list[float]:
     rng = random.Random(seed)
     return [
-        1000.0 * (1.5 + math.sin(2 * math.pi * i / period)) * math.exp(rng.gauss(0.0, noise)) for i in range(n)
+        1000.0 * (1.5 + math.sin(2 * math.pi * i / period)) * math.exp(rng.gauss(0.0, noise))
+        for i in range(n)
     ]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import itertools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -119,7 +120,7 @@ async def test_pressure_that_is_nothing_is_heard_more_and_more_rarely() -> None:
         if asks(listening):
             heard.append(clock.now_s)
             listening.answered(listening.take(), set())
-    gaps = [b - a for a, b in zip(heard, heard[1:], strict=False)]
+    gaps = [b - a for a, b in itertools.pairwise(heard)]
     assert gaps == sorted(gaps)
     assert gaps[0] <= 2.0
     assert gaps[-1] >= 60.0

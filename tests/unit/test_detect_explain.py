@@ -1,0 +1,42 @@
+"""An explanation also says what was written and whether it helped; JSON has all of it."""
+
+from __future__ import annotations
+
+from perphd.agent.records import Records
+from perphd.control.explain import explain_parts
+from perphd.control.wire import decode, encode
+from perphd.domain.decision import Action, Aftermath, Cause, Outcome
+from perphd.domain.plan import ChangeSet
+from tests.unit.control_fake import decision
+from tests.unit.test_control_cli import plain
+
+
+def test_what_followed_is_found_again() -> None:
+    records = Records(None, lambda: 0.0)
+    first, second = decision(10.0), decision(20.0, Action.HOLD)
+    records.decision(first, True)
+    records.change(10.0, ChangeSet(()), "written")
+    outcome = Outcome(13.0, "db", 10.0, 0.7, 1.02, True, "score 0.70 -> 1.02: it helped")
+    records.outcome(outcome)
+    records.outcome(Outcome(14.0, "web", 10.0, 0.7, 0.6, False, "of another LRA"))
+    found = records.aftermath(first)
+    assert (found.result, found.outcome) == ("written", outcome)
+    assert records.aftermath(second) == Aftermath(20.0)
+    assert decode(Aftermath, encode(found), "aftermath") == found
+
+
+def test_sentences_say_what_was_written_and_whether_it_helped() -> None:
+    grown = decision(100.0)
+    outcome = Outcome(103.0, "db", 100.0, 0.7, 1.02, True, "score 0.70 -> 1.02: it helped")
+    after = Aftermath(100.0, ("/cg/pi/cpu.idle: '0' -> '1'",), "written", outcome)
+    shown = plain(explain_parts([grown], 0.0, after=[after]))
+    assert "one file written" in shown
+    assert "it helped; it was kept" in shown
+    assert "cpu.idle" not in shown
+    assert "/cg/pi/cpu.idle: '0' -> '1'" in plain(explain_parts([grown], 0.0, verbose=True, after=[after]))
+
+
+def test_every_cause_has_words() -> None:
+    from perphd.control.explain import _CAUSES
+
+    assert set(_CAUSES) == set(Cause) - {Cause.NONE, Cause.UNKNOWN}
