@@ -124,7 +124,12 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("GET", "/v1/explain"): Operation(
         "The latest decisions about an LRA, newest first",
-        {"decisions": tuple[Decision, ...], "aftermath": tuple[Aftermath, ...], "mode": Mode, "clock": _CLOCK},
+        {
+            "decisions": tuple[Decision, ...],
+            "aftermath": tuple[Aftermath, ...],
+            "mode": Mode,
+            "clock": _CLOCK,
+        },
         (_query("workload", TEXT, True), _query("at", {"type": "number"}), _query("limit", _LIMIT)),
     ),
     ("GET", "/v1/whatif"): Operation(

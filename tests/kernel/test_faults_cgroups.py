@@ -172,7 +172,7 @@ def test_what_this_kernel_itself_refuses_is_undone_and_told(top: str, tmp_path: 
                 late.mkdir()
                 (late / "cpuset.cpus").write_text(f"{cpus[0]}\n")
 
-        gate.refuse = somebody_else  # type: ignore[assignment]
+        gate.refuse = somebody_else
         target = {"pi": Settings(cpus=CpuSet.of(cpus[-1:]), cpu_weight=5)}
         applied = asyncio.run(executor.apply(executor.plan(target, specs)))
         late.rmdir()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from perphd.domain.allocation import IDLE, IoLimit, Settings
@@ -11,6 +12,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import Hierarchies, discover
 from perphd.host.fs import KernelFs
+from perphd.host.systemd_properties import Property
 from perphd.isolation import Executor, Journal, RestoreReport, restore
 from perphd.sim.host import SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
@@ -174,6 +176,11 @@ def cgroups(writer: str) -> World:
         every = _with(every, memory_high_bytes=1 << 30)
     milder = _with(every, cpus=CpuSet.of([1, 3]), cpu_weight=7)
     targets = ({"db": _memory(layout), "pi": every}, {"pi": milder})
+
+    def appear() -> None:
+        for group in ("/pi", "/pi/kid"):
+            kernel.mkdir(group)
+
     return World(
         writer,
         kernel,
@@ -181,13 +188,11 @@ def cgroups(writer: str) -> World:
         targets,
         kernel.texts,
         lambda: kernel.rmdir("/pi"),
-        lambda: [kernel.mkdir(group) for group in ("/pi", "/pi/kid")],
+        appear,
     )
 
 
 def _with(settings: Settings, **changed: object) -> Settings:
-    from dataclasses import replace
-
     return replace(settings, **changed)  # type: ignore[arg-type]
 
 
@@ -211,10 +216,10 @@ class _SystemdWorld(World):
 class _GatedBus:
     world: _SystemdWorld
 
-    def set_properties(self, unit: str, properties: Iterable[object]) -> None:
-        said = " ".join(getattr(item, "name", "") for item in properties)
+    def set_properties(self, unit: str, properties: Sequence[Property]) -> None:
+        said = " ".join(item.name for item in properties)
         with self._passing(f"{unit} {said}"):
-            self.world.systemd.set_properties(unit, tuple(properties))  # type: ignore[arg-type]
+            self.world.systemd.set_properties(unit, tuple(properties))
 
     def freeze(self, unit: str, frozen: bool) -> None:
         with self._passing(f"{unit} freeze={frozen}"):
@@ -223,7 +228,7 @@ class _GatedBus:
     def close(self) -> None:
         self.world.systemd.close()
 
-    def _passing(self, what: str):  # type: ignore[no-untyped-def]
+    def _passing(self, what: str) -> AbstractContextManager[None]:
         return self.world.fs._passing("write", f"D-Bus {what}")
 
 

@@ -74,7 +74,8 @@ async def test_of_workloads_that_left_nothing_is_remembered(tmp_path: Path) -> N
 
 def _held(executor: Executor) -> int:
     """How many things the executor and its parts remember, whatever they are."""
-    count, todo, seen = 0, [executor], set[int]()
+    count, seen = 0, set[int]()
+    todo: list[object] = [executor]
     while todo:
         part = todo.pop()
         if id(part) in seen or isinstance(part, FakeKernel):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import stats  # type: ignore[import-untyped]
 
 BLOCKS = 20
 """Neighbouring readings are averaged into so many blocks before a line is put through them."""
