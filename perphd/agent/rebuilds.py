@@ -26,7 +26,8 @@ DEADLINE_S: Final = 60.0
 """A worker that takes longer is ended."""
 RETRY_S: Final = 900.0
 """After a rebuild that failed, none for so long: what failed once fails again."""
-_COMMAND: Final = (sys.executable, "-m", "perphd.predictor.rebuild_worker")
+COMMAND: Final = (sys.executable, "-m", "perphd.predictor.rebuild_worker")
+"""The worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,7 @@ class Rebuilds:
         self,
         registry: Registry,
         records: Records,
-        command: Sequence[str] = _COMMAND,
+        command: Sequence[str] = COMMAND,
         deadline_s: float = DEADLINE_S,
     ) -> None:
         self._registry, self._records = registry, records

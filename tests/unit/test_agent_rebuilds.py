@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from perphd.agent.rebuilds import RETRY_S, Rebuilds
+from perphd.agent.rebuilds import COMMAND, RETRY_S, Rebuilds
 from perphd.agent.records import Records
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.policy import ModelContext
@@ -38,11 +38,11 @@ def finish(rebuilds: Rebuilds, now_s: float = 1.0, steps: int = 3000) -> None:
     raise AssertionError("the rebuild never ended")
 
 
-def made(registry: Registry, command: Sequence[str] | None = None, **more: float) -> tuple[Rebuilds, Records]:
+def made(
+    registry: Registry, command: Sequence[str] = COMMAND, deadline_s: float = 60.0
+) -> tuple[Rebuilds, Records]:
     records = Records(None, lambda: 0.0)
-    if command is None:
-        return Rebuilds(registry, records, **more), records
-    return Rebuilds(registry, records, command, **more), records
+    return Rebuilds(registry, records, command, deadline_s), records
 
 
 def test_a_worker_rebuilds_and_nothing_stays_when_it_is_done() -> None:
