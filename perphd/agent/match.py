@@ -89,7 +89,7 @@ def parse_match(text: str) -> Match:
         raise _error(text)
     if len(pattern) > MAX_PATTERN or _CONTROL.search(pattern):
         raise _error(text)
-    kind, key = MatchKind(kind_text), ""
+    kind, key, ok = MatchKind(kind_text), "", False
     match kind:
         case MatchKind.UNIT:
             ok = "/" not in pattern and _UNIT_SUFFIX.fullmatch(pattern) is not None

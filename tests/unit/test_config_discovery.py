@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -193,10 +194,16 @@ def test_names_of_what_was_found_belong_to_their_declaration() -> None:
 # -- looking --------------------------------------------------------------------------------------------------------
 
 
-def look(root: Path, groups: list[str], *declared: str, others: tuple[str, ...] = (), **files: str) -> Found:
+def look(
+    root: Path,
+    groups: list[str],
+    *declared: str,
+    others: tuple[str, ...] = (),
+    files: Mapping[str, str] | None = None,
+) -> Found:
     """What these matches (named m0, m1 ...) find among these groups."""
     tree = {**V2, **{f"/cg{group}/cgroup.procs": "" for group in groups}}
-    fs = write_tree(root, tree | files)
+    fs = write_tree(root, {**tree, **(files or {})})
     return discovery(fs).look(
         [WorkloadSpec(f"m{n}", Kind.BATCH, "", match=text) for n, text in enumerate(declared)],
         [WorkloadSpec(f"given{n}", Kind.LRA, cgroup) for n, cgroup in enumerate(others)],
@@ -294,7 +301,7 @@ def _docker(container: str, name: str, **labels: str) -> dict[str, str]:
 def test_containers_by_name_and_label(tmp_path: Path) -> None:
     groups = [f"/system.slice/docker-{A}.scope", f"/docker/{B}"]
     files = {**_docker(A, "web", tier="front", app="shop"), **_docker(B, "sort", tier="back", app="shop")}
-    found = look(tmp_path, groups, "container:web", "label:tier=back", "label:tier=none", **files)
+    found = look(tmp_path, groups, "container:web", "label:tier=back", "label:tier=none", files=files)
     assert places(found) == {"m0": groups[0], "m1.sort": groups[1]}
     assert "nothing matches label:tier=none" in found.problems["m2"]
 
@@ -322,8 +329,8 @@ def test_pods_by_name_and_by_the_labels_that_each_runtime_keeps(tmp_path: Path) 
         ),
     }
     matches = ("container:shop/web-0/nginx", "label:app=sort*")
-    assert set(places(look(tmp_path / "a", groups, *matches, **files)).values()) == set(groups)
-    found = look(tmp_path / "b", groups, "label:io.kubernetes.pod.namespace=shop", **files)
+    assert set(places(look(tmp_path / "a", groups, *matches, files=files)).values()) == set(groups)
+    found = look(tmp_path / "b", groups, "label:io.kubernetes.pod.namespace=shop", files=files)
     assert list(places(found).values()) == [groups[0]]
 
 

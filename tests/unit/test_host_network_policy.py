@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from perphd.admission.baselines import NonePolicy
 from perphd.admission.egress import EgressCeiling, EgressRule
-from perphd.agent.composition import _policy
-from perphd.agent.config import parse
+from perphd.agent.composition import POLICIES, _policy
+from perphd.agent.config import Config, parse
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import ConfigError
-from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
+from perphd.domain.policy import HostView, Policy, Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import Sample
 from perphd.domain.topology import Topology
@@ -45,6 +45,10 @@ def snapshot(
     )
     host = HostView(Topology((), (), (), CpuSet()), network_pct=network_pct)
     return Snapshot(0, at_s, 1.0, host, views, memory)
+
+
+def configured(config: Config) -> Policy:
+    return _policy(config, POLICIES[config.daemon.policy](config))
 
 
 def run(rule: EgressRule, *seen: tuple[float, Reading]) -> list[bool]:
@@ -105,12 +109,12 @@ def test_it_is_never_taken_away_sooner_than_promised(steps: list[tuple[float, fl
 
 def test_it_is_off_until_a_device_and_a_ceiling_are_named() -> None:
     for text in ("", '[network]\ndevices = "eth0"', '[network]\nbatch_egress_max = "10M"'):
-        assert not isinstance(_policy(parse(text, "f")), EgressCeiling)
+        assert not isinstance(configured(parse(text, "f")), EgressCeiling)
     config = parse(
         '[daemon]\npolicy = "none"\n[network]\ndevices = "eth0, eth1,eth0"\nbatch_egress_max = "10M"', "f"
     )
     assert config.network.names == ("eth0", "eth1")
-    policy = _policy(config)
+    policy = configured(config)
     assert isinstance(policy, EgressCeiling)
     assert policy.name == NonePolicy().name
     target = policy.decide(snapshot(0.0, NOT_MEASURED))
