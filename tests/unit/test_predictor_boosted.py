@@ -246,11 +246,10 @@ def test_no_gate_never_closes() -> None:
 def test_frequency_is_cycles_per_second_of_cpu_time() -> None:
     sample = Sample("db", 1.0, 1.0, cpu_usage_cores=2.0, mips=5000.0, cpi=1.2, io_some_pct=25.0)
     around = Covariates.of(sample, 3e9)
-    assert (around.io_stall, around.frequency_ghz, around.neighbours_gb_per_s) == (
-        0.25,
-        pytest.approx(3.0),
-        3.0,
-    )
+    assert around.io_stall == 0.25
+    assert isinstance(around.frequency_ghz, float)
+    assert around.frequency_ghz == pytest.approx(3.0)
+    assert around.neighbours_gb_per_s == 3.0
     assert Covariates.of(Sample("db", 1.0, 1.0)) == Covariates(NOT_MEASURED, NOT_MEASURED, NOT_MEASURED)
     x = features.features([Allocation(CpuGrant(4, 2, 100))], ModelContext(2.0, 4.0, 4.0))
     assert x.shape == (1, len(COLUMNS))
