@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from perphd.agent.records import Records
 from perphd.control.explain import explain_parts
+from perphd.control.table import plain
 from perphd.control.wire import decode, encode
 from perphd.domain.decision import Action, Aftermath, Cause, Outcome
 from perphd.domain.plan import ChangeSet
 from tests.unit.control_fake import decision
-from tests.unit.test_control_cli import plain
 
 
 def test_what_followed_is_found_again() -> None:
