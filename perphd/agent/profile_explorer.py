@@ -159,7 +159,7 @@ class Explorer:
         anchors: dict[Point, float] = {}
         since = _AGAIN
         for point in progress.points:
-            if self.interrupted:
+            if self._ends():
                 return Outcome(Stop.INTERRUPTED)
             if progress.knows(point) or self._hurts(point):
                 continue
@@ -167,6 +167,10 @@ class Explorer:
             if since >= _AGAIN or anchor not in anchors:
                 await self._subject.grant(anchor)
                 again, complaint = await self._measure(reference)
+                if complaint:
+                    if ended := await self._suffered(anchor, complaint, reference):
+                        return ended
+                    continue  # so does all that grants no more, this point first
                 if again is not None and anchor in anchors:  # the load has moved by so much since
                     reference = replace(first, work=first.work * again[0] / anchors[anchor])
                 elif again is not None:
@@ -175,24 +179,32 @@ class Explorer:
             since += 1
             await self._subject.grant(point)
             found, complaint = await self._measure(reference)
-            if self.interrupted:
+            if self._ends():
                 return Outcome(Stop.INTERRUPTED)
             if complaint:
-                await self._subject.grant(None)  # at once, before anything is written down
-                await self._subject.look()
-                progress.add_suffered(point, complaint)
-                self._tell(Step(progress.done, len(progress.points), point, None, complaint))
-                if not self._pacing.skip:
-                    return Outcome(Stop.SUFFERED, complaint)
-                await self._recover(reference)
-                continue
-            if found is None:
+                if ended := await self._suffered(point, complaint, reference):
+                    return ended
+            elif found is None:
                 progress.add_unknown(point)
-                continue
-            values = self._subject.in_force(point)
-            progress.add(Measured(point, values, *found, reference=reference.work))
-            self._tell(Step(progress.done, len(progress.points), point, found[0] / reference.work))
+            else:
+                values = self._subject.in_force(point)
+                progress.add(Measured(point, values, *found, reference=reference.work))
+                self._tell(Step(progress.done, len(progress.points), point, found[0] / reference.work))
         return Outcome(Stop.DONE)
+
+    async def _suffered(self, point: Point, complaint: str, reference: Reference) -> Outcome | None:
+        """Give everything back at once; the end, or None if it is to go on elsewhere."""
+        await self._subject.grant(None)
+        await self._subject.look()  # it is written before anything else is done
+        self._progress.add_suffered(point, complaint)
+        self._tell(Step(self._progress.done, len(self._progress.points), point, None, complaint))
+        if not self._pacing.skip:
+            return Outcome(Stop.SUFFERED, complaint)
+        await self._recover(reference)
+        return None
+
+    def _ends(self) -> bool:
+        return self.interrupted
 
     def _hurts(self, point: Point) -> bool:
         """It grants nothing that an allocation that hurt did not."""

@@ -25,6 +25,7 @@ from perphd.domain.workload import Mode, WorkloadSpec
 from perphd.host.actuators import Actuators
 from perphd.host.fs import KernelFs
 from perphd.host.perf_events import EventOpener
+from perphd.monitor.sli import open_source
 from perphd.predictor.profile.lattice import Axis, Lattice, Point
 
 CPUS, MEMORY, WAYS, MBW = "cpus", "memory_bytes", "llc_ways", "mbw_pct"
@@ -120,12 +121,13 @@ class HostSubject:
         Raises:
             PerphError: nothing can be set, or what the earlier run explored no longer can.
         """
-        for _ in range(3):
-            sample = await self.look()
+        await self.look()
+        await self.look()
+        sample = await self.look()
         knobs, missing = self._agent.enforceable(self._spec)
         found, left_out = lattice_of(sample, self._agent.topology, actuators, knobs, memory_floor_bytes)
         reasons = {item.knob: item.reason for item in missing}
-        left_out = tuple(f"{axis}: {reasons.get(KNOBS[axis]) or why}" for axis, why in left_out.items())
+        said = tuple(f"{axis}: {reasons.get(KNOBS[axis]) or why}" for axis, why in left_out.items())
         if keep is not None:
             now = {axis.name for axis in found.axes}
             if lost := [axis.name for axis in keep.axes if axis.name not in now]:
@@ -134,9 +136,9 @@ class HostSubject:
                 )
             found = keep
         if not found.axes:
-            raise PerphError(f"nothing of {self._spec.name} can be set here: {'; '.join(left_out)}")
+            raise PerphError(f"nothing of {self._spec.name} can be set here: {'; '.join(said)}")
         self._lattice = found
-        return found, left_out
+        return found, said
 
     async def close(self) -> None:
         """Give everything back and let go of the host.
@@ -215,7 +217,7 @@ def open_subject(
     *,
     fs: KernelFs | None = None,
     opener: EventOpener | None = None,
-    sli_opener: SliOpener | None = None,
+    sli_opener: SliOpener = open_source,
     clock: Callable[[], float] | None = None,
 ) -> HostSubject:
     """An agent of its own around one LRA; nothing is written yet.
@@ -236,9 +238,9 @@ def open_subject(
         fs=fs,
         opener=opener,
         clock=clock,
+        sli_opener=sli_opener,
         store=False,
         policy=seam,
-        **({} if sli_opener is None else {"sli_opener": sli_opener}),
     )
     return HostSubject(agent, policy, own.workloads[0], step)
 

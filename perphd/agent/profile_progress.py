@@ -60,7 +60,8 @@ class Progress:
     @property
     def done(self) -> int:
         """Points that need not be tried (again)."""
-        return len(self.measured) + len(self.suffered) + len(self.unknown) + len(self.pruned)
+        known = {*self.measured, *self.suffered, *self.unknown, *self.pruned}
+        return len(known.intersection(self.points))
 
     def knows(self, point: Point) -> bool:
         """It was tried."""

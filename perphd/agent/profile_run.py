@@ -274,7 +274,7 @@ def rows_of(progress: Progress, reference: Reference) -> tuple[list[str], tuple[
 def _interruptible(interrupt: Callable[[], Any]) -> Iterator[None]:
     """Ctrl-C and SIGTERM end after the point at hand, with everything given back."""
     loop = asyncio.get_running_loop()
-    numbers: list[int] = []
+    numbers: list[signal.Signals] = []
     for number in (signal.SIGINT, signal.SIGTERM):
         try:
             loop.add_signal_handler(number, interrupt)

@@ -55,8 +55,8 @@ def add_model_file_commands(model: click.Group) -> None:
         """Make one profile of several.
 
         Those in FILES, of several hosts, are merged into TARGET. It is written only if, on held-out samples of each of
-        them, it does as well as the best single one does (within 5 % and chance). Nothing uses it by itself: put it where the
-        profile of an application is looked for.
+        them, it does as well as the best single one does (within 5 % and chance). Nothing uses it by itself: put it
+        where the profile of an application is looked for.
         """
         from perphd.agent.profile_progress import write_atomically
         from perphd.predictor.profile import to_text

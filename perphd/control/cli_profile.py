@@ -79,8 +79,8 @@ def profile(app: str, config_path: str, simulated: bool, out: str | None, **aske
         raise click.UsageError("lightgbm is not installed: pip install 'perphd[worker]'")
     try:
         guard = None
-        if not simulated:
-            config = load(config_path)
+        config = None if simulated else load(config_path)
+        if config is not None:
             spec = next((s for s in config.workloads if s.name == app), None)
             objective = spec.objective if spec is not None else Guard().objective
             guard = Guard(objective, asked["max_loss"], asked["max_delay"])

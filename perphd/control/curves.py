@@ -17,6 +17,7 @@ from perphd.control.table import Part, Styled, text
 from perphd.domain.allocation import IDLE
 from perphd.domain.belief import ModelView
 from perphd.domain.errors import PerphError
+from perphd.domain.policy import Band
 from perphd.predictor.ogbrt.forest import Forest
 from perphd.predictor.profile.file import Profile
 
@@ -80,11 +81,11 @@ def of_view(view: ModelView) -> tuple[Chart, ...]:
             kinds.setdefault("shared, equal weights", []).append(item)
     z = view.confidence_z
     charts = []
-    for title, pick in (("work", lambda i: i.work), ("delay", lambda i: i.delay)):
+    for title in ("work", "delay"):
         lines = []
         for label, items in kinds.items():
             items.sort(key=lambda i: i.allocation.cpu.batch_cores)
-            bands = [pick(item) for item in items]
+            bands: list[Band] = [getattr(item, title) for item in items]
             lines.append(
                 Line(
                     label,

@@ -27,7 +27,8 @@ class Told:
     """Keeps what it hears."""
 
     def __init__(self) -> None:
-        self.known, self.left_out = 0, ()
+        self.known = 0
+        self.left_out: tuple[str, ...] = ()
         self.steps: list[Step] = []
         self.said: list[str] = []
 

@@ -187,10 +187,13 @@ def trees_from_json(data: object, where: str) -> Trees:
             tuple(_texts(table["features"], f"{where}.features")),
             tuple(int(v) for v in _numbers(table["monotone"], f"{where}.monotone")),
             _number(table["base"], f"{where}.base"),
-            *(_ints(table[name], f"{where}.{name}") for name in ("node_start", "leaf_start", "feature")),
+            _ints(table["node_start"], f"{where}.node_start"),
+            _ints(table["leaf_start"], f"{where}.leaf_start"),
+            _ints(table["feature"], f"{where}.feature"),
             np.array(_numbers(table["threshold"], f"{where}.threshold")),
             _bools(table["missing_left"], f"{where}.missing_left"),
-            *(_ints(table[name], f"{where}.{name}") for name in ("left", "right")),
+            _ints(table["left"], f"{where}.left"),
+            _ints(table["right"], f"{where}.right"),
             np.array(_numbers(table["value"], f"{where}.value")),
         ).validate()
     except InvalidModel as exc:
