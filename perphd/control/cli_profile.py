@@ -93,12 +93,10 @@ def profile(app: str, config_path: str, simulated: bool, out: str | None, **aske
             engine=engine,
             out=Path(out) if out else Path(f"{app}.profile.json") if simulated else None,
         )
-        run = (
-            profile_simulated(app, options, teller)
-            if simulated
-            else profile_live(config, app, options, teller)
-        )
-        result = asyncio.run(run)
+        if config is None:
+            result = asyncio.run(profile_simulated(app, options, teller))
+        else:
+            result = asyncio.run(profile_live(config, app, options, teller))
     except PerphError as exc:
         _refuse(exc)
     finally:
