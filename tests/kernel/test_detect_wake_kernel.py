@@ -54,7 +54,9 @@ def _contend(directory: str) -> list[subprocess.Popen[bytes]]:
 
 @pytest.mark.requires_root
 @pytest.mark.requires_cgroup_v2
-async def test_an_lra_that_waits_for_a_processor_asks_for_a_look(hierarchies: Hierarchies, group: str) -> None:
+async def test_an_lra_that_waits_for_a_processor_asks_for_a_look(
+    hierarchies: Hierarchies, group: str
+) -> None:
     assert hierarchies.unified is not None
     waker = Waker(WakeConfig(stall_ms=50), hierarchies.unified.path, time.monotonic)
     workers: list[subprocess.Popen[bytes]] = []
