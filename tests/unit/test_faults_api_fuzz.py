@@ -33,7 +33,7 @@ CHECKS = [
     checks.response_schema_conformance,
 ]
 QUICK = settings(
-    max_examples=8,
+    max_examples=5,
     deadline=None,
     database=None,
     phases=[Phase.generate],
@@ -157,7 +157,7 @@ def test_whatever_is_asked_the_answer_is_as_described(
 
 
 @given(data=st.data(), operation=st.sampled_from(OPERATIONS), peer=st.sampled_from([READER, STRANGER]))
-@settings(QUICK, max_examples=40)
+@settings(QUICK, max_examples=25)
 def test_nothing_that_others_send_changes_anything(
     served: Served, session: requests.Session, data: st.DataObject, operation: tuple[str, str], peer: Peer
 ) -> None:
