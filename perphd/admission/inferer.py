@@ -31,6 +31,8 @@ RESCUE_SCORE = 1.03
 """What a rescue aims at: a little above the target, or noise alone would call for the next."""
 VISITED = 2.0
 """Support from which an allocation counts as tried."""
+CAUTION = 2.0
+"""Exponent on the chance of meeting the target: how much dearer a missed target is than batch's work."""
 EQUAL_USE = 0.97
 """Expected uses that differ by less than this count as equal."""
 NEGLIGIBLE_CORES = 0.02
@@ -147,7 +149,7 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
         assessed = stronger
     chances = {a.allocation: chance(a.prediction, RESCUE_SCORE, z) for a in assessed}
     use = {
-        a.allocation: min(chances[a.allocation] / SURE, 1.0)
+        a.allocation: min(chances[a.allocation] / SURE, 1.0) ** CAUTION
         * (1.0 + a.batch_cores / a.allocation.cpu.total_cores)
         for a in assessed
     }

@@ -29,6 +29,8 @@ SURPRISE_SIGMA = 2.0
 """A score that is so many sigma from what the model believes of the present allocation corrects that belief at once."""
 
 
+MINOR_PART = 0.3
+"""Exponent on how much slower instructions are where cache and bandwidth are not what it suffers from most."""
 AS_GOOD = 0.97
 """A score that is this share of another counts as equal where neither is enough."""
 
@@ -102,6 +104,8 @@ def _infer(
         return _hold(
             scene, "best effort: slightly below target, and nothing is left that is sure to do better"
         )
+    if scene.current == scene.nothing and len(eligible) > 1:
+        eligible = tuple(a for a in eligible if a.allocation != scene.current)  # doing nothing has failed
     chosen, why = inferer.choose(eligible, scene.current, z)
     spell = plight.scores and mean(plight.scores) >= 1.0 and not plight.judged.blatant
     if scene.current != scene.nothing and spell:
@@ -112,7 +116,9 @@ def _infer(
     candidates = scene.candidates(assessed, chosen, current)
     exploring = "exploring" in why
     hopeless = chosen.prediction.score < measured * HELPED_RATIO and chosen.prediction.lower < 1.0
-    if chosen.allocation == scene.current or (hopeless and not exploring):
+    if chosen.allocation == scene.current or (
+        hopeless and not exploring and (scene.current != scene.nothing)
+    ):
         gentle = _gentler(assessed, current, measured) if plight.scores else None
         if gentle is not None:
             text = "nothing helps; what was no worse for it gives batch more"
@@ -153,9 +159,16 @@ def _assess(
     for option in options:
         if option != scene.current:
             allocations += [replace(option, cpu=a.cpu) for a in strong]
-    context = model_context(scene.snapshot, scene.view, model)
     judged = plight.judged
     slower = max(1.0, judged.slower / _by_siblings(scene))
+    if judged.hierarchy not in (Cause.LLC, Cause.MBW):
+        slower = 1.0
+    elif judged.verdict.cause not in (Cause.LLC, Cause.MBW):
+        slower **= MINOR_PART  # threads that take turns on a core also find its caches cold
+    context = model_context(scene.snapshot, scene.view, model)
+    # Slower instructions also need more of the cores: half of that is expected to stay.
+    demand_cores = min(context.lra_demand_cores * math.sqrt(slower), context.total_cores)
+    context = replace(context, lra_demand_cores=demand_cores)
     assessed = inferer.assess(allocations, model, context, target, scene.settings.confidence_z)
     believed = next(a.prediction.score for a in assessed if a.allocation == scene.current)
     surprise = math.log(max(plight.measured(believed), 1e-3) / believed)
