@@ -23,7 +23,9 @@ from perphd.host.systemd_fs import refusal, unit_files
 from perphd.isolation import Executor, Journal, restore
 
 UNIT = "perphd-vm-units.service"
-AT = f"/sys/fs/cgroup/system.slice/{UNIT}"
+SLICE = "perphdvm.slice"
+"""Its own: no other unit there needs a controller."""
+AT = f"/sys/fs/cgroup/{SLICE}/{UNIT}"
 FILES = ("cpuset.cpus", "cpuset.cpus.effective", "cpu.weight", "cpu.idle", "cpu.max", "memory.low", "memory.high",
          "io.max", "io.weight", "cgroup.freeze")  # fmt: skip
 DROP_INS = ("/run/systemd/system.control", "/run/systemd/transient")
@@ -52,7 +54,7 @@ async def main() -> None:
             io_max=(IoLimit(number, read_bytes=10 << 20, write_ops=500),),
         )
     }
-    specs = [WorkloadSpec("job", Kind.BATCH, f"/system.slice/{UNIT}")]
+    specs = [WorkloadSpec("job", Kind.BATCH, f"/{SLICE}/{UNIT}")]
     state = Path(tempfile.mkdtemp(prefix="perphd-units-"))
     fs = RealFs()
     hierarchies = discover(fs)
@@ -106,7 +108,7 @@ async def main() -> None:
 if __name__ == "__main__":
     # A unit of its own file, so that it can be started again and its run-time drop-ins are where they always are.
     unit = Path("/run/systemd/system", UNIT)
-    unit.write_text("[Service]\nExecStart=/usr/bin/sleep 100000\n")
+    unit.write_text(f"[Service]\nSlice={SLICE}\nExecStart=/usr/bin/sleep 100000\n")
     shell("systemctl", "daemon-reload")
     shell("systemctl", "start", UNIT)
     try:
