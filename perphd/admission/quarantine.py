@@ -20,6 +20,7 @@ from perphd.domain.decision import Action, Cause
 GENTLE_WEIGHT = 25
 """The first rung: batch's weight against everybody's 100."""
 _MOST_DOUBLINGS = 6
+_AS_GOOD = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +106,13 @@ def climb(
     for step in (*cache, *cpu, *late):
         if step not in regretted and step != scene.current:
             return step, "the model's advice has failed: the next rung of the ladder"
-    if state.best is not None and state.best[1] != scene.current and state.best[0] > score * HELPED_RATIO:
-        return state.best[1], "the ladder is at its end: back to the rung that did best"
+    if state.best is None or state.best[1] == scene.current:
+        return None
+    value, best = state.best
+    if value > score * HELPED_RATIO:
+        return best, "the ladder is at its end: back to the rung that did best"
+    if inferer.asks_no_more(best, scene.current) and score * _AS_GOOD <= value:
+        return best, "the ladder is at its end: back to the gentlest rung that did as well"
     return None
 
 

@@ -67,7 +67,7 @@ class CacheWorld(World):
 
     def counted(self, sample: Sample) -> Sample:
         missing, over = self.squeeze()
-        return replace(sample, cpi=1.0 + 0.8 * missing + 0.8 * over, llc_mpki=4.0 * (1.0 + 2.0 * missing))
+        return replace(sample, cpi=1.0 + 0.8 * missing + 0.8 * over, llc_mpki=4.0 + 23.0 * missing)
 
 
 def settled(**changes: object) -> CacheWorld:

@@ -46,7 +46,9 @@ def test_a_rescue_is_worse_only_against_another_rescue() -> None:
 
 
 def test_what_stays_short_is_told_from_a_bad_spell() -> None:
-    assert not still_short([0.9] * 5, 0.05, SETTINGS)
+    assert not still_short([0.9] * 2, 0.05, SETTINGS)  # too few to tell
+    assert still_short([0.9] * 3, 0.05, SETTINGS)
+    assert not still_short([0.98] * 5, 0.05, SETTINGS)
     assert still_short([0.95] * 6, 0.05, SETTINGS)
     assert not still_short([0.99] * 6, 0.05, SETTINGS)
     assert not still_short([0.95] * 6, 0.3, SETTINGS)
