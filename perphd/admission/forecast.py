@@ -31,9 +31,9 @@ _ERROR_GAIN: Final = 0.05
 class Forecast:
     """What was learned of one load.
 
-    ``bin_s``: what is averaged over; ``bins``: logarithms of average loads, newest last; ``season_bins``: 0 if there is
-    none; ``level``, ``trend``: Holt's, of those logarithms; ``error``: typical absolute error of late, in logarithms; ``told``: what was expected
-    of the bin that is being filled, NaN if nothing was.
+    ``bin_s``: what is averaged over; ``bins``: logarithms of average loads, newest last; ``season_bins``: 0 if there
+    is none; ``level``, ``trend``: Holt's, of those logarithms; ``error``: typical absolute error of late, in
+    logarithms; ``told``: what was expected of the bin that is being filled, NaN if nothing was.
     """
 
     bins: tuple[float, ...] = ()

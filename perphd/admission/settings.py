@@ -48,7 +48,11 @@ class PolicySettings:
         "growth of cycles per instruction from which cache, memory bandwidth or hyperthreads count as contended",
     )
     mpki_witness_ratio: float = _key(
-        1.2, 1.0, 100.0, "ratio", "growth of cache misses per instruction that counts as a cache that was lost"
+        1.2,
+        1.0,
+        100.0,
+        "ratio",
+        "growth of cache misses per instruction that counts as a cache that was lost",
     )
     bandwidth_suspect_gbytes_per_s: float = _key(
         1.5,
@@ -61,7 +65,11 @@ class PolicySettings:
         80.0, 1.0, 100.0, "%", "use of the fullest link from which the network can be the cause"
     )
     throttled_witness_pct: float = _key(
-        5.0, 0.1, 100.0, "%", "share of the periods in which an LRA's own CPU limit held it back, to be the cause"
+        5.0,
+        0.1,
+        100.0,
+        "%",
+        "share of the periods in which an LRA's own CPU limit held it back, to be the cause",
     )
     unexplained_pct: float = _key(
         50.0,
@@ -132,7 +140,11 @@ class PolicySettings:
         1.3, 1.05, 10.0, "ratio", "expected growth of the load within the horizon that is prepared for"
     )
     quarantine_failures: int = _key(
-        2, 1, 100, "", "changes by a model's advice that did not help, in a row, before it is not asked any more"
+        2,
+        1,
+        100,
+        "",
+        "changes by a model's advice that did not help, in a row, before it is not asked any more",
     )
     quarantine_s: float = _key(
         120.0,

@@ -208,7 +208,11 @@ class Turn:
             step = pregrow.advise(self.scene, model, self.target, perf.load, foreseen)
             if step is not None and not self._is_regretted(step):
                 return Move(Action.GROW, step, "a load spike is expected: it gets what is idle")
-        return self._hold("a load spike is expected: nothing is given back") if move.action is Action.SHRINK else move
+        return (
+            self._hold("a load spike is expected: nothing is given back")
+            if move.action is Action.SHRINK
+            else move
+        )
 
     @property
     def _quarantined(self) -> bool:

@@ -38,7 +38,9 @@ def list_models(out: Out) -> None:
 @command(model)
 @click.argument("name", metavar="NAME|FILE")
 @click.option("--all", "everything", is_flag=True, help="Every allocation that could be enforced.")
-@click.option("--curves", is_flag=True, help="Curves instead of tables: what changes with one thing at a time.")
+@click.option(
+    "--curves", is_flag=True, help="Curves instead of tables: what changes with one thing at a time."
+)
 @click.option("--png", metavar="FILE", help="Draw the curves into this file as well.")
 def show(out: Out, name: str, everything: bool, curves: bool, png: str | None) -> None:
     """Draw what an LRA's model believes.
@@ -56,7 +58,9 @@ def show(out: Out, name: str, everything: bool, curves: bool, png: str | None) -
         profile = read_profile(name)
         if png is not None:
             save_png(of_profile(profile), png, profile.origin.app)
-        out.show(asdict(profile.origin) | {"metrics": asdict(profile.metrics)}, lambda: profile_parts(profile))
+        out.show(
+            asdict(profile.origin) | {"metrics": asdict(profile.metrics)}, lambda: profile_parts(profile)
+        )
         return
     data = out.client.get(f"models/{_quoted(name)}")
     view = decode(ModelView, data)

@@ -44,9 +44,7 @@ _mode = click.option(
 @command(lra, "add")
 @click.argument("name")
 @click.argument("cgroup")
-@click.option(
-    "--priority", type=int, help="Order of decision, the higher one first [default: 100]."
-)
+@click.option("--priority", type=int, help="Order of decision, the higher one first [default: 100].")
 @_mode
 @click.option("--tolerance-pct", type=float, help="Accepted loss of work [default: 10].")
 @click.option("--delay-tolerance-pct", type=float, help="Accepted growth of delay [default: 50].")

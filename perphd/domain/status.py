@@ -16,8 +16,8 @@ from perphd.domain.workload import Mode, WorkloadSpec
 class WorkloadStatus:
     """One workload now. ``present``: its cgroup exists; ``in_force``: what perphd has set on it.
 
-    ``not_enforceable``: what cannot be set on it here; ``limited``: what was wanted last and is not in force, or only in
-    part, with the reason.
+    ``not_enforceable``: what cannot be set on it here; ``limited``: what was wanted last and is not in force, or only
+    in part, with the reason.
     """
 
     spec: WorkloadSpec

@@ -56,10 +56,10 @@ class SliSpec:
 class WorkloadSpec:
     """One workload = one cgroup subtree, named by its path below the cgroup root (``/system.slice/x.service``).
 
-    ``match``: how that path was, or is to be, found (docs/config.md); empty where it was given. As declared, a workload
-    that is to be found has no ``cgroup`` yet. ``app_class``: what kind of application it is, for the beginning of its model;
-    ``none`` if it does not say. ``policy``: thresholds, rates and delays that differ from the host's for this LRA, sorted
-    pairs of key and value, already validated.
+    ``match``: how that path was, or is to be, found (docs/config.md); empty where it was given. As declared, a
+    workload that is to be found has no ``cgroup`` yet. ``app_class``: what kind of application it is, for the
+    beginning of its model; ``none`` if it does not say. ``policy``: thresholds, rates and delays that differ from the
+    host's for this LRA, sorted pairs of key and value, already validated.
     """
 
     name: str

@@ -96,7 +96,9 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
 
     occupancy = np.where(grants.exclusive, 0.0, batch_demand / total)
     impolite = grants.weight / (0.3 + grants.weight)
-    crowded = np.where(grants.exclusive | (free <= 0.0), 0.0, np.minimum(demand / np.maximum(free, 1e-9), 1.0))
+    crowded = np.where(
+        grants.exclusive | (free <= 0.0), 0.0, np.minimum(demand / np.maximum(free, 1e-9), 1.0)
+    )
     waking = 1.0 + occupancy * (WAKEUP_DELAY_IDLE + WAKEUP_DELAY_EQUAL * impolite) + CROWDING_DELAY * crowded
     servers = context.threads_per_core
     alone = 1.0 + _TAIL * _waiting(demand / total, servers * total)
@@ -118,9 +120,9 @@ def _siblings(
     """Where cores have sibling threads: the speed of the LRA's threads, the part of its work that they can do, and the
     part of its time that they spend on batch's cores.
 
-    The first two relative to the undisturbed host; 1, 1 and 0 where a core has one thread. Undisturbed, threads spread over the cores.
-    Beside batch the sibling is batch's, and no weight keeps it off; on cores of its own its threads only meet each
-    other, the more the fewer cores. Shape (n,) each.
+    The first two relative to the undisturbed host; 1, 1 and 0 where a core has one thread. Undisturbed, threads
+    spread over the cores. Beside batch the sibling is batch's, and no weight keeps it off; on cores of its own its
+    threads only meet each other, the more the fewer cores. Shape (n,) each.
     """
     ones = np.ones_like(free)
     if context.threads_per_core <= 1.0:
@@ -148,7 +150,7 @@ def _speed(threads: Floats, cores: Floats) -> Floats:
 
 
 def _waiting(used: Floats, servers: Floats) -> Floats:
-    """Mean wait for a free server over service time in M/M/c (Sakasegawa 1977), ``used``: share of them that is busy."""
+    """Mean wait for a server over service time in M/M/c (Sakasegawa 1977); ``used``: share of servers that is busy."""
     busy = np.clip(used, 0.0, _MAX_LOAD)
     wait: Floats = busy ** (np.sqrt(2.0 * (servers + 1.0)) - 1.0) / (servers * (1.0 - busy))
     return wait
