@@ -19,7 +19,8 @@ POLICY_ARGS ?=
 
 SUITE ?= bookworm
 
-.PHONY: help demo venv test check lab bench bench-policies bench-costs bench-smoke deb test-vm format lock clean
+# Not every target is for people: only those with ## are listed.
+.PHONY: deb-of-suite help demo venv test check lab bench bench-policies bench-costs bench-smoke bench-detector bench-predictor soak faults deb test-vm format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
@@ -53,11 +54,28 @@ bench-costs: $(VENV)/.stamp-dev ## what perphd itself costs: tick, CPU share, me
 bench-smoke: $(VENV)/.stamp-dev ## a few short scenarios of the policy bench: two minutes
 	$(PY) -m tools.bench.policies --quick --out $(OUT)/policies-smoke
 
+bench-detector: $(VENV)/.stamp-dev ## how soon, how surely and how rightly trouble is seen; the quiet week takes minutes
+	$(PY) -m tools.bench.detector --out $(OUT)/detector.md
+
+bench-predictor: $(VENV)/.stamp-dev ## the models beside each other, before and after drift: the tables of docs/predictor_report.md
+	$(PY) -m tools.bench.predictor
+
+soak: $(VENV)/.stamp-dev ## 25 minutes at 10 Hz with 100 workloads coming and going: what grows? (root)
+	$(SUDO) $(PY) -m tools.soak real --minutes 25
+
+faults: $(VENV)/.stamp-dev ## every fault at every operation; `make test` takes a sample of them
+	PERPHD_FAULTS=all $(PY) -m pytest tests/unit/test_faults_*.py tests/sim/test_faults_loop.py
+
 deb: ## the Debian package, into out/deb: on Debian 12, no root but for missing Debian packages
 	@packaging/apt-install deb
 	@packaging/build-deb $(OUT)/deb
 
-test-vm: $(VENV)/.stamp-dev deb ## the package and the daemon on a real Debian with systemd, under QEMU (root; SUITE=bookworm)
+# The package of the release that the tests boot: this host's own, or one built for it in a chroot.
+deb-of-suite:
+	@if [ "$(SUITE)" = "$$(. /etc/os-release; echo $$VERSION_CODENAME)" ]; then $(MAKE) deb; \
+	else packaging/apt-install deb vm && $(SUDO) packaging/build-deb-for $(SUITE) $(OUT)/deb; fi
+
+test-vm: $(VENV)/.stamp-dev deb-of-suite ## the package and the daemon on a real Debian with systemd, under QEMU (root; SUITE=bookworm)
 	@packaging/apt-install vm
 	$(SUDO) env PERPHD_VM_SUITE=$(SUITE) $(PY) -m pytest tests/vm $(PYTEST_ARGS)
 

@@ -264,6 +264,8 @@ class Turn:
         assessed = self.scene.assess(model, self.target)
         current = next(a for a in assessed if a.allocation == self.current)
         avoid = [a for a in alive(self.state.regrets, self.now_s) if self.scene.differs_in_cpu_only(a)]
+        # What does well here although it protects no more speaks against that regret.
+        avoid = [a for a in avoid if not inferer.protects_no_more(self.current.cpu, a.cpu)]
         stakes = self.scene.stakes
         steps = [self._less_cache(model, stakes), inferer.cheaper(assessed, current, stakes, avoid)]
         found = [step for step in steps if step is not None]

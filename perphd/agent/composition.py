@@ -47,6 +47,7 @@ from perphd.host.topology import read_topology
 from perphd.isolation.executor import Executor
 from perphd.isolation.journal import Journal
 from perphd.monitor.hostload import HostLoad
+from perphd.monitor.links import LinkLoad
 from perphd.monitor.sampler import Monitor
 from perphd.monitor.sli import open_source
 from perphd.monitor.store import Store
@@ -146,18 +147,27 @@ def build_agent(
         expected_period_s=config.daemon.period_s,
     )
     host_load = HostLoad(fs, topology.usable)
+    links = LinkLoad(fs)
     tap = RoundTap(policy if policy is not None else POLICIES[config.daemon.policy](config))
     parts = Parts(
         topology=topology,
         capabilities=capabilities,
         monitor=monitor,
         host_load=host_load,
+        links=links,
         executor=executor,
         policy=tap if policy is not None else _policy(config, tap),
         rounds=tap,
         sli=SliBoard(sli_opener, SLI_TIMEOUT_SHARE * config.daemon.period_s),
         records=records,
-        models=_models(config, records, wall_clock, len(topology.usable_cores), virtual=clock is None),
+        models=_models(
+            config,
+            records,
+            wall_clock,
+            len(topology.usable_cores),
+            _actuators(fs).llc_ways,
+            virtual=clock is None,
+        ),
         actuators=lambda: _actuators(fs),
         discovery=Discovery(fs, Lookup(fs, hierarchies)),
         waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)
@@ -165,6 +175,7 @@ def build_agent(
         else None,
         owned=(
             host_load,
+            links,
             journal,
             *(() if taskstats is None else (taskstats,)),
             *(() if kept is None else (kept,)),
@@ -238,7 +249,8 @@ def _actuators(fs: KernelFs) -> Actuators:
 
 
 def _models(
-    config: Config, records: Records, wall_clock: Callable[[], float], cores: int, *, virtual: bool
+    config: Config, records: Records, wall_clock: Callable[[], float], cores: int, llc_ways: int, *,
+    virtual: bool,
 ) -> Models:
     """``virtual``: ticks bring the time, so that nothing goes on beside them."""
     files = ModelFiles(Path(config.daemon.state_dir) / "models")
@@ -246,7 +258,7 @@ def _models(
     rebuilds = None if virtual else Rebuilds(registry, records)
     return Models(
         registry, files, records, wall_clock, socket.gethostname(), cores, rebuilds,
-        rebuild=config.model.rebuild,
+        rebuild=config.model.rebuild, llc_ways=llc_ways,
     )  # fmt: skip
 
 

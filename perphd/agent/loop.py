@@ -44,6 +44,7 @@ from perphd.host.actuators import Actuators
 from perphd.isolation.executor import Executor
 from perphd.isolation.restore import RestoreReport
 from perphd.monitor.hostload import HostLoad
+from perphd.monitor.links import LinkLoad
 from perphd.monitor.sampler import Monitor
 from perphd.monitor.sli import SliReading
 
@@ -84,6 +85,7 @@ class Parts:
     actuators: Callable[[], Actuators] = Actuators
     rounds: RoundTap | None = None
     waker: Waker | None = None
+    links: LinkLoad | None = None
     discovery: Discovery | None = None
     owned: tuple[Closable, ...] = ()
 
@@ -138,6 +140,7 @@ class Agent:
         self._sli_followed = False
         self._conflicts: set[str] = set()
         self._busy_cores: Reading = NOT_MEASURED
+        self._network_pct: Reading = NOT_MEASURED
 
     # -- one round ----------------------------------------------------------------------------------
 
@@ -158,6 +161,8 @@ class Agent:
             self._models.follow(specs, now_s)
             samples = self._parts.monitor.sample(now_s, specs, readings)
             self._busy_cores = self._parts.host_load.read(now_s)
+            if self._parts.links is not None:
+                self._network_pct = self._parts.links.read(now_s)
             self._take_samples(samples)
             snapshot = self._snapshot(now_s)
             self._learn(snapshot)
@@ -242,6 +247,7 @@ class Agent:
                 llc_ways=self._actuators.llc_ways,
                 min_cbm_bits=self._actuators.min_cbm_bits,
                 mba_levels_pct=self._actuators.mba_levels_pct,
+                network_pct=self._network_pct,
             ),
             workloads=views,
             memory=self._memory,
