@@ -65,6 +65,12 @@ def cores_per_cpu(snapshot: Snapshot) -> float:
     return total_cores(snapshot) / max(1, len(snapshot.host.topology.usable))
 
 
+def is_there(view: WorkloadView) -> bool:
+    """True if the workload exists and has processes, as far as one can tell."""
+    sample = view.sample
+    return sample is not None and not sample.has(Quality.GONE) and value_or(sample.threads, 1.0) > 0
+
+
 @_once
 def batch_demand_cores(snapshot: Snapshot) -> float:
     """CPU that batch would use if nobody stopped it, in physical cores, capped at the host.

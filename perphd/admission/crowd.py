@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from perphd.admission import crowd_records, partition
-from perphd.admission.cause import surroundings
+from perphd.admission.cause import nothing_to_give, surroundings
 from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, total_cores
 from perphd.admission.crowd_cache import CacheTurn
 from perphd.admission.crowd_records import Move
@@ -80,6 +80,7 @@ class CrowdTick:
         self.members: dict[str, Member] = {}
         self.moves: dict[str, Move] = {name: Move() for name in self.looks}
         self.outcomes: list[Outcome] = []
+        self.undone: set[str] = set()
         giving = [v for v in batches(snapshot) if v.enforced and v.sample is not None]
         self.has_batch = bool(giving)
         self.cache = CacheTurn(settings, snapshot, self.crowd.cache, giving)
@@ -137,7 +138,7 @@ class CrowdTick:
         usage = sample.cpu_usage_cores if sample is not None else math.nan
         busy = usage / (member.cores * self.threads) if available(usage) else 0.0
         demand = demand_of(look, busy, self.threads)
-        member = take_in(member, look, demand, self.threads, self.now_s)
+        member = take_in(member, look, demand, self.threads, self.now_s, self.snapshot.period_s)
         if member.trial is not None:
             member = self._judged(name, member, member.trial, look)
         if (
@@ -164,6 +165,7 @@ class CrowdTick:
             member = self._too_few(member)
         member = replace(member, trial=None)
         if shrunk and came is Came.TOO_FEW:
+            self.undone.add(name)
             self.moves[name] = Move(Action.ROLLBACK, f"{text}: taken back")
         elif came is Came.NO_HELP:
             wait_s = self.settings.regret_s * 2.0 ** min(member.idle_times, 6)
@@ -175,6 +177,7 @@ class CrowdTick:
             )
             if self._is_idle(member, trial.before):
                 # They were not busy, and more of them did not help: it is not for want of cores.
+                self.undone.add(name)
                 self.moves[name] = Move(Action.ROLLBACK, f"{text}: given back, it waits for something else")
         return member
 
@@ -220,13 +223,22 @@ class CrowdTick:
                 return max(1, self.total // (len(self.looks) + 1))
             # Beside everybody else its use is not quite its own: a guess is made again when it is apart.
             return self._fewest(member, BEGIN_CHANCE if self._host_busy() < CROWDED else partition.LIKELY)
-        if move.action is Action.ROLLBACK:
+        if move.action is Action.ROLLBACK and name not in self.undone:
+            return member.cores
+        if name in self.undone:
             before = self.crowd.members[name].trial
             undo = before is not None and member.trial is None
             return before.before if undo and before is not None else member.cores
         if isinstance(look.score, Unavailable):
             move.reason = look.score.reason
-            return member.cores
+            since_s = member.unknown_since_s if member.unknown_since_s is not None else self.now_s
+            if self.now_s - since_s < self.settings.unknown_release_s or member.demand is None:
+                return member.cores
+            fewest = min(member.cores, self._fewest(member, partition.LIKELY))
+            if fewest < member.cores:
+                move.action = Action.SHRINK
+                move.reason = f"not to be judged for long; by its use, {fewest} cores are likely enough"
+            return fewest
         if not look.clean:
             move.reason = "the last change is settling"
             return member.cores
@@ -237,6 +249,9 @@ class CrowdTick:
         return self._spared(name, member, move)
 
     def _rescued(self, name: str, member: Member, look: Look, move: Move) -> int:
+        if why_not := nothing_to_give(look.judged.verdict.cause):
+            move.reason = why_not
+            return member.cores
         trial = member.trial
         if trial is not None and trial.after > trial.before and self._is_idle(member, trial.before):
             # Its cores are not busy: first it is seen whether more of them helped at all.
@@ -417,7 +432,7 @@ class CrowdTick:
             if count != member.cores:
                 trial = None
                 if member.cores and move.action is not Action.ROLLBACK:
-                    trial = Trial(self.now_s, member.cores, count, member.level, member.demand or 0.0)
+                    trial = Trial(self.now_s, member.cores, count, member.now, member.demand or 0.0)
                 shown = crowd_records.candidates(member, count, self.total, cache, self._chance)
                 move = crowd_records.moved(move, member, count, left, shown)
                 member = replace(member, cores=count, scores=(), calm_since_s=None, trial=trial)

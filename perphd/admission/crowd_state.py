@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from perphd.admission.cause import nothing_to_give
 from perphd.admission.context import batches, lras, total_cores
 from perphd.admission.crowd_cache import CacheState
 from perphd.admission.member import Member
 from perphd.admission.placement import Cores
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
-from perphd.domain.allocation import Allocation
+from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Decision, Health, Outcome
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.sample import Quality
@@ -84,6 +85,24 @@ def in_trouble(decisions: Sequence[Decision], scores: Mapping[str, Sequence[floa
 
     ``scores``: the clean scores of each since its last change, newest last.
     """
-    if any(d.verdict.health is Health.DEGRADED for d in decisions):
+    curable = {d.workload for d in decisions if not nothing_to_give(d.verdict.cause)}
+    if any(d.verdict.health is Health.DEGRADED and d.workload in curable for d in decisions):
         return True
-    return any(len(s) >= PLAIN and max(s[-PLAIN:]) < PLAINLY for s in scores.values())
+    return any(len(s) >= PLAIN and max(s[-PLAIN:]) < PLAINLY for name, s in scores.items() if name in curable)
+
+
+def sharing_again(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with all LRAs together on the cores that they had apart: what one of them had is not for all."""
+    own = [v.protection.cpu.own_cores for v in lras(snapshot) if v.protection is not None]
+    apart = sum(cores for cores in own if cores is not None)
+    if apart == 0:
+        return snapshot
+    total = total_cores(snapshot)
+    cpu = CpuGrant(total, max(1, total - apart), exclusive=True)
+    views = tuple(
+        replace(v, protection=replace(v.protection, cpu=cpu))
+        if v.protection is not None and v.protection.cpu.own_cores is not None
+        else v
+        for v in snapshot.workloads
+    )
+    return replace(snapshot, workloads=views)

@@ -15,6 +15,7 @@ from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Cause
 from perphd.domain.policy import WorkloadView
 from perphd.domain.reading import Reading, available
+from perphd.domain.sample import is_short as is_glance
 
 MOST_SCORES: Final = 30
 PATIENT: Final = 6
@@ -58,7 +59,7 @@ class Member:
     ``scores``: clean ones since its last change, newest last; ``demand``: hardware threads that it keeps busy at full
     speed; ``rescues``: changes in a row that left it short; ``idle_cores_until_s``, ``idle_cache_until_s``: so long
     more cores, or less cache and bandwidth for batch, are taken not to help it, since they did not
-    (cores: ``idle_times`` in a row).
+    (cores: ``idle_times`` in a row); ``unknown_since_s``: since when it cannot be judged.
     """
 
     cores: int
@@ -73,6 +74,12 @@ class Member:
     idle_cores_until_s: float = -math.inf
     idle_times: int = 0
     idle_cache_until_s: float = -math.inf
+    unknown_since_s: float | None = None
+
+    @property
+    def now(self) -> float:
+        """What a change is to cure: its latest score where that is worse than the mean; NaN if there is none."""
+        return min(self.level, self.scores[-1]) if self.scores else math.nan
 
     @property
     def level(self) -> float:
@@ -109,10 +116,17 @@ class Came(StrEnum):
     NO_HELP = "it did not help"
 
 
-def take_in(member: Member, look: Look, demand: Reading, threads_per_core: int, now_s: float) -> Member:
-    """The member with one sample more."""
+def take_in(
+    member: Member, look: Look, demand: Reading, threads_per_core: int, now_s: float, period_s: float
+) -> Member:
+    """The member with one sample more; of a glance between two ticks only what is blatant counts."""
     judged = look.judged
     if not available(judged.score):
+        unknown_s = member.unknown_since_s if member.unknown_since_s is not None else now_s
+        return replace(member, detector=judged.state, unknown_since_s=unknown_s)
+    member = replace(member, unknown_since_s=None)
+    sample = look.view.sample
+    if sample is not None and is_glance(sample, period_s) and not judged.blatant:
         return replace(member, detector=judged.state)
     if available(demand):
         old = member.demand

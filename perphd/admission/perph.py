@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from perphd.admission import arbiter
 from perphd.admission.context import batches, lras
 from perphd.admission.crowd import CrowdTick
-from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble
+from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble, sharing_again
 from perphd.admission.settings import PolicySettings, settings_for
 from perphd.admission.turn import LraState, Turn
 from perphd.domain.allocation import Allocation
@@ -22,7 +22,10 @@ from perphd.domain.policy import Snapshot, TargetState
 
 @dataclass(frozen=True, slots=True)
 class PerphMemory:
-    """State of the policy: per LRA name; or of all together, while each has cores of its own."""
+    """State of the policy: per LRA name, and of all together while each has cores of its own.
+
+    What was learned of each (regrets, doubts of its model, what is usual) is kept for the time after that.
+    """
 
     lras: Mapping[str, LraState] = field(default_factory=dict)
     crowd: Crowd | None = None
@@ -45,6 +48,10 @@ class PerphPolicy:
         partable = can_part(snapshot)
         if memory.crowd is not None and partable:
             return self._together(snapshot, memory)
+        known = memory.lras
+        if memory.crowd is not None:
+            snapshot = sharing_again(snapshot)
+            known = {name: state.anew() for name, state in known.items()}
         states: dict[str, LraState] = {}
         decisions: list[Decision] = []
         outcomes: list[Outcome] = []
@@ -53,7 +60,7 @@ class PerphPolicy:
         for declared in lras(snapshot):
             # Nothing is in force for an LRA while no batch may be written.
             view = replace(declared, enforced=declared.enforced and batch_gives)
-            state = memory.lras.get(view.spec.name) or LraState.new(snapshot.at_s)
+            state = known.get(view.spec.name) or LraState.new(snapshot.at_s)
             turn = Turn(settings_for(self._settings, view.spec), snapshot, view, state)
             decision = turn.run()
             states[view.spec.name] = turn.state
@@ -78,4 +85,7 @@ class PerphPolicy:
         settings = arbiter.arbitrate(
             snapshot.host, lras(snapshot), batches(snapshot), result.protections, self._settings, placed
         )
-        return TargetState(settings, decisions, result.outcomes, PerphMemory(crowd=result.crowd))
+        lras_known = (
+            memory.lras if result.crowd is not None else {n: s.anew() for n, s in memory.lras.items()}
+        )
+        return TargetState(settings, decisions, result.outcomes, PerphMemory(lras_known, result.crowd))

@@ -16,6 +16,7 @@ from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Action, Cause
+from perphd.domain.reading import available
 
 GENTLE_WEIGHT = 25
 """The first rung: batch's weight against everybody's 100."""
@@ -59,6 +60,8 @@ def judged(
         return state
     if came is Came.HELPED:
         return replace(state, failures=0)
+    if available(pending.score_before) and pending.score_before >= 1.0:
+        return state  # it was on target: what was done by way of precaution had nothing to cure
     if came not in (Came.NO_HELP, Came.WORSE):
         return state
     failures = state.failures + 1

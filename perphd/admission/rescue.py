@@ -119,7 +119,8 @@ def _infer(
     if chosen.allocation == scene.current or (
         hopeless and not exploring and (scene.current != scene.nothing)
     ):
-        gentle = _gentler(assessed, current, measured) if plight.scores else None
+        open_ = [a for a in assessed if not _barred(a.allocation, plight.regretted)]
+        gentle = _gentler(open_, current, measured) if plight.scores else None
         if gentle is not None:
             text = "nothing helps; what was no worse for it gives batch more"
             return Move(Action.ROLLBACK, gentle.allocation, text, scene.candidates(assessed, gentle, current))

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from perphd.admission import cause as causes
 from perphd.admission import culprit, inferer, ladder, outcomes, pregrow, quarantine
-from perphd.admission.context import batch_is_quiet, batches, model_context
+from perphd.admission.context import batch_is_quiet, batches, is_there, model_context
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
 from perphd.admission.forecast import Expected, Forecast
 from perphd.admission.inferer import Assessed
@@ -24,7 +24,7 @@ from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import Allocation, CpuInstrument
 from perphd.domain.decision import Action, Cause, Decision, Health, Outcome, Verdict
 from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
-from perphd.domain.reading import NOT_MEASURED, Unavailable, available, value_or
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available, value_or
 from perphd.domain.sample import is_short
 from perphd.domain.signals import Performance, performance
 
@@ -63,6 +63,16 @@ class LraState:
         """The state of an LRA that is seen for the first time."""
         return cls(first_seen_s=now_s, detector=DetectorState(since_s=now_s))
 
+    def anew(self) -> LraState:
+        """The same after others have decided for it: what was in hand is void, what was learned stays."""
+        return replace(
+            LraState(self.first_seen_s),
+            detector=replace(rearm(self.detector), health=Health.UNKNOWN),
+            regrets=self.regrets,
+            quarantine=self.quarantine,
+            forecasts=self.forecasts,
+        )
+
 
 class Turn:
     """One LRA's turn in one tick. Holds the working values of a single decision; never outlives it."""
@@ -74,6 +84,7 @@ class Turn:
         self.settings, self.snapshot, self.view = settings, snapshot, view
         self.nothing, self.current, self.now_s = self.scene.nothing, self.scene.current, self.scene.now_s
         self.outcome: Outcome | None = None
+        self._blatant: float | None = None
         self.target = Target(Unavailable("not sampled"), Unavailable("not sampled"))
 
     def run(self) -> Decision:
@@ -108,6 +119,7 @@ class Turn:
             around=causes.surroundings(self.snapshot),
             period_s=self.snapshot.period_s,
         )
+        self._blatant = judged.score if judged.blatant and available(judged.score) else None
         clean = self.scene.is_clean()
         whole = not is_short(view.sample, self.snapshot.period_s)  # a glance between two ticks scatters more
         if clean and available(judged.score) and whole:
@@ -146,7 +158,9 @@ class Turn:
             return self._when_quiet()
         if not available(judged.score):
             return self._when_unknown(judged, perf)
-        self.state = replace(self.state, unknown_since_s=None)
+        blind = self.target.work_band is None and self.target.delay_band is None
+        if not blind:
+            self.state = replace(self.state, unknown_since_s=None)
         pending = self.state.pending
         if pending is not None and pending.action is Action.SHRINK and judged.blatant:
             # Taking back does not wait: whatever is still settling, this is far too little.
@@ -156,7 +170,10 @@ class Turn:
             return self._undo(pending, f"score {judged.score:.2f}: far too little is left")
         if not clean:
             return self._hold("the last change is settling")
-        blind = self.target.work_band is None and self.target.delay_band is None
+        if blind and self.current != self.nothing:
+            given_up = self._give_up_blind()
+            if given_up is not None:
+                return given_up
         if blind and judged.verdict.health is Health.DEGRADED and self.current == self.nothing:
             return self._probe("below its objective, and what it does undisturbed is not known yet")
         if self.state.pending is not None:
@@ -177,11 +194,22 @@ class Turn:
             if not judged.confirmed and not short:
                 return self._hold("below target, but no further than its samples scatter: watching")
             if blind:
-                return self._hold("below its objective; what it does undisturbed is still being learned")
+                return self._climb(judged)  # what it does undisturbed is not known: rung by rung
             if why := causes.nothing_to_give(judged.verdict.cause):
                 return self._hold(why)
             return self._rescue(judged, model)
         return self._give_back(judged, model)
+
+    def _give_up_blind(self) -> Move | None:
+        """The end of a probe that has taught nothing for too long; None while it may still teach."""
+        since_s = self.state.unknown_since_s if self.state.unknown_since_s is not None else self.now_s
+        self.state = replace(self.state, unknown_since_s=since_s)
+        waited_s = self.now_s - since_s
+        if waited_s < self.settings.unknown_release_s:
+            return None
+        self._regret(self.current)
+        text = f"what it does undisturbed could not be learned in {waited_s:.0f} s: everything is given back"
+        return Move(Action.RELEASE, self.nothing, text)
 
     def _rescue(self, judged: Judgement, model: ResPerfModel, why: str = "") -> Move:
         self.state = replace(self.state, slack_since_s=None)
@@ -401,12 +429,18 @@ class Turn:
         return Move(Action.ROLLBACK, pending.before, reason)
 
     def _regret(self, allocation: Allocation) -> float:
+        if not self.view.enforced:
+            return 0.0  # what is only watched has shown nothing of what was decided
         regrets, wait_s = outcomes.regret(self.state.regrets, allocation, self.now_s, self.settings.regret_s)
         self.state = replace(self.state, regrets=regrets)
         return wait_s
 
     def _remember_change(self, move: Move) -> None:
-        score = mean(self.state.scores[-3:]) if self.state.scores else Unavailable("no clean score before")
+        score: Reading = Unavailable("no clean score before")
+        if self._blatant is not None:
+            score = self._blatant  # that is what the change is to cure, not the good time before
+        elif self.state.scores:
+            score = mean(self.state.scores[-3:])
         pending = None
         if move.action in (Action.GROW, Action.EXPLORE, Action.SHRINK):
             load = self.view.sample.load_per_s if self.view.sample is not None else NOT_MEASURED
@@ -432,6 +466,8 @@ class Turn:
     def _note_batch(self) -> None:
         """Note since when batch is quiet, or busy."""
         quiet = batch_is_quiet(self.snapshot, self.settings.batch_idle_cores, self.current != self.nothing)
+        if self.scene.memory_pressed() and any(is_there(v) for v in batches(self.snapshot)):
+            quiet = False  # it can also be in the way asleep, on the memory that it holds
         quiet_since_s, busy_since_s = self.state.quiet_since_s, self.state.busy_since_s
         if quiet:
             quiet_since_s = self.now_s if quiet_since_s is None else quiet_since_s

@@ -6,11 +6,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from perphd.admission.arbiter import strictest
-from perphd.admission.context import batch_is_quiet, batch_use_cores, lras, model_context, total_cores
+from perphd.admission.context import (
+    batch_is_quiet,
+    batch_use_cores,
+    batches,
+    is_there,
+    lras,
+    model_context,
+    total_cores,
+)
 from perphd.admission.inferer import untouched
 from perphd.admission.ladder import strictest_cache
 from perphd.domain.allocation import Allocation
-from perphd.domain.policy import Snapshot
+from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, available
 from perphd.domain.sample import is_short
 from perphd.predictor import Observation
@@ -43,9 +51,24 @@ def observations(
                 view.sample,
                 allocation,
                 model_context(snapshot, view, view.model),
-                undisturbed=quiet and not allocation.cpu.exclusive,
+                undisturbed=quiet and not allocation.cpu.exclusive and not _is_squeezed(snapshot, view),
                 # Where every LRA has cores of its own, what batch has left depends on all of them.
                 batch_cores=NOT_MEASURED if apart else use,
                 latency_percentile=view.spec.objective.latency_percentile,
             ),
         )
+
+
+STALLED_PCT = 5.0
+"""Memory stalls above an LRA's usual ones from which batch that only sleeps may be to blame."""
+
+
+def _is_squeezed(snapshot: Snapshot, view: WorkloadView) -> bool:
+    """True if it stalls for memory more than it used to while batch holds some: that is no undisturbed sample."""
+    if view.sample is None or not any(is_there(v) for v in batches(snapshot)):
+        return False
+    stalls = view.sample.memory_some_pct
+    if not available(stalls):
+        return False
+    band = view.model.reference("memory_some_pct", view.sample.load_per_s) if view.model is not None else None
+    return stalls >= STALLED_PCT + (band.value - 1.0 if band is not None else 0.0)

@@ -100,9 +100,10 @@ class Rebuilds:
     def _take(self, running: _Running, now_s: float) -> None:
         self._running = None
         problem: str | None = None
-        found: Sequence[Rebuilt | None] = [None] * len(running.channels)
         try:
             found = running.future.result()
+            for channel, rebuilt in zip(running.channels, found, strict=True):
+                running.model.offer(channel, rebuilt)
             self.done += 1
         except PerphError as exc:
             problem = f"model of {running.lra} is not rebuilt, the one that there is stays: {exc}"
@@ -110,8 +111,8 @@ class Rebuilds:
             problem = f"model of {running.lra} is not rebuilt, the one that there is stays: {exc!r}"
         if problem is not None:
             self._not_before_s = now_s + RETRY_S
-        for channel, rebuilt in zip(running.channels, found, strict=True):
-            running.model.offer(channel, rebuilt)
+            for channel in running.channels:
+                running.model.offer(channel, None)
         self._records.problem("rebuild", problem, now_s)
 
     def _run(self, jobs: Sequence[RebuildJob]) -> list[Rebuilt]:

@@ -109,7 +109,8 @@ class Service:
             for spec in (*self._config.workloads, *self._config.matches)
             if (spec.mode or daemon.mode) is Mode.ENFORCE
         )
-        report = restore(fs, Path(daemon.state_dir), but=enforced)
+        through_systemd = self._config.isolation.units == "systemd"
+        report = restore(fs, Path(daemon.state_dir), but=enforced, units=through_systemd)
         if report.restored or report.failed:
             log.warning("a daemon before this one ended without giving back: %s", report)
         return build_agent(self._config, clock=time.monotonic)
@@ -139,8 +140,10 @@ class Service:
             alive_until_s = ended_s + 3 * period_s + SILENCE_S
             waker = agent.waker if self._advance is None else None
             while await self._wait(due_s, alive_until_s, waker):
-                # Somebody asked for a look before the period is over: one more tick, the schedule stays.
+                # Somebody asked for a look before the period is over: one more tick, the schedule stays. One a period:
+                # of two parts one is at least half of it, and is judged and learned from.
                 ended_s = await self._look(agent, due_s, ended_s)
+                waker = None
 
     async def _look(self, agent: Agent, due_s: float, ended_s: float) -> float:
         """A tick between two ticks, unless the next is about to come anyway; when the last one that succeeded ended."""
