@@ -47,7 +47,8 @@ FREEZE: Final = "cgroup.freeze"
 SETTLE_S: Final = 0.5
 """systemd writes the file a little after it has answered; so long the file may take to show it."""
 _STEP_S: Final = 0.005
-_UNIT_DEVICE: Final = -1
+UNIT_DEVICE: Final = -1
+"""The device in the identity of a unit's directory, which no file system has."""
 _SLICE: Final = re.compile(r"[A-Za-z0-9:_.\\@-]+\.slice", re.ASCII)
 _UNIT: Final = re.compile(r"[A-Za-z0-9:_.\\@-]{1,245}\.(?:service|scope|slice|mount|socket|swap)", re.ASCII)
 
@@ -177,7 +178,7 @@ class UnitFs:
     def identity(self, path: str) -> tuple[int, int]:
         """As ``fs``; of a unit's directory the unit itself, which stays the same when it is started again."""
         unit = self.unit(path)
-        return (_UNIT_DEVICE, zlib.crc32(unit.encode())) if unit else self._fs.identity(path)
+        return (UNIT_DEVICE, zlib.crc32(unit.encode())) if unit else self._fs.identity(path)
 
     def write(self, path: str, data: bytes) -> None:
         """As ``fs``, or the request to systemd, until the file shows it or ``SETTLE_S`` have passed."""

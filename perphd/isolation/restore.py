@@ -25,7 +25,7 @@ from perphd.host.egress_fs import EgressFs, is_egress
 from perphd.host.fs import KernelFs, read_text
 from perphd.host.resctrl import remove_group
 from perphd.host.systemd_bus import BusctlBus
-from perphd.host.systemd_fs import Lasting, is_running_kernel, unit_files
+from perphd.host.systemd_fs import UNIT_DEVICE, Lasting, is_running_kernel, unit_files
 from perphd.isolation.journal import FILE, Journal, Original
 from perphd.isolation.journal_copy import COPY
 
@@ -83,6 +83,7 @@ def restore(
     *,
     boot_id: str | None = None,
     but: Container[str] = (),
+    units: bool = True,
 ) -> RestoreReport:
     """Give back everything in this state directory's journal, and close what was given back in it. Idempotent.
 
@@ -92,6 +93,7 @@ def restore(
         force: also overwrite values that somebody else has set since.
         boot_id: identity of this boot; read from the kernel if None.
         but: names of workloads that keep what they have, if the perphd before ended with that purpose.
+        units: whoever goes on from there asks systemd as well; False: what was set through it is kept for nobody.
 
     Raises:
         JournalInUse: a live perphd holds the journal (its pid is named).
@@ -113,10 +115,13 @@ def restore(
         ):  # the mark cannot be taken off (a full disk): nothing is adopted, everything goes back
             kept = ()
         # A resctrl group may hold workloads that are to keep nothing: it goes, and is made anew when it is wanted.
+        # What only systemd can take back is not left to a daemon that will not ask it.
         originals = [
             entry
             for entry in journal.originals.values()
-            if entry.workload not in kept or entry.knob in RESCTRL_SETTINGS
+            if entry.workload not in kept
+            or entry.knob in RESCTRL_SETTINGS
+            or (entry.identity[0] == UNIT_DEVICE and not units)
         ]
         report = restore_journal(fs, journal, originals, force)
         return replace(report, notes=(*report.notes, *_swept(fs, journal.originals)))
@@ -265,6 +270,11 @@ class _Run:
 
     def _due(self, entry: Original) -> str | None:
         """The file's present text if it is to be written, else None (and the file is in its list)."""
+        if entry.identity[0] == UNIT_DEVICE and not self._knows_units(entry):
+            note = "it was set through systemd, which is not asked here (isolation.units): perphd restore gives it back"
+            self._add(self.failed, entry, note=note)
+            self.notes.append(f"{entry.path}: not given back: {note}")
+            return None
         try:
             if self._fs.identity(dirname(entry.path)) != entry.identity:
                 self._add(self.gone, entry, note="another cgroup has the same path now")
@@ -286,6 +296,13 @@ class _Run:
             self.notes.append(f"{entry.path}: {note}")
             return None
         return found
+
+    def _knows_units(self, entry: Original) -> bool:
+        """False if these are the kernel's files alone: what is written there, or gone, systemd would set again."""
+        try:
+            return self._fs.identity(dirname(entry.path))[0] == UNIT_DEVICE
+        except KernelError:
+            return False
 
     def _gone(self, entry: Original) -> None:
         try:

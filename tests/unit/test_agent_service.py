@@ -7,16 +7,17 @@ import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import pytest
 
 from perphd.agent import service as module
-from perphd.agent.config import Config
+from perphd.agent.config import Config, IsolationConfig
 from perphd.agent.loop import Agent
 from perphd.agent.notify import Notifier
 from perphd.agent.service import Server, Service
 from perphd.domain.errors import PerphError
+from perphd.isolation.restore import RestoreReport
 
 
 @dataclass
@@ -102,6 +103,23 @@ async def test_everything_is_given_back_even_if_the_server_does_not_stop(
     with pytest.raises(OSError, match="stop"):
         await service.run()
     assert agent.stopped == [True]
+
+
+@pytest.mark.parametrize("units", ["systemd", "leave"])
+def test_a_daemon_that_leaves_units_alone_takes_none_over(
+    units: Literal["systemd", "leave"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[bool] = []
+
+    def restore(fs: object, state_dir: object, *, but: object, units: bool) -> RestoreReport:
+        asked.append(units)
+        return RestoreReport()
+
+    monkeypatch.setattr(module, "restore", restore)
+    monkeypatch.setattr(module, "build_agent", lambda config, clock: FakeAgent())
+    config = Config(isolation=IsolationConfig(units=units))
+    Service(Path("/nowhere"), config, lambda agent, reload: FakeServer(None, None))._real()
+    assert asked == [units == "systemd"]
 
 
 def test_a_systemd_that_does_not_listen_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

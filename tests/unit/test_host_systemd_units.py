@@ -35,7 +35,7 @@ from perphd.host.systemd_properties import (
     properties,
 )
 from perphd.isolation import Executor, Journal
-from perphd.isolation.restore import restore_journal
+from perphd.isolation.restore import restore, restore_journal
 from tests.unit.isolation_kernel import FakeKernel
 from tests.unit.isolation_systemd import FakeSystemd
 
@@ -287,6 +287,64 @@ async def test_an_administrators_set_property_is_set_again_once_and_then_yielded
         report = await agent.restore()
         assert [file.found for file in report.foreign] == [str(3 << 30)]
         assert systemd.kernel.read(f"{AT}/memory.high") == f"{3 << 30}\n".encode()
+
+
+async def _kept(systemd: FakeSystemd, state: Path) -> None:
+    """What a daemon that asks systemd leaves when it is restarted."""
+    with Journal(state, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        target = {"job": Settings(cpus=CpuSet.of([3]), cpu_weight=5)}
+        assert (await agent.apply(agent.plan(target, SPECS, 0.0))).ok
+        agent.keep()
+
+
+@pytest.mark.parametrize("units", [True, False])
+async def test_what_systemd_was_asked_for_is_kept_only_for_one_who_asks_it_too(
+    systemd: FakeSystemd, tmp_path: Path, units: bool
+) -> None:
+    await _kept(systemd, tmp_path)
+    report = restore(systemd.fs(), tmp_path, boot_id="boot", but={"job"}, units=units)
+    assert report.complete
+    assert {file.knob for file in report.restored} == (set() if units else {"cpus", "cpu_weight"})
+    systemd.restart(UNIT)
+    assert systemd.kernel.directories[AT].files.get("cpu.weight", "").strip() == ("5" if units else "")
+
+
+async def test_what_is_a_control_groups_own_is_kept_for_one_who_does_not_ask_systemd(
+    systemd: FakeSystemd, tmp_path: Path
+) -> None:
+    systemd.kernel.mkdir("/mine")
+    specs = [WorkloadSpec("own", Kind.BATCH, "/mine")]
+    with Journal(tmp_path, boot_id="boot") as journal:
+        agent = executor(systemd, journal)
+        assert (await agent.apply(agent.plan({"own": Settings(cpu_weight=5)}, specs, 0.0))).ok
+        agent.keep()
+    assert not restore(systemd.fs(), tmp_path, boot_id="boot", but={"own"}, units=False)
+    assert systemd.kernel.read("/sys/fs/cgroup/mine/cpu.weight") == b"5\n"
+
+
+@pytest.mark.parametrize("runs", [True, False])
+async def test_files_without_systemd_never_close_what_it_was_asked_for(
+    systemd: FakeSystemd, tmp_path: Path, runs: bool
+) -> None:
+    await _kept(systemd, tmp_path)
+    if not runs:
+        systemd.stop(UNIT)
+    with Journal(tmp_path, boot_id="boot") as journal:
+        known = dict(journal.originals)
+        agent = Executor(systemd.kernel, systemd.kernel.hierarchies, journal, in_thread=False)
+        report = await agent.restore()
+        assert not report.complete
+        assert {file.path for file in report.failed} == set(known)
+        assert not report.gone
+        assert "perphd restore gives it back" in report.notes[-1]
+        assert dict(journal.originals) == known, "nothing is forgotten"
+    assert systemd.kernel.writes == []
+    assert restore(systemd.fs(), tmp_path, boot_id="boot").complete, "that one asks systemd"
+    if runs:
+        systemd.stop(UNIT)
+    systemd.start(UNIT)
+    assert "cpu.weight" not in systemd.kernel.directories[AT].files
 
 
 def test_an_old_systemd_has_no_word_for_idle(systemd: FakeSystemd) -> None:
