@@ -36,24 +36,28 @@ class DropIns:
         self, fs: KernelFs, unlink: Callable[[str], None] = os.unlink, mark: Callable[[str], None] = touch
     ) -> None:
         self._fs, self._unlink, self._mark = fs, unlink, mark
+        self._unmarked: set[str] = set()
 
     def expect(self, unit: str, file: str) -> None:
         """Before systemd is asked for what this file states: remember which of its drop-ins are not there yet."""
         for name in drop_ins(file):
             if any(self._fs.exists(path) for path in _places(unit, name)):
                 continue
-            with suppress(OSError):  # then only a drop-in that says nothing is taken away later
+            try:
                 self._mark(_mark(unit, name))
+            except OSError:  # then it is taken away later only by this process, and only if it says nothing
+                self._unmarked.add(_mark(unit, name))
 
     def given_back(self, unit: str, file: str) -> None:
-        """The file holds its original again: take away what perphd's requests made, and what says nothing."""
+        """The file holds its original again: take away what perphd's requests made, and nothing else."""
         for name in drop_ins(file):
             mark = _mark(unit, name)
             is_own = self._fs.exists(mark)
             for path in _places(unit, name):
-                if is_own or self._says_nothing(path):
+                if is_own or (mark in self._unmarked and self._says_nothing(path)):
                     with suppress(OSError):  # a sandbox may forbid it: it then stays until the next boot
                         self._unlink(path)
+            self._unmarked.discard(mark)
             if is_own:
                 with suppress(OSError):
                     self._unlink(mark)

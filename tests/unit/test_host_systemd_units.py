@@ -368,6 +368,10 @@ def test_freezing_goes_through_systemd_and_delegated_subtrees_are_written_direct
     assert fs.identity(AT) != systemd.kernel.identity(AT)
 
 
+def _full(path: str) -> None:
+    raise OSError(errno.ENOSPC, "full", path)
+
+
 class _Files:
     """Drop-ins and marks, beside the kernel's files."""
 
@@ -396,16 +400,46 @@ def files(systemd: FakeSystemd, monkeypatch: pytest.MonkeyPatch) -> _Files:
     return _Files(systemd.kernel, monkeypatch)
 
 
-def test_empty_drop_ins_are_taken_away_and_others_stay(systemd: FakeSystemd, files: _Files) -> None:
-    control = "/run/systemd/system.control/job.service.d"
-    files.texts = {
-        f"{control}/50-MemoryHigh.conf": "# made by\n[Service]\nMemoryHigh=infinity\n",
-        f"{control}/50-AllowedCPUs.conf": "[Service]\nAllowedCPUs=\nAllowedCPUs=0-1\n",
-    }
+CONTROL = "/run/systemd/system.control/job.service.d"
+
+
+@pytest.mark.parametrize(
+    ("file", "name", "said"),
+    [
+        ("memory.high", "MemoryHigh", "MemoryHigh=infinity"),
+        ("memory.low", "MemoryLow", "MemoryLow=0"),
+        ("cpuset.cpus", "AllowedCPUs", "AllowedCPUs="),
+    ],
+)
+def test_an_administrators_drop_in_stays_even_if_it_says_no_more_than_that_there_is_no_value(
+    systemd: FakeSystemd, files: _Files, file: str, name: str, said: str
+) -> None:
+    files.texts = {f"{CONTROL}/50-{name}.conf": f"# made by\n[Service]\n{said}\n"}
+    before = dict(files.texts)
     fs = files.fs(systemd)
-    for file in ("memory.high", "cpuset.cpus", "memory.low"):
+    fs.write(f"{AT}/{file}", b"1\n")
+    fs.given_back(f"{AT}/{file}")
+    assert files.texts == before
+
+
+def test_of_what_could_not_be_marked_the_empty_drop_ins_are_taken_away(
+    systemd: FakeSystemd, files: _Files
+) -> None:
+    fs = files.fs(systemd)
+    fs._drop_ins._mark = _full
+    for file in ("memory.high", "memory.low"):
+        fs.write(f"{AT}/{file}", b"4096\n")
+    files.texts = {
+        f"{CONTROL}/50-MemoryHigh.conf": "# made by\n[Service]\nMemoryHigh=infinity\n",
+        f"{CONTROL}/50-MemoryLow.conf": "[Service]\nMemoryLow=\nMemoryLow=4096\n",
+        f"{CONTROL}/50-MemoryMax.conf": "[Service]\nMemoryMax=infinity\n",
+    }
+    for file in ("memory.high", "memory.low", "memory.max"):
         fs.given_back(f"{AT}/{file}")
-    assert set(files.texts) == {f"{control}/50-AllowedCPUs.conf"}
+    assert set(files.texts) == {f"{CONTROL}/50-MemoryLow.conf", f"{CONTROL}/50-MemoryMax.conf"}
+    files.texts = {f"{CONTROL}/50-MemoryHigh.conf": "[Service]\nMemoryHigh=infinity\n"}
+    fs.given_back(f"{AT}/memory.high")
+    assert files.texts, "once: what comes later is an administrator's"
 
 
 @pytest.mark.parametrize("folder", ["system.control", "transient"])
@@ -426,10 +460,7 @@ def test_a_drop_in_that_restates_an_original_goes_unless_it_was_there_before(
 
 
 def test_marks_that_cannot_be_made_do_not_keep_systemd_from_being_asked(systemd: FakeSystemd) -> None:
-    def full(path: str) -> None:
-        raise OSError(errno.ENOSPC, "full", path)
-
-    fs = UnitFs(systemd.kernel, systemd.kernel.hierarchies, systemd, mark=full)
+    fs = UnitFs(systemd.kernel, systemd.kernel.hierarchies, systemd, mark=_full)
     fs.write(f"{AT}/memory.high", b"4096\n")
     assert systemd.kernel.read(f"{AT}/memory.high") == b"4096\n"
 
