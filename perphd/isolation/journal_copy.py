@@ -46,6 +46,7 @@ class Copy:
                 self.path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o600
             )
         except OSError:
+            self._give_up()  # what it says would pass for more than the journal, and bring closed originals back
             return
         self.append(data)
 

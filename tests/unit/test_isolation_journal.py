@@ -48,6 +48,31 @@ def test_originals_are_on_disk_when_record_returns(tmp_path: Path, monkeypatch: 
         )
 
 
+def test_a_copy_that_cannot_be_opened_brings_nothing_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.open
+
+    def refused(path: str, *args: int, **kwargs: int) -> int:
+        if str(path).endswith(COPY):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        return real(path, *args, **kwargs)
+
+    with opened(tmp_path) as journal:
+        journal.record([A, B], [(A.path, "10")])
+        monkeypatch.setattr(os, "open", refused)
+        journal.close_out([A.path, B.path])
+        assert not (tmp_path / COPY).exists()
+    with opened(tmp_path) as journal:
+        assert not journal.originals
+        assert journal.notes == ()
+        monkeypatch.undo()
+        journal.record([A])
+    with opened(tmp_path) as journal:
+        assert list(journal.originals) == [A.path]
+        assert (tmp_path / COPY).read_bytes() == Path(journal.path).read_bytes(), "and there is one again"
+
+
 def test_closing_everything_leaves_the_header_and_order_goes_on(tmp_path: Path) -> None:
     with opened(tmp_path) as journal:
         empty = Path(journal.path).read_bytes()
