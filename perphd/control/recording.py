@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Final
 
 from perphd.agent.rounds import Question, Round
 from perphd.control.tagged import encode_tagged
 from perphd.control.wire import encode
+from perphd.domain.masking import without_secrets
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
 
 FORMAT: Final = 2
@@ -62,11 +63,14 @@ def target_out(target: TargetState) -> dict[str, Any]:
 
 
 def snapshot_out(snapshot: Snapshot) -> dict[str, Any]:
-    """All but the topology, which is in the head, the models, whose answers stand beside it, and the memory."""
+    """All but the topology, which is in the head, the models, whose answers stand beside it, and the memory.
+
+    Nor the accounts in workloads' URLs: no policy asks for them, and whoever may ask for a recording may not know them.
+    """
     host = {f.name: encode(getattr(snapshot.host, f.name)) for f in fields(HostView) if f.name != "topology"}
     views = [
         {f.name: encode(getattr(view, f.name)) for f in fields(WorkloadView) if f.name != "model"}
-        for view in snapshot.workloads
+        for view in (replace(view, spec=without_secrets(view.spec)) for view in snapshot.workloads)
     ]
     return {
         "tick": snapshot.tick, "at_s": snapshot.at_s, "period_s": snapshot.period_s, "host": host,

@@ -47,7 +47,7 @@ from perphd.monitor.sli import SLI_FIELDS, SliReading
 _BODY = "the request"
 _OWNER_SOURCES = ("command", "file")
 _OWNER_OPTIONS = ("password_file",)
-_URL_ACCOUNT = re.compile(r"(?<=://)[^/@]*@")
+_URL_ACCOUNT = re.compile(r"(?<=://)[^/?#]*@")
 _MAX_LIMIT = 1000
 Handler: TypeAlias = Callable[[web.Request, Peer], Awaitable[Any]]
 

@@ -400,6 +400,47 @@ async def test_prometheus_answers_that_are_none(status: int, text: str, expected
         await scraped.close()
 
 
+@pytest.mark.parametrize(
+    ("status", "text", "expected"),
+    [
+        (503, "", "status 503"),
+        (200, "other 1\n", "no number for work"),
+        (200, "work 1\n", "no number for p95"),
+        (200, "work 1\n", "no lat_bucket"),
+        (200, "work{ 1\n", "text format"),
+        (200, "x" * 20, "more than"),
+    ],
+)
+async def test_no_reason_names_the_account(
+    status: int, text: str, expected: str, monkeypatch: pytest.MonkeyPatch
+):
+    if expected == "more than":
+        monkeypatch.setattr("perphd.monitor.sli.prometheus.MAX_BODY_BYTES", 10)
+    latency = {"latency_histogram": "lat"} if "bucket" in expected else {"latency_p95": "p95"}
+    async with exposing() as app:
+        app.status, app.text = status, text
+        url = app.url.replace("http://", "http://me:hunter@2x@")
+        scraped = source("prometheus", url=url, timeout_s="10", work="work", **latency)
+        reading = await scraped.read(0.0)
+        await scraped.close()
+    found = [getattr(reading, field) for field in SLI_FIELDS]
+    said = [value.reason for value in found if isinstance(value, Unavailable)]
+    assert any(expected in words for words in said), said
+    assert any("http://***@127.0.0.1" in words for words in said), said
+    assert not any("hunter" in words or "2x" in words for words in said), said
+
+
+async def test_what_a_client_library_says_of_a_url_names_no_account(monkeypatch: pytest.MonkeyPatch):
+    scraped = source("prometheus", url="http://me:secret@localhost/m", timeout_s="10", work="work")
+
+    async def asks(_: object) -> None:
+        raise ValueError("http://me:secret@localhost/m is not to my liking")
+
+    monkeypatch.setattr(scraped, "_ask", asks)
+    said = reason((await scraped.read(0.0)).work_rate_per_s)
+    assert said == "prometheus: ValueError: http://***@localhost/m is not to my liking"
+
+
 async def test_nobody_listens():
     for options in (
         {"name": "prometheus", "url": "http://127.0.0.1:9/metrics", "work": "x"},

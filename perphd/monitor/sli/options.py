@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
+from urllib.parse import urlsplit
 
 from perphd.domain.errors import ConfigError
 from perphd.domain.workload import SliSpec
@@ -52,7 +53,14 @@ def _is_seconds(text: str) -> bool:
 
 
 def _is_url(text: str) -> bool:
-    return re.fullmatch(r"https?://[^\s/?#]+(?:[/?][^\s#]*)?", text) is not None
+    if re.fullmatch(r"https?://[^\s/?#]+(?:[/?][^\s#]*)?", text) is None:
+        return False
+    try:
+        parts = urlsplit(text)
+        # A password with a "/" ends the authority: what is left of it would be taken for a port, and shown.
+        return bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        return False
 
 
 def _is_selector(text: str) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Final, TypeAlias
 
 from perphd.domain.errors import PerphError
+from perphd.domain.masking import masked
 from perphd.domain.reading import Unavailable
 from perphd.monitor.sli.reading import SliReading
 
@@ -60,7 +61,7 @@ class PolledSource(ABC):
             return await self._refuse(now_s, f"{self._label}: no answer within {self._timeout_s:g} s")
         except Exception as exc:  # a client library may raise anything; none of it may stop the daemon
             words = str(exc) if isinstance(exc, PerphError) else f"{type(exc).__name__}: {exc}"
-            return await self._refuse(now_s, f"{self._label}: {words}")
+            return await self._refuse(now_s, f"{self._label}: {masked(words)}")
         self._not_before_s, self._retry_s = None, FIRST_RETRY_S
         return reading
 

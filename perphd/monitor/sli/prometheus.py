@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
+from perphd.domain.masking import masked
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.domain.workload import SliSpec
 from perphd.monitor.rates import FIRST_READING, WENT_BACKWARDS, Rate
@@ -99,6 +100,7 @@ class PrometheusSource(PolledSource):
     def __init__(self, spec: SliSpec) -> None:
         super().__init__("prometheus", seconds(spec, "timeout_s"))
         self._url = setting(spec, "url")
+        self._shown = masked(self._url)
         self._kind = setting(spec, "kind")
         self._to_ms = 1000.0 if setting(spec, "latency_unit") == "s" else 1.0
         keys = ("work", "load", *_PERCENTILES, "latency_histogram")
@@ -117,17 +119,17 @@ class PrometheusSource(PolledSource):
             self._session = aiohttp.ClientSession(headers={"Accept": "text/plain; version=0.0.4"})
         async with self._session.get(self._url, allow_redirects=False) as response:
             if response.status != 200:
-                raise SliError(f"{self._url} answers with status {response.status}")
+                raise SliError(f"{self._shown} answers with status {response.status}")
             body = b""
             async for chunk in response.content.iter_chunked(65536):
                 body += chunk
                 if len(body) > MAX_BODY_BYTES:
-                    raise SliError(f"{self._url} answers with more than {MAX_BODY_BYTES >> 20} MiB")
+                    raise SliError(f"{self._shown} answers with more than {MAX_BODY_BYTES >> 20} MiB")
         at_s = answered_at()
         try:
             series = parse_series(body.decode(errors="replace"), self._names)
         except ValueError as exc:
-            raise SliError(f"{self._url} is not in the Prometheus text format: {exc}") from exc
+            raise SliError(f"{self._shown} is not in the Prometheus text format: {exc}") from exc
         return self._reading(series, at_s)
 
     def _reading(self, series: Sequence[Series], at_s: float) -> SliReading:
@@ -154,7 +156,7 @@ class PrometheusSource(PolledSource):
         found = [s for s in series if selector.matches(s.name, s.labels)]
         total = sum(s.value for s in found)
         if not found or not math.isfinite(total):
-            return Unavailable(f"{self._url} has no number for {selector}")
+            return Unavailable(f"{self._shown} has no number for {selector}")
         grows = found[0].counts if self._kind == "auto" else self._kind == "counter"
         return self._rates[key].update(total, at_s) if grows else total
 
@@ -162,7 +164,7 @@ class PrometheusSource(PolledSource):
         # A summary without observations in its window says NaN.
         numbers = [value for value in values if math.isfinite(value)]
         if not numbers:
-            return Unavailable(f"{self._url} has no number for {selector}")
+            return Unavailable(f"{self._shown} has no number for {selector}")
         return max(numbers) * self._to_ms
 
     def _percentiles(self, series: Sequence[Series]) -> list[tuple[float, float]] | Unavailable:
@@ -174,7 +176,7 @@ class PrometheusSource(PolledSource):
                 bound = float(s.labels["le"])
                 totals[bound] = totals.get(bound, 0.0) + s.value
         if not totals:
-            return Unavailable(f"{self._url} has no {self._buckets}")
+            return Unavailable(f"{self._shown} has no {self._buckets}")
         return self._growth.update(totals)
 
     async def close(self) -> None:
