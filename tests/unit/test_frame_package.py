@@ -1,0 +1,39 @@
+"""What the Debian package ships and recommends beside the program."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+DEBIAN = ROOT / "packaging/debian"
+
+
+def _settings(text: str) -> list[str]:
+    lines = [line.strip() for line in text.splitlines()]
+    return [line for line in lines if line and not line.startswith("#")]
+
+
+def test_the_drop_in_for_egress_ceilings_is_the_one_that_is_explained() -> None:
+    explained = re.search(r"/network\.conf`:\n\n((?:      .+\n)+)", (ROOT / "docs/knobs.md").read_text())
+    assert explained is not None
+    assert _settings((DEBIAN / "examples/network.conf").read_text()) == _settings(explained[1])
+
+
+def test_what_the_package_s_readme_names_is_shipped() -> None:
+    named = set(re.findall(r"/usr/share/doc/perphd/(\S+)", (DEBIAN / "README.Debian").read_text()))
+    shipped = {f"examples/{path.name}" for path in (DEBIAN / "examples").iterdir()}
+    assert named == shipped
+
+
+def test_what_the_package_s_rules_ship_is_there() -> None:
+    shipped = re.search(r"/usr/share/doc/perphd (docs/.+)", (DEBIAN / "rules").read_text())
+    assert shipped is not None
+    assert shipped[1].split() == ["docs/openapi.json", "docs/faults.md"]
+    assert all((ROOT / name).is_file() for name in shipped[1].split())
+
+
+def test_programs_that_perphd_calls_are_recommended() -> None:
+    found = re.search(r"^Recommends: ((?:.+\n)(?: .+\n)*)", (DEBIAN / "control").read_text(), re.MULTILINE)
+    assert found is not None
+    assert {"dbus", "iproute2"} <= {name.strip() for name in found[1].split(",")}
