@@ -12,6 +12,7 @@ import click
 
 from perphd.agent.config import DEFAULT_PATH
 from perphd.domain.errors import PerphError
+from perphd.domain.extras import how_to_get
 
 _EXIT_FAILED = 1
 _EVERY_S = 10.0
@@ -76,7 +77,7 @@ def profile(app: str, config_path: str, simulated: bool, out: str | None, **aske
     if asked["engine"] is None and engine == "numpy":
         teller.say(NO_LIGHTGBM)
     elif asked["engine"] == "lightgbm" and best_engine() == "numpy":
-        raise click.UsageError("lightgbm is not installed: pip install 'perphd[worker]'")
+        raise click.UsageError(f"lightgbm is not installed: {how_to_get('worker')}")
     try:
         guard = None
         config = None if simulated else load(config_path)

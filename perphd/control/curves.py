@@ -17,6 +17,7 @@ from perphd.control.table import Part, Styled, text
 from perphd.domain.allocation import IDLE
 from perphd.domain.belief import ModelView
 from perphd.domain.errors import PerphError
+from perphd.domain.extras import how_to_get
 from perphd.domain.policy import Band
 from perphd.predictor.ogbrt.forest import Forest
 from perphd.predictor.profile.file import Profile
@@ -24,7 +25,7 @@ from perphd.predictor.profile.file import Profile
 WIDTH: Final = 56
 HEIGHT: Final = 8
 _MARKS: Final = "●○▲△■□"
-NO_MATPLOTLIB: Final = "matplotlib is not installed: pip install 'perphd[lab]'"
+NO_MATPLOTLIB: Final = f"matplotlib is not installed: {how_to_get('lab')}"
 _POINTS: Final = 24
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
+from perphd.domain.extras import how_to_get
 from perphd.monitor.query import Cell, QueryError, open_read_only
 from perphd.monitor.schema import TABLES
 
@@ -77,7 +78,7 @@ def _write_parquet(path: str, types: dict[str, str], batches: Iterator[Sequence[
         import pyarrow.parquet as pq
     except ImportError as exc:
         raise QueryError(
-            "Parquet needs the package pyarrow (pip install 'perphd[export]'); CSV does not"
+            f"Parquet needs the package pyarrow, CSV does not; how to get it: {how_to_get('export')}"
         ) from exc
     kinds = {"REAL": pa.float64(), "INTEGER": pa.int64(), "TEXT": pa.string()}
     schema = pa.schema([(name, kinds[kind]) for name, kind in types.items()])

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from perphd.domain.extras import how_to_get
 from perphd.predictor.ogbrt.fit import FitSettings, fit
 from perphd.predictor.ogbrt.forest import Forest
 from perphd.predictor.ogbrt.trees import Floats, Trees
@@ -29,8 +30,8 @@ FOLDS = 10
 _PATIENCE = 20
 _NUMPY_ROUNDS = (40, 80, 120, MOST_ROUNDS)
 NO_LIGHTGBM = (
-    "lightgbm is not installed (pip install 'perphd[worker]'): trained with perphd's own trees instead, which are as "
-    "monotone and nearly as good"
+    "lightgbm is not installed: trained with perphd's own trees instead, which are as monotone and nearly as good. "
+    f"How to get it: {how_to_get('worker')}"
 )
 
 Predict: TypeAlias = Callable[[Floats, int], Floats]
