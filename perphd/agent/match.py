@@ -36,6 +36,7 @@ ALLOWED: Final = (
     '"unit:NAME", "slice:NAME", "cgroup:/PATH", "container:NAME", "label:KEY=VALUE", "pid:NUMBER" or '
     '"pidfile:/PATH"; * ? [..] in all but slice, pid and pidfile'
 )
+_STAR: Final = "[^/]*"
 _LABEL_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,316}", re.ASCII)
 _SLICE = re.compile(r"[A-Za-z0-9:_.\\@-]{1,249}\.slice", re.ASCII)
 _UNIT_SUFFIX = re.compile(r".*(?:\.(?:service|scope|slice|mount|socket|swap)|[*?\]])", re.ASCII)
@@ -138,10 +139,28 @@ def instance_name(base: str, captured: tuple[str, ...], identity: str) -> str:
 
 @functools.lru_cache(maxsize=1024)
 def glob(pattern: str) -> re.Pattern[str]:
-    """The pattern as a regular expression with a group for each wildcard."""
-    return re.compile(
-        "".join(f"({part})" if isinstance(part, str) else re.escape(part[0]) for part in _parts(pattern))
-    )
+    """The pattern as a regular expression with a group for each wildcard.
+
+    What follows a ``*`` up to the next one is taken where it first occurs, for good: a match needs no more (nothing in
+    a pattern stands for a varying number of characters but ``*``), and trying everything else takes a time that grows
+    exponentially with the number of ``*`` on names that tenants choose.
+    """
+    head, *runs = _runs(pattern)
+    if not runs:
+        return re.compile(head)
+    between = "".join(f"(?>({_STAR}?){run})" for run in runs[:-1])
+    return re.compile(f"{head}{between}({_STAR}){runs[-1]}")
+
+
+def _runs(pattern: str) -> list[str]:
+    """Expressions of what stands before, between and behind the ``*``: each for a fixed number of characters."""
+    runs = [""]
+    for part in _parts(pattern):
+        if part == _STAR:
+            runs.append("")
+        else:
+            runs[-1] += f"({part})" if isinstance(part, str) else re.escape(part[0])
+    return runs
 
 
 def is_wild(pattern: str) -> bool:
@@ -156,8 +175,8 @@ def _parts(pattern: str) -> list[str | tuple[str]]:
     while at < len(pattern):
         char = pattern[at]
         if char == "*":
-            if not found or found[-1] != "[^/]*":  # ** is *
-                found.append("[^/]*")
+            if not found or found[-1] != _STAR:  # ** is *
+                found.append(_STAR)
         elif char == "?":
             found.append("[^/]")
         elif (

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import json
 import re
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -137,6 +139,32 @@ def test_text_without_wildcards_matches_itself_alone(text: str, other: str) -> N
 )
 def test_wildcards(pattern: str, text: str, captured: tuple[str, ...] | None) -> None:
     assert Match(MatchKind.CGROUP, pattern).captures(text) == captured
+
+
+@given(
+    st.text(st.sampled_from("ab-*?"), min_size=1, max_size=10), st.text(st.sampled_from("ab-"), max_size=12)
+)
+@example("*ab*b", "aabab")
+@example("*a*a", "aa")
+@example("*?*a", "aa")
+def test_several_wildcards_match_as_in_a_shell_and_account_for_the_whole_text(
+    pattern: str, text: str
+) -> None:
+    captured = Match(MatchKind.CGROUP, pattern).captures(text)
+    assert (captured is not None) == fnmatch.fnmatchcase(text, pattern)
+    if captured is not None:
+        literal = sum(char not in "*?" for char in pattern)
+        assert sum(map(len, captured)) + literal == len(text)
+
+
+@pytest.mark.parametrize("pattern", ["*-*-*-*-*-*-*-*x", "*-" * 100 + "x", "*?-*?-*?-*?-*?-*?-*?-*[a-z]"])
+def test_a_name_that_a_tenant_chose_takes_no_exponential_time(pattern: str) -> None:
+    signal.alarm(20)  # it would take longer than the universe
+    try:
+        assert Match(MatchKind.UNIT, pattern).captures("-" * 250) is None
+    finally:
+        signal.alarm(0)
+    assert Match(MatchKind.UNIT, pattern).captures("-" * 250 + "x") is not None
 
 
 @given(
