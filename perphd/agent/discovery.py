@@ -137,10 +137,13 @@ class Discovery:
         return hits, ""
 
     def _of_process(self, match: Match) -> tuple[list[_Hit], str]:
-        pid = int(match.pattern) if match.kind is MatchKind.PID else self._lookup.pid_in(match.pattern)
+        if match.kind is MatchKind.PID:
+            pid, problem = int(match.pattern), ""
+        else:
+            pid, problem = self._lookup.pid_in(match.pattern)
         start = self._lookup.start_of(pid) if pid > 1 else 0
         if not start:
-            return [], ""
+            return [], problem
         if match.kind is MatchKind.PID and self._starts.setdefault(pid, start) != start:
             return [], f"process {pid} has ended; another process has its number now"
         cgroup = self._lookup.of_process(pid)

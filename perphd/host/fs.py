@@ -6,11 +6,13 @@ real host. Errors are the classes of ``perphd.domain.errors``.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from perphd.domain.errors import kernel_error
+from perphd.domain.errors import ParseError, kernel_error
 
 if TYPE_CHECKING:
     import rdt
@@ -54,6 +56,19 @@ class KernelFs(Protocol):
 
     def identity(self, path: str) -> tuple[int, int]:
         """(device, inode): changes when a cgroup is removed and made again under the same name."""
+
+
+@runtime_checkable
+class ReadsStrangers(Protocol):
+    """File systems that also read files which are not the kernel's, and which applications may have put there."""
+
+    def read_strangers(self, path: str, most_bytes: int) -> tuple[int, bytes]:
+        """(uid of the owner, the first ``most_bytes``) of a plain file; never waits for anybody.
+
+        Raises:
+            KernelError: it is not there, or cannot be read.
+            ParseError: it is no plain file, but a symbolic link, a FIFO, a device ...
+        """
 
 
 class _RealFile:
@@ -114,6 +129,25 @@ class RealFs:
             return file.read()
         finally:
             file.close()
+
+    def read_strangers(self, path: str, most_bytes: int) -> tuple[int, bytes]:
+        """See ``ReadsStrangers``. O_NONBLOCK: a FIFO would keep open(2) waiting for a writer, for ever."""
+        flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+        try:
+            fd = os.open(self._at(path), flags)
+        except OSError as exc:
+            if exc.errno == errno.ELOOP:
+                raise ParseError("a plain file", path, "a file, not a symbolic link to one") from exc
+            raise kernel_error(exc, path, "open") from exc
+        try:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise ParseError("a plain file", path, "a file that holds what is written in it")
+            return status.st_uid, os.read(fd, most_bytes)
+        except OSError as exc:
+            raise kernel_error(exc, path, "read") from exc
+        finally:
+            os.close(fd)
 
     def write(self, path: str, data: bytes) -> None:
         """One write(2) of an existing file."""

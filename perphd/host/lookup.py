@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from perphd.domain.errors import KernelError
+from perphd.domain.errors import KernelError, ParseError
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, Layout
 from perphd.host.containers import ContainerNames, parse_path
-from perphd.host.fs import KernelFs, read_text
+from perphd.host.fs import KernelFs, ReadsStrangers, read_text
 from perphd.host.systemd_fs import unit_of
 
 MAX_GROUPS: Final = 20_000
@@ -25,6 +25,9 @@ _FOLDERS: Final = frozenset(
 _POD = re.compile(r"(?:.*-)?pod[0-9a-f_-]{32,36}(?:\.slice)?", re.ASCII)
 _CLK_START: Final = 19
 """Field starttime of /proc/PID/stat, counted after the command's closing parenthesis: proc(5)."""
+
+_PID_FILE_BYTES: Final = 64
+_PID_DIGITS: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +125,42 @@ class Lookup:
         except (KernelError, ValueError, IndexError):
             return 0
 
-    def pid_in(self, path: str) -> int:
-        """The number in a pid file; 0: there is none."""
+    def pid_in(self, path: str) -> tuple[int, str]:
+        """(the number in a pid file, ""); (0, why it is not taken, if it is there).
+
+        Whoever may write the file says which workload this is. So only root is believed about every process, and
+        others about processes that are theirs alone.
+        """
+        if not isinstance(self._fs, ReadsStrangers):
+            return 0, f"pid files cannot be read on this host: {path}"
         try:
-            word = read_text(self._fs, path).split(maxsplit=1)[:1]
-            return int(word[0]) if word and word[0].isdecimal() and len(word[0]) <= 10 else 0
+            owner, data = self._fs.read_strangers(path, _PID_FILE_BYTES)
+        except ParseError:
+            return 0, f"{path} is no plain file (but a symbolic link, a FIFO, a device ...): it is not read"
         except KernelError:
-            return 0
+            return 0, ""
+        word = data.split(maxsplit=1)[:1]
+        pid = int(word[0]) if word and word[0].isdigit() and len(word[0]) <= _PID_DIGITS else 0
+        if pid <= 1 or owner == 0:
+            return pid, ""
+        users = self._users_of(pid)
+        if users and users != {owner}:
+            shown = ", ".join(map(str, sorted(users)))
+            return 0, (
+                f"{path} belongs to user {owner} and names process {pid}, which runs as user {shown}: only root may "
+                "name another user's process; let root write the file"
+            )
+        return (pid, "") if users else (0, "")
+
+    def _users_of(self, pid: int) -> set[int]:
+        """Real, effective and saved uid of a process; empty if there is none."""
+        try:
+            for line in read_text(self._fs, f"/proc/{pid}/status").splitlines():
+                if line.startswith("Uid:"):
+                    return {int(uid) for uid in line.split()[1:4]}
+        except (KernelError, ValueError):
+            pass
+        return set()
 
 
 def _may_hold_containers(name: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import json
+import os
 import re
 import signal
 from collections.abc import Mapping
@@ -389,6 +390,7 @@ def test_a_process_is_followed_as_long_as_it_lives(tmp_path: Path) -> None:
 
 def test_a_pid_file_is_read_again(tmp_path: Path) -> None:
     files = {**V2, "/cg/jobs/cgroup.procs": "", "/run/x.pid": "77\n", "/proc/77/cgroup": "0::/jobs\n"}
+    files |= {f"/proc/{pid}/status": UIDS.format(*[os.getuid()] * 4) for pid in (77, 88)}
     fs = write_tree(tmp_path, files | {"/proc/77/stat": STAT.format(77, 5), "/proc/88/cgroup": "0::/\n"})
     looks = discovery(fs)
     declared = [WorkloadSpec("p", Kind.BATCH, "", match="pidfile:/run/x.pid")]
@@ -400,6 +402,66 @@ def test_a_pid_file_is_read_again(tmp_path: Path) -> None:
     for odd in ("", "x", "1", "9" * 30, "-5"):
         (tmp_path / "run/x.pid").write_text(odd)
         assert not looks.look(declared, []).specs
+
+
+UIDS = "Name:\tx\nUid:\t{}\t{}\t{}\t{}\n"
+PIDFILE = [WorkloadSpec("p", Kind.BATCH, "", match="pidfile:/run/x.pid")]
+
+
+def _one_process(root: Path, *uids: int) -> Discovery:
+    """A host with process 77, which runs as these users (real, effective, saved, of file systems)."""
+    files = {**V2, "/cg/jobs/cgroup.procs": "", "/run/": "", "/proc/77/cgroup": "0::/jobs\n"}
+    files |= {"/proc/77/stat": STAT.format(77, 5), "/proc/77/status": UIDS.format(*uids)}
+    return discovery(write_tree(root, files))
+
+
+class _Owned(RealFs):
+    """Its pid files belong to user 1000."""
+
+    def read_strangers(self, path: str, most_bytes: int) -> tuple[int, bytes]:
+        return 1000, super().read_strangers(path, most_bytes)[1]
+
+
+@pytest.mark.parametrize(
+    ("uids", "taken"),
+    [((1000,) * 4, True), ((0,) * 4, False), ((1000, 0, 0, 0), False), ((0, 1000, 0, 1000), False)],
+)
+def test_a_pid_file_of_a_user_names_that_users_processes_alone(
+    tmp_path: Path, uids: tuple[int, ...], taken: bool
+) -> None:
+    _one_process(tmp_path, *uids)
+    (tmp_path / "run/x.pid").write_text("77\n")
+    found = discovery(_Owned(tmp_path)).look(PIDFILE, [])
+    assert places(found) == ({"p": "/jobs"} if taken else {})
+    if not taken:
+        assert (
+            "/run/x.pid belongs to user 1000 and names process 77, which runs as user 0"
+            in found.problems["p"]
+        )
+        assert "only root may name another user's process" in found.problems["p"]
+
+
+def test_what_is_no_plain_file_is_no_pid_file(tmp_path: Path) -> None:
+    looks, path = _one_process(tmp_path, *[os.getuid()] * 4), tmp_path / "run/x.pid"
+    (tmp_path / "run/true.pid").write_text("77\n")
+    signal.alarm(20)  # a FIFO without a writer, and /dev/zero, have no end
+    try:
+        for make in (
+            lambda: os.mkfifo(path),
+            lambda: path.symlink_to("/dev/zero"),
+            lambda: path.symlink_to("true.pid"),
+            path.mkdir,
+        ):
+            make()
+            found = looks.look(PIDFILE, [])
+            assert not found.specs
+            assert "/run/x.pid is no plain file" in found.problems["p"]
+            path.rmdir() if path.is_dir() else path.unlink()
+    finally:
+        signal.alarm(0)
+    assert "nothing matches" in looks.look(PIDFILE, []).problems["p"]
+    path.write_text("77\n" + "x" * 100_000)
+    assert places(looks.look(PIDFILE, [])) == {"p": "/jobs"}
 
 
 def test_on_v1_the_tree_of_processors_counts(tmp_path: Path) -> None:

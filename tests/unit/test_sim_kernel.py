@@ -7,7 +7,7 @@ import errno
 import pytest
 
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import Full, Gone, Invalid, KernelError
+from perphd.domain.errors import Full, Gone, Invalid, KernelError, ParseError
 from perphd.host.cgroup.hierarchy import Layout, discover
 from perphd.host.psi import parse_pressure
 from perphd.host.topology import read_topology
@@ -185,6 +185,17 @@ def test_errors_are_the_classes_of_the_domain() -> None:
     file.close()
     with pytest.raises(KernelError):
         file.read()
+
+
+def test_a_file_of_somebody_is_read_with_its_owner_and_no_further_than_asked() -> None:
+    lab = Lab()
+    path = f"{CGROUP_ROOT}/lab/kid/cgroup.procs"
+    lab.fs.raw.chown(path, 1000, 1000)
+    assert lab.fs.read_strangers(path, 5) == (1000, b"284\n2")
+    with pytest.raises(ParseError):
+        lab.fs.read_strangers(f"{CGROUP_ROOT}/lab", 5)
+    with pytest.raises(Gone):
+        lab.fs.read_strangers("/run/none.pid", 5)
 
 
 @pytest.mark.parametrize("machine", [Machine(1, 2), Machine(1, 8, 2), Machine(2, 8, 2), Machine(4, 3, 1)])

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from perphd.domain.errors import kernel_error
+from perphd.domain.errors import ParseError, kernel_error
 from perphd.sim.kernel.vfs import Directory, File, Node, OpenFile, caller_uid, refuse
 
 DEVICE: Final = 0x1D
@@ -213,6 +213,16 @@ class SimFs:
         """Open, read whole, close."""
         try:
             return self.raw.read(path)
+        except OSError as exc:
+            raise kernel_error(exc, path, "read") from exc
+
+    def read_strangers(self, path: str, most_bytes: int) -> tuple[int, bytes]:
+        """(uid of the owner, the first ``most_bytes``): see ``perphd.host.fs.ReadsStrangers``."""
+        try:
+            node = walk(self.root, path)
+            if not isinstance(node, File):
+                raise ParseError("a plain file", path, "a file, not a directory")
+            return node.uid, self.raw.read(path)[:most_bytes]
         except OSError as exc:
             raise kernel_error(exc, path, "read") from exc
 
