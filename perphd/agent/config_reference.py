@@ -77,8 +77,11 @@ MATCHING = (
     "container:NAME a container of Docker, Podman, containerd or CRI-O, within Kubernetes "
     "NAMESPACE/POD/CONTAINER; label:KEY=VALUE containers with that label, as far as their runtime leaves "
     "it in files (Docker: all; CRI-O: the pod's; containerd: io.kubernetes.pod.name, "
-    "io.kubernetes.pod.namespace, io.kubernetes.container.name); pid:NUMBER the group of a process, while "
-    "that lives; pidfile:/PATH the group of the process whose number is in that file.",
+    "io.kubernetes.pod.namespace, io.kubernetes.container.name); pidfile:/PATH the group of the process whose "
+    "number is in that file, a plain one (no symbolic link), which has to be root's or belong to the user as whom the "
+    "process runs.",
+    "pid:NUMBER is the group of a process, while that lives. It is refused in files, and forgotten when perphd ends: "
+    "after a restart of the host the number is another process's. It is for the control API.",
     "In NAME, PATH of cgroup, and VALUE * stands for any run of characters, ? for one, [abc], [a-z], "
     "[!abc] for one of a set; none of them for a slash. Such a pattern, and any label, stands for a "
     f"workload for each that is found, at most {MAX_INSTANCES}: they are called NAME.INSTANCE, by what the "

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from perphd.admission.settings import PolicySettings
 from perphd.agent.config_schema import file_value, keys_of, read_values, setting, show
-from perphd.agent.match import MAX_BASE, parse_match
+from perphd.agent.match import MAX_BASE, is_lasting, parse_match
 from perphd.domain.errors import ConfigError, PerphError
 from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
 from perphd.monitor.sli import validate_options
@@ -25,7 +25,8 @@ _CGROUP_DOC = (
 )
 _MATCH_DOC = (
     "how its control group is found, as unit:NAME, slice:NAME, cgroup:/PATH, container:NAME, label:KEY=VALUE, "
-    "pid:NUMBER or pidfile:/PATH; with wildcards a workload for each that is found (see Finding control groups)"
+    "pidfile:/PATH or, through the control API alone, pid:NUMBER; with wildcards a "
+    "workload for each that is found (see Finding control groups)"
 )
 _MODE_DOC = "observe or enforce for this workload alone; default: the daemon's mode"
 
@@ -141,7 +142,14 @@ def read_workloads(raw: Mapping[str, Any], source: str) -> tuple[Declared, ...]:
             )
         for number, table in enumerate(tables):
             key = f"{kind.value}[{number}]"
-            found.append(Declared(read_workload(kind, table, source, key), source, key))
+            spec = read_workload(kind, table, source, key)
+            if spec.match and not is_lasting(spec.match):
+                problem = (
+                    f"{show(spec.match)} cannot stand in a file: once that process has ended, or after a restart of "
+                    "the host, another has its number; pid: is taken at run time only, through the control API"
+                )
+                raise ConfigError(source, f"{key}.match", problem, '"pidfile:/PATH", "unit:NAME" ...')
+            found.append(Declared(spec, source, key))
     return tuple(found)
 
 
@@ -224,7 +232,7 @@ def is_inside(cgroup: str, ancestor: str) -> bool:
 
 
 def read_runtime(state_dir: str) -> tuple[Declared, ...]:
-    """The workloads that were added at run time; none if there is no such file.
+    """The workloads that were added at run time and last; none if there is no such file.
 
     Raises:
         ConfigError: the file is there and cannot be read or understood.
@@ -242,7 +250,19 @@ def read_runtime(state_dir: str) -> tuple[Declared, ...]:
     for name in raw:
         if name not in WORKLOAD_TABLES:
             raise ConfigError(path, name, "only workloads stand in this file", "[[lra]], [[batch]]")
-    return read_workloads(raw, path)
+    return read_workloads(_lasting(raw), path)
+
+
+def _lasting(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Without processes, which a perphd before this one wrote down: that must not keep this one from starting."""
+
+    def lasts(table: object) -> bool:
+        return not (isinstance(table, Mapping) and str(table.get("match", "")).startswith("pid:"))
+
+    return {
+        name: [table for table in tables if lasts(table)] if isinstance(tables, list) else tables
+        for name, tables in raw.items()
+    }
 
 
 def write_runtime(state_dir: str, specs: Iterable[WorkloadSpec]) -> None:
@@ -277,9 +297,13 @@ def write_runtime(state_dir: str, specs: Iterable[WorkloadSpec]) -> None:
 def remember_runtime(state_dir: str, spec: WorkloadSpec) -> None:
     """Keep a workload added at run time over restarts; one of the same name is replaced.
 
+    Not one of a process: see ``is_lasting``.
+
     Raises:
         ConfigError: the file cannot be read or written.
     """
+    if spec.match and not is_lasting(spec.match):
+        return
     others = [item.spec for item in read_runtime(state_dir) if item.spec.name != spec.name]
     write_runtime(state_dir, [*others, spec])
 

@@ -112,6 +112,11 @@ def parse_match(text: str) -> Match:
     return Match(kind, pattern, key)
 
 
+def is_lasting(text: str) -> bool:
+    """False for what means one process of this boot: written down, it would mean any other that has its number."""
+    return parse_match(text).kind is not MatchKind.PID
+
+
 def slice_path(name: str) -> str:
     """The control group of a slice: ``a-b.slice`` is ``/a.slice/a-b.slice`` (systemd.slice(5)); empty for no slice."""
     stem = name.removesuffix(".slice")

@@ -26,6 +26,7 @@ from perphd.agent.config_workloads import (
     remember_runtime,
     to_table,
 )
+from perphd.agent.match import is_lasting
 from perphd.control import metrics
 from perphd.control.access import Access, Peer, Right
 from perphd.control.errors import ApiError, Code
@@ -154,7 +155,7 @@ class Routes:
                     **_table(item.spec),
                     "present": item.present,
                     "effective_mode": item.mode.value,
-                    "added_at_run_time": item.spec.name in runtime,
+                    "added_at_run_time": item.spec.name in runtime or not _may_stand_in_a_file(item.spec),
                 }
                 for item in self._agent.status().workloads
             ]
@@ -258,6 +259,8 @@ class Routes:
         except ConfigError as exc:
             raise ApiError(Code.CONFLICT, str(exc), exc.key, exc.allowed) from exc
         warnings = list(self._hooks.check_host([spec]))
+        if not _may_stand_in_a_file(spec):
+            warnings.append(f"{spec.match} is not remembered over a restart of perphd")
         # Remembered first: what the agent takes is then still there after a crash in between.
         state_dir = self._agent.config.daemon.state_dir
         remember_runtime(state_dir, spec)
@@ -274,7 +277,7 @@ class Routes:
         await _done(self._agent.remove_workload(name))
         remembered = forget_runtime(self._agent.config.daemon.state_dir, name)
         warnings = []
-        if not remembered:
+        if not remembered and _may_stand_in_a_file(status.spec):
             warnings.append(
                 f"{name!r} is declared in a configuration file: it comes back with the next reload"
             )
@@ -377,6 +380,10 @@ def _check_harmless(sli: SliSpec) -> None:
                 f"{what} may only be added by root, or in a file of /etc/perphd: it acts with root's rights"
             )
             raise ApiError(Code.NOT_PERMITTED, text, f"lra.sli.{key}")
+
+
+def _may_stand_in_a_file(spec: WorkloadSpec) -> bool:
+    return not spec.match or is_lasting(spec.match)
 
 
 def _only(given: Mapping[str, Any], known: Sequence[str]) -> None:
