@@ -19,6 +19,7 @@ from perphd.admission.whatif import whatif
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.learning import observations
+from perphd.agent.match import is_lasting
 from perphd.agent.model_view import model_view
 from perphd.agent.models import Models
 from perphd.agent.records import Records
@@ -206,7 +207,7 @@ class Agent:
         for name, known in list(self._found.items()):
             is_one = name == known.declaration and name in self._declared
             if name not in found.specs and not is_one and now_s - known.seen_s >= FORGET_S:
-                await self.remove_workload(name)
+                await self._let_go(name)
         for name in self._declared:
             self._parts.records.problem(f"match:{name}", found.problems.get(name), now_s)
 
@@ -496,19 +497,21 @@ class Agent:
         if self._declared.pop(name, None) is not None:
             self._parts.records.problem(f"match:{name}", None, self._now_s)
             for found in [one for one, known in self._found.items() if known.declaration == name]:
-                await self.remove_workload(found)
+                await self._let_go(found)
             return
+        if name not in self._specs:
+            raise ConfigError("request", "workload", f"no workload is named {name!r}", ", ".join(self._specs))
+        await self._let_go(name)
+
+    async def _let_go(self, name: str) -> None:
+        """Give back what was set on a workload, and forget it. What it was found for is still looked for."""
         async with self._lock:
-            if name not in self._specs:
-                raise ConfigError(
-                    "request", "workload", f"no workload is named {name!r}", ", ".join(self._specs)
-                )
+            if name not in self._specs:  # meanwhile it went another way
+                return
             self._found.pop(name, None)
             report = await self._parts.executor.restore((name,))
-            if report.failed or report.foreign:
-                self._parts.records.problem(
-                    f"left:{name}", f"{name}: not all was given back: {report}", self._now_s
-                )
+            left = f"{name}: not all was given back: {report}" if report.failed or report.foreign else None
+            self._parts.records.problem(f"left:{name}", left, self._now_s)
             del self._specs[name]
             for kept in (self._protections, self._enforceable, self._modes, self._samples):
                 kept.pop(name, None)
@@ -542,15 +545,20 @@ class Agent:
         """Take over a configuration that was read and checked. Models of workloads that stay are kept."""
         new = {spec.name: spec for spec in config.workloads}
         declared = {spec.name: spec for spec in config.matches}
+        for name, spec in self._declared.items():
+            if not is_lasting(spec.match) and name not in new:
+                declared.setdefault(name, spec)  # no file could have named it
+        for name in self._declared.keys() - declared.keys():
+            self._parts.records.problem(f"match:{name}", None, self._now_s)
+        self._found = {name: known for name, known in self._found.items() if name not in new}
         for name, known in self._found.items():
             to_be, was = declared.get(known.declaration), self._declared.get(known.declaration)
             if to_be is not None and was is not None and (to_be.match, to_be.kind) == (was.match, was.kind):
                 new.setdefault(name, replace(to_be, name=name, cgroup=self._specs[name].cgroup))
         self._declared, self._looked_s = declared, None
         for name, old in list(self._specs.items()):
-            spec = new.get(name)
-            if spec is None or (spec.cgroup, spec.kind) != (old.cgroup, old.kind):
-                await self.remove_workload(name)
+            if name not in new or (new[name].cgroup, new[name].kind) != (old.cgroup, old.kind):
+                await self._let_go(name)
         async with self._lock:
             # What only a start can change stays as it is.
             daemon = replace(config.daemon, period_s=self._config.daemon.period_s)
@@ -561,7 +569,8 @@ class Agent:
             self._modes.clear()
             for name, old in self._specs.items():
                 self._models.keep_if_counted_alike(old, new.get(name, old), self._now_s)
-            self._specs = new
+            # What is there beside them was found, or added, while others were let go.
+            self._specs = new | {name: spec for name, spec in self._specs.items() if name not in new}
             self._enforceable.clear()
             self._parts.executor.forget_conflicts()
             self._sli_followed = False

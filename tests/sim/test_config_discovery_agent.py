@@ -71,6 +71,54 @@ async def test_a_declaration_that_goes_with_a_reload_takes_what_it_found_along(t
     await bench.agent.stop(restore=True)
 
 
+async def test_a_declaration_that_looks_elsewhere_after_a_reload_is_looked_for_there(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, workloads=(), matches=(LRA, replace(MANY, name="job", match="cgroup:/t/pi")))
+    await bench.run(int(ARRIVES_S) + 15)
+    assert rows(bench)["job"].in_force != UNTOUCHED
+    bench.host.cgroups.make("/t/next")
+    elsewhere = replace(MANY, name="job", match="cgroup:/t/next")
+    await bench.agent.reload(replace(bench.config, matches=(LRA, elsewhere)))
+    assert bench.files() == bench.before, "what is not meant any more is given back"
+    await bench.run(int(DISCOVER_S) + 1)
+    assert rows(bench)["job"].spec.cgroup == "/t/next"
+    await bench.agent.stop(restore=True)
+
+
+async def test_what_was_given_and_is_to_be_found_after_a_reload_is_given_back_first(tmp_path: Path) -> None:
+    bench = Bench(tmp_path)
+    await bench.run(int(ARRIVES_S) + 15)
+    assert bench.files() != bench.before
+    db = bench.config.workloads[0]
+    late = replace(NOBODY, name="pi")
+    await bench.agent.reload(replace(bench.config, workloads=(db,), matches=(late,)))
+    assert bench.files() == bench.before
+    await bench.run(1)
+    assert "waiting for unit:late.service" in rows(bench)["pi"].problem
+
+    here = replace(late, match="cgroup:/t/pi")
+    await bench.agent.reload(replace(bench.config, workloads=(db,), matches=(here,)))
+    await bench.run(3)
+    assert rows(bench)["pi"].spec.cgroup == "/t/pi"
+    await bench.agent.reload(bench.config)  # given again: it is not looked for, and so not missed
+    script = scripted(bench)
+    script.says()
+    await bench.run(int(FORGET_S) + 2 * int(DISCOVER_S))
+    assert rows(bench)["pi"].present
+    await bench.agent.stop(restore=True)
+
+
+async def test_a_process_that_no_file_can_name_stays_over_a_reload(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, workloads=(), matches=(LRA, NOBODY))
+    await bench.agent.add_workload(WorkloadSpec("proc", Kind.BATCH, "", match="pid:77"))
+    await bench.run(1)
+    assert any("unit:late.service" in text for text in bench.agent.status().problems)
+    await bench.agent.reload(replace(bench.config, matches=(LRA,)))
+    assert not any("unit:late.service" in text for text in bench.agent.status().problems)
+    await bench.run(1)
+    assert set(rows(bench)) == {"db", "proc"}
+    await bench.agent.stop(restore=True)
+
+
 async def test_one_of_many_is_forgotten_when_it_stays_away_and_the_one_is_waited_for(tmp_path: Path) -> None:
     bench = Bench(tmp_path, workloads=(), matches=(LRA, MANY))
     script = scripted(bench)
