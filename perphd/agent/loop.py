@@ -214,7 +214,17 @@ class Agent:
     async def _move(self, spec: WorkloadSpec) -> None:
         """A workload that has another control group now; what was set on the one before goes back."""
         async with self._lock:
-            await self._parts.executor.restore((spec.name,))
+            report = await self._parts.executor.restore((spec.name,))
+            left = f"left:{spec.name}"
+            if report.failed:  # it stays where it was, so that the next look tries again
+                text = (
+                    f"{spec.name}: found in {spec.cgroup}, but not all was given back where it was: {report}"
+                )
+                self._parts.records.problem(left, text, self._now_s, about=left)
+                self._planned = None
+                return
+            self._parts.records.problem(left, None, self._now_s)
+            self._parts.records.healed(left)
             self._specs[spec.name] = spec
             for kept in (self._protections, self._enforceable, self._samples):
                 kept.pop(spec.name, None)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import replace
 from pathlib import Path
+
+import pytest
 
 from perphd.agent.discovery import Discovery, Found
 from perphd.agent.loop import DISCOVER_S, FORGET_S
 from perphd.domain.allocation import UNTOUCHED
+from perphd.domain.errors import KernelError
 from perphd.domain.status import WorkloadStatus
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from tests.sim.test_agent_loop import ARRIVES_S, Bench
@@ -81,6 +85,38 @@ async def test_a_declaration_that_looks_elsewhere_after_a_reload_is_looked_for_t
     assert bench.files() == bench.before, "what is not meant any more is given back"
     await bench.run(int(DISCOVER_S) + 1)
     assert rows(bench)["job"].spec.cgroup == "/t/next"
+    await bench.agent.stop(restore=True)
+
+
+async def test_a_move_waits_until_everything_was_given_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench = Bench(tmp_path, workloads=(), matches=(LRA, MANY))
+    bench.host.cgroups.make("/t/next")
+    script = scripted(bench)
+    database = replace(LRA, cgroup="/t/db")
+    script.says(database, replace(MANY, name="jobs.i", cgroup="/t/pi"))
+    await bench.run(int(ARRIVES_S) + 15)
+    assert bench.files() != bench.before
+    script.says(database, replace(MANY, name="jobs.i", cgroup="/t/next"))
+    real, write = bench.host.fs, bench.host.fs.write
+
+    def refuse(path: str, data: bytes) -> None:
+        if "/t/pi/" in path:
+            raise KernelError(path, "write", errno.EIO)
+        write(path, data)
+
+    monkeypatch.setattr(real, "write", refuse)
+    await bench.run(int(DISCOVER_S) + 1)
+    assert rows(bench)["jobs.i"].spec.cgroup == "/t/pi"
+    assert any("not all was given back where it was" in text for text in bench.agent.status().problems)
+    monkeypatch.setattr(real, "write", write)
+    await bench.run(int(DISCOVER_S) + 1)
+    assert rows(bench)["jobs.i"].spec.cgroup == "/t/next"
+    assert not any("not all was given back" in text for text in bench.agent.status().problems)
+    for path, value in bench.before.items():
+        if path.startswith("/t/pi/"):
+            assert bench.files()[path] == value
     await bench.agent.stop(restore=True)
 
 
