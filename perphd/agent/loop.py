@@ -122,6 +122,7 @@ class Agent:
         self._clock = clock
         self._mode = config.daemon.mode
         self._modes: dict[str, Mode] = {}
+        self._halted = False  # by restore: whatever mode a workload has of its own, or is found with
         self._specs: dict[str, WorkloadSpec] = {spec.name: spec for spec in config.workloads}
         self._models = parts.models
         self._memory: object = None
@@ -433,8 +434,10 @@ class Agent:
         return self._parts.actuators()
 
     def mode_of(self, spec: WorkloadSpec) -> Mode:
-        """The mode in force for a workload: set at run time, else its own, else the daemon's."""
-        own = self._modes.get(spec.name, spec.mode)
+        """The mode in force for a workload: set at run time, else observe after a restore, else its own or all's."""
+        own = self._modes.get(spec.name)
+        if own is None:
+            own = Mode.OBSERVE if self._halted else spec.mode
         return own if own is not None else self._mode
 
     def status(self) -> AgentStatus:
@@ -471,12 +474,15 @@ class Agent:
     def set_mode(self, mode: Mode, workload: str | None = None) -> None:
         """Observe or enforce: for one workload, or for all (which forgets what was set for single ones).
 
+        After a restore everybody else goes on observing when one is to be enforced again.
+
         Raises:
             ConfigError: no such workload.
         """
         if workload is None:
             self._mode = mode
             self._modes.clear()
+            self._halted = False
         elif workload in self._specs:
             self._modes[workload] = mode
         else:
@@ -508,13 +514,27 @@ class Agent:
             self._parts.records.problem(f"match:{name}", None, self._now_s)
             for found in [one for one, known in self._found.items() if known.declaration == name]:
                 await self._let_go(found)
+            self._forget_modes(name)
             return
         if name not in self._specs:
             raise ConfigError("request", "workload", f"no workload is named {name!r}", ", ".join(self._specs))
         await self._let_go(name)
+        self._modes.pop(name, None)
+
+    def _forget_modes(self, declaration: str) -> None:
+        """Of this declaration, and of what was ever found for it."""
+        others = self._specs.keys() - {
+            one for one, known in self._found.items() if known.declaration == declaration
+        }
+        for name in [one for one in self._modes if one == declaration or one.startswith(f"{declaration}.")]:
+            if name not in others:
+                del self._modes[name]
 
     async def _let_go(self, name: str) -> None:
-        """Give back what was set on a workload, and forget it. What it was found for is still looked for."""
+        """Give back what was set on a workload, and forget it. What it was found for is still looked for.
+
+        Nor is the mode forgotten that somebody set for it: it may be back in a minute.
+        """
         async with self._lock:
             if name not in self._specs:  # meanwhile it went another way
                 return
@@ -523,7 +543,7 @@ class Agent:
             left = f"{name}: not all was given back: {report}" if report.failed or report.foreign else None
             self._parts.records.problem(f"left:{name}", left, self._now_s)
             del self._specs[name]
-            for kept in (self._protections, self._enforceable, self._modes, self._samples):
+            for kept in (self._protections, self._enforceable, self._samples):
                 kept.pop(name, None)
             self._models.forget(name, self._now_s)
             self._parts.records.forget(name)
@@ -542,9 +562,8 @@ class Agent:
         """Go back to observing and put every original value back."""
         async with self._lock:
             self._mode = Mode.OBSERVE
-            self._modes = {
-                name: Mode.OBSERVE for name, spec in self._specs.items() if spec.mode is Mode.ENFORCE
-            }
+            self._modes.clear()
+            self._halted = True
             report = await self._parts.executor.restore()
             self._protections.clear()
             self._planned = None
@@ -577,6 +596,7 @@ class Agent:
             )
             self._mode = config.daemon.mode
             self._modes.clear()
+            self._halted = False
             for name, old in self._specs.items():
                 self._models.keep_if_counted_alike(old, new.get(name, old), self._now_s)
             # What is there beside them was found, or added, while others were let go.

@@ -13,7 +13,7 @@ from perphd.agent.loop import DISCOVER_S, FORGET_S
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.errors import KernelError
 from perphd.domain.status import WorkloadStatus
-from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
+from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
 from tests.sim.test_agent_loop import ARRIVES_S, Bench
 
 LRA = WorkloadSpec("db", Kind.LRA, "", sli=SliSpec("simulated", (("workload", "db"),)), match="cgroup:/t/db")
@@ -166,6 +166,48 @@ async def test_one_of_many_is_forgotten_when_it_stays_away_and_the_one_is_waited
     await bench.run(20)
     assert set(rows(bench)) == {"db", "jobs"}
     assert rows(bench)["jobs"].problem == "waiting for cgroup:/t/p*"
+    await bench.agent.stop(restore=True)
+
+
+async def test_after_a_restore_nothing_is_enforced_that_is_found_later(tmp_path: Path) -> None:
+    always = replace(MANY, mode=Mode.ENFORCE)
+    bench = Bench(tmp_path, workloads=(), matches=(LRA, always))
+    script = scripted(bench)
+    script.says(replace(LRA, cgroup="/t/db"))
+    await bench.run(2)
+    await bench.agent.restore()
+    script.says(replace(LRA, cgroup="/t/db"), replace(always, name="jobs.i", cgroup="/t/pi"))
+    await bench.run(int(DISCOVER_S) + 1)
+    assert rows(bench)["jobs.i"].mode is Mode.OBSERVE
+    bench.agent.set_mode(Mode.ENFORCE, "db")
+    assert {name: row.mode for name, row in rows(bench).items()} == {
+        "db": Mode.ENFORCE,
+        "jobs.i": Mode.OBSERVE,
+    }
+    bench.agent.set_mode(Mode.OBSERVE)
+    assert rows(bench)["jobs.i"].mode is Mode.ENFORCE, "its own mode again"
+    await bench.agent.restore()
+    assert rows(bench)["jobs.i"].mode is Mode.OBSERVE
+    await bench.agent.reload(bench.config)
+    assert rows(bench)["jobs.i"].mode is Mode.ENFORCE
+    await bench.agent.stop(restore=True)
+
+
+async def test_a_mode_that_was_set_stays_when_its_workload_goes_and_comes_back(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, workloads=(), matches=(LRA, MANY))
+    script = scripted(bench)
+    job = replace(MANY, name="jobs.i", cgroup="/t/pi")
+    script.says(job)
+    await bench.run(1)
+    bench.agent.set_mode(Mode.OBSERVE, "jobs.i")
+    await bench.agent._let_go("jobs.i")
+    assert "jobs.i" not in rows(bench)
+    await bench.run(int(DISCOVER_S) + 1)
+    assert rows(bench)["jobs.i"].mode is Mode.OBSERVE
+    await bench.agent.remove_workload("jobs")
+    await bench.agent.add_workload(MANY)
+    await bench.run(1)
+    assert rows(bench)["jobs.i"].mode is Mode.ENFORCE, "another declaration, though it has the name"
     await bench.agent.stop(restore=True)
 
 
