@@ -398,6 +398,11 @@ class Agent:
         return self._config
 
     @property
+    def declared(self) -> tuple[WorkloadSpec, ...]:
+        """The workloads whose control groups are looked for, whether anything was found for them or not."""
+        return tuple(self._declared.values())
+
+    @property
     def capabilities(self) -> Capabilities:
         """What the host can do, as found at start."""
         return self._parts.capabilities
@@ -507,8 +512,10 @@ class Agent:
     async def remove_workload(self, name: str) -> None:
         """Give a workload's settings back and forget it. An LRA's protection ends at the next tick.
 
+        A declaration takes along what was found for it.
+
         Raises:
-            ConfigError: no such workload.
+            ConfigError: no such workload, or one that was found: it would be found again.
         """
         if self._declared.pop(name, None) is not None:
             self._parts.records.problem(f"match:{name}", None, self._now_s)
@@ -517,7 +524,11 @@ class Agent:
             self._forget_modes(name)
             return
         if name not in self._specs:
-            raise ConfigError("request", "workload", f"no workload is named {name!r}", ", ".join(self._specs))
+            known = ", ".join(self._declared | self._specs)
+            raise ConfigError("request", "workload", f"no workload is named {name!r}", known)
+        if (one := self._found.get(name)) is not None and one.declaration in self._declared:
+            problem = f"{name!r} was found for {one.declaration!r} and would be found again"
+            raise ConfigError("request", "workload", problem, one.declaration)
         await self._let_go(name)
         self._modes.pop(name, None)
 

@@ -31,6 +31,10 @@ class AgentPort(Protocol):
         """The configuration in force."""
 
     @property
+    def declared(self) -> tuple[WorkloadSpec, ...]:
+        """The workloads whose control groups are looked for, whether anything was found for them or not."""
+
+    @property
     def capabilities(self) -> Capabilities:
         """What the host can do, as found at start."""
 

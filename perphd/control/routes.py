@@ -250,10 +250,10 @@ class Routes:
         spec = read_workload(kind, body, _BODY, kind.value)
         if spec.sli is not None and not self._access.is_owner(peer):
             _check_harmless(spec.sli)
-        existing = [
-            Declared(item.spec, "the running daemon", item.spec.name)
-            for item in self._agent.status().workloads
-        ]
+        here = {item.spec.name: item.spec for item in self._agent.status().workloads}
+        # A declaration has its name also when what was found for it has names of its own.
+        here = {item.name: item for item in self._agent.declared} | here
+        existing = [Declared(item, "the running daemon", item.name) for item in here.values()]
         try:
             check_workloads([*existing, Declared(spec, _BODY, kind.value)])
         except ConfigError as exc:
@@ -273,15 +273,17 @@ class Routes:
 
     async def _remove(self, request: web.Request, peer: Peer) -> Any:
         name = request.match_info["name"]
-        status = self._workload(name)
+        spec = self._declared(name) or self._workload(name).spec
+        if spec.match and self._declared(name) is None:
+            self._refuse_to_remove(spec)
         await _done(self._agent.remove_workload(name))
         remembered = forget_runtime(self._agent.config.daemon.state_dir, name)
         warnings = []
-        if not remembered and _may_stand_in_a_file(status.spec):
+        if not remembered and _may_stand_in_a_file(spec):
             warnings.append(
                 f"{name!r} is declared in a configuration file: it comes back with the next reload"
             )
-        return {"removed": name, "kind": status.spec.kind.value, "warnings": warnings}
+        return {"removed": name, "kind": spec.kind.value, "warnings": warnings}
 
     async def _push(self, request: web.Request, peer: Peer) -> Any:
         name = request.match_info["name"]
@@ -316,6 +318,20 @@ class Routes:
 
     def _names(self, kind: Kind | None = None) -> list[str]:
         return [item.spec.name for item in self._agent.status().workloads if kind in (None, item.spec.kind)]
+
+    def _declared(self, name: object) -> WorkloadSpec | None:
+        """What is looked for by this name."""
+        return next((spec for spec in self._agent.declared if spec.name == name), None)
+
+    def _refuse_to_remove(self, found: WorkloadSpec) -> None:
+        """One of many that were found would be found again: only their declaration can be removed."""
+        for spec in self._agent.declared:
+            if spec.match == found.match and found.name.startswith(f"{spec.name}."):
+                text = (
+                    f"{found.name!r} was found for {spec.name!r} ({spec.match}) and would be found again: remove "
+                    f"{spec.name!r}, or let {found.name!r} be only observed (its mode)"
+                )
+                raise ApiError(Code.CONFLICT, text, "workload", spec.name)
 
     def _workload(self, name: object) -> WorkloadStatus:
         for item in self._agent.status().workloads:

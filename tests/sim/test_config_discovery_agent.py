@@ -11,7 +11,7 @@ import pytest
 from perphd.agent.discovery import Discovery, Found
 from perphd.agent.loop import DISCOVER_S, FORGET_S
 from perphd.domain.allocation import UNTOUCHED
-from perphd.domain.errors import KernelError
+from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.status import WorkloadStatus
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
 from tests.sim.test_agent_loop import ARRIVES_S, Bench
@@ -58,6 +58,10 @@ async def test_what_is_found_is_enforced_and_given_back(tmp_path: Path) -> None:
     in_force = found["jobs.i"].in_force
     await bench.agent.reload(bench.config)
     assert rows(bench)["jobs.i"].in_force == in_force, "reading the configuration again loses nothing"
+
+    assert [spec.name for spec in bench.agent.declared] == ["db", "jobs", "late"]
+    with pytest.raises(ConfigError, match=r"'jobs\.i' was found for 'jobs' and would be found again"):
+        await bench.agent.remove_workload("jobs.i")
 
     await bench.agent.remove_workload("jobs")
     await bench.agent.remove_workload("late")

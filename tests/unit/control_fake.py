@@ -144,6 +144,7 @@ class FakeAgent:
         self.topology = TOPOLOGY
         self.calls: list[tuple[Any, ...]] = []
         self.specs: dict[str, WorkloadSpec] = {spec.name: spec for spec in (DB, CACHE, PI)}
+        self.declared: tuple[WorkloadSpec, ...] = ()
         self.mode = Mode.ENFORCE
         self.refuse: Exception | None = None
         self.subscribers: set[asyncio.Queue[Event]] = set()
@@ -244,7 +245,8 @@ class FakeAgent:
 
     async def remove_workload(self, name: str) -> None:
         self._call("remove_workload", name)
-        del self.specs[name]
+        self.declared = tuple(spec for spec in self.declared if spec.name != name)
+        self.specs = {one: spec for one, spec in self.specs.items() if one.partition(".")[0] != name}
 
     def push_sli(self, workload: str, reading: SliReading) -> None:
         self._call("push_sli", workload, reading)

@@ -9,6 +9,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -321,6 +322,23 @@ def test_add_and_remove_a_workload(served: Served):
     }
     assert served.agent.calls == [("add_workload", spec), ("remove_workload", "new")]
     assert read_runtime(state_dir) == ()
+
+
+def test_what_is_looked_for_can_be_removed_and_what_was_found_for_it_cannot(served: Served):
+    jobs = WorkloadSpec("jobs", Kind.BATCH, "", match="unit:job@*.service")
+    found = replace(jobs, name="jobs.1", cgroup="/job@1.service")
+    served.agent.declared = (jobs,)
+    served.agent.specs["jobs.1"] = found
+    again = {"kind": "batch", "name": "jobs", "match": "unit:*.service"}
+    error = error_of(served, "POST", "/v1/workloads", again)
+    assert (error["status"], error["key"]) == (409, "batch.name")
+    error = error_of(served, "DELETE", "/v1/workloads/jobs.1")
+    assert (error["status"], error["allowed"]) == (409, "jobs")
+    assert "found for 'jobs' (unit:job@*.service)" in error["message"]
+    assert served.agent.calls == []
+    assert ask(served, "DELETE", "/v1/workloads/jobs")[1]["removed"] == "jobs"
+    assert served.agent.calls == [("remove_workload", "jobs")]
+    assert "jobs.1" not in served.agent.specs
 
 
 def test_a_process_is_a_workload_until_the_daemon_ends(served: Served):
