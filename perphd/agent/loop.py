@@ -441,6 +441,8 @@ class Agent:
     def mode_of(self, spec: WorkloadSpec) -> Mode:
         """The mode in force for a workload: set at run time, else observe after a restore, else its own or all's."""
         own = self._modes.get(spec.name)
+        if own is None and (found := self._found.get(spec.name)) is not None:
+            own = self._modes.get(found.declaration)
         if own is None:
             own = Mode.OBSERVE if self._halted else spec.mode
         return own if own is not None else self._mode
@@ -479,6 +481,7 @@ class Agent:
     def set_mode(self, mode: Mode, workload: str | None = None) -> None:
         """Observe or enforce: for one workload, or for all (which forgets what was set for single ones).
 
+        For a declaration it is the mode of everything that is found for it.
         After a restore everybody else goes on observing when one is to be enforced again.
 
         Raises:
@@ -488,12 +491,13 @@ class Agent:
             self._mode = mode
             self._modes.clear()
             self._halted = False
-        elif workload in self._specs:
+        elif workload in self._specs or workload in self._declared:
+            if workload in self._declared:
+                self._forget_modes(workload)
             self._modes[workload] = mode
         else:
-            raise ConfigError(
-                "request", "workload", f"no workload is named {workload!r}", ", ".join(self._specs)
-            )
+            known = ", ".join(self._declared | self._specs)
+            raise ConfigError("request", "workload", f"no workload is named {workload!r}", known)
         self._parts.executor.forget_conflicts()
         who = workload if workload is not None else "all workloads"
         self._parts.records.event(Event(self._now_s, EventKind.MODE, f"{who}: {mode}", workload or ""))

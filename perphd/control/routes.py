@@ -236,7 +236,7 @@ class Routes:
         mode, name = body.get("mode"), body.get("workload")
         if mode not in tuple(Mode):
             raise ApiError(Code.REFUSED, f"{show(mode)} is not a mode", "mode", allowed)
-        if name is not None:
+        if name is not None and self._declared(name) is None:
             self._workload(name)
         await _done(self._agent.set_mode(Mode(mode), name))
         return {"mode": mode, "workload": name}

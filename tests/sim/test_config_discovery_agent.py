@@ -215,6 +215,24 @@ async def test_a_mode_that_was_set_stays_when_its_workload_goes_and_comes_back(t
     await bench.agent.stop(restore=True)
 
 
+async def test_the_mode_of_a_declaration_is_that_of_all_that_is_found_for_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, workloads=(), matches=(LRA, MANY))
+    script = scripted(bench)
+    await bench.run(1)
+    bench.agent.set_mode(Mode.OBSERVE, "jobs")
+    assert rows(bench)["jobs"].mode is Mode.OBSERVE
+    script.says(replace(MANY, name="jobs.i", cgroup="/t/pi"))
+    await bench.run(int(DISCOVER_S) + 1)
+    assert rows(bench)["jobs.i"].mode is Mode.OBSERVE
+    bench.agent.set_mode(Mode.ENFORCE, "jobs.i")
+    assert rows(bench)["jobs.i"].mode is Mode.ENFORCE
+    bench.agent.set_mode(Mode.OBSERVE, "jobs")
+    assert rows(bench)["jobs.i"].mode is Mode.OBSERVE, "what was said last counts"
+    with pytest.raises(ConfigError, match=r"no workload is named 'nope' \(allowed: db, jobs, jobs\.i\)"):
+        bench.agent.set_mode(Mode.OBSERVE, "nope")
+    await bench.agent.stop(restore=True)
+
+
 async def test_a_workload_that_moves_is_followed_with_its_model(tmp_path: Path) -> None:
     bench = Bench(tmp_path, workloads=(), matches=(LRA, MANY))
     script = scripted(bench)

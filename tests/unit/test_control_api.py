@@ -332,6 +332,9 @@ def test_what_is_looked_for_can_be_removed_and_what_was_found_for_it_cannot(serv
     again = {"kind": "batch", "name": "jobs", "match": "unit:*.service"}
     error = error_of(served, "POST", "/v1/workloads", again)
     assert (error["status"], error["key"]) == (409, "batch.name")
+    mode = {"mode": "observe", "workload": "jobs"}
+    assert ask(served, "PUT", "/v1/mode", mode) == (200, mode)
+    assert served.agent.calls.pop() == ("set_mode", Mode.OBSERVE, "jobs")
     error = error_of(served, "DELETE", "/v1/workloads/jobs.1")
     assert (error["status"], error["allowed"]) == (409, "jobs")
     assert "found for 'jobs' (unit:job@*.service)" in error["message"]
