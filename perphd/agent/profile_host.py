@@ -231,6 +231,7 @@ def open_subject(
         daemon=replace(config.daemon, model_save_s=0.0, mode=Mode.ENFORCE),
         isolation=replace(config.isolation, changes_per_s=100.0, adopt_s=0.0),
         workloads=(replace(spec, mode=Mode.ENFORCE),),
+        matches=(),  # whoever else is found would be taken in
     )
     seam: Policy = policy
     agent = build_agent(

@@ -18,11 +18,15 @@ import numpy as np
 
 from perphd import __version__
 from perphd.agent.config import Config
+from perphd.agent.discovery import Discovery
 from perphd.agent.profile_explorer import Explorer, Guard, Outcome, Pacing, Step, Stop
 from perphd.agent.profile_host import CPUS, MBW, MEMORY, WAYS, HostSubject, open_subject
 from perphd.agent.profile_progress import Progress, Reference, write_atomically
 from perphd.domain.errors import ConfigError, PerphError
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
+from perphd.host.cgroup.hierarchy import discover
+from perphd.host.fs import KernelFs, RealFs
+from perphd.host.lookup import Lookup
 from perphd.predictor.ogbrt.trees import Floats
 from perphd.predictor.profile.file import Origin, Profile, to_text
 from perphd.predictor.profile.training import Engine
@@ -89,17 +93,46 @@ def progress_path(state_dir: str, app: str) -> Path:
     return Path(state_dir) / "profiles" / f"{app}.progress.json"
 
 
-async def profile_live(config: Config, app: str, options: ProfileOptions, teller: Teller) -> ProfileResult:
-    """Explore a declared LRA on this host.
+def find_lra(config: Config, app: str, fs: KernelFs | None = None) -> WorkloadSpec:
+    """The LRA of this name, with its control group: given, or looked for once if it is declared by ``match``.
+
+    ``fs``: the kernel's files; None: those below ``host.root``, by default this machine's.
 
     Raises:
-        ConfigError: no LRA has this name.
+        ConfigError: no LRA has this name, or nothing is found for it.
+    """
+    lras = [*config.of_kind(Kind.LRA), *(spec for spec in config.matches if spec.kind is Kind.LRA)]
+    source = ", ".join(config.sources)
+    spec = next((spec for spec in lras if spec.name == app), None)
+    if spec is not None and spec.cgroup:
+        return spec
+    names = [one.name for one in lras]
+    if spec is not None or app.startswith(tuple(f"{one.name}." for one in lras if one.match)):
+        fs = fs if fs is not None else RealFs(config.host.root)
+        looked = Discovery(fs, Lookup(fs, discover(fs))).look(config.matches, config.workloads)
+        found = looked.specs.get(app)
+        if found is not None and found.kind is Kind.LRA:
+            return found
+        one_of = [name for name in looked.specs if spec is not None and looked.declared_as[name] == app]
+        if spec is not None and one_of:
+            problem = f"{app!r} stands for several ({spec.match}); one of them can be profiled"
+            raise ConfigError(source, "lra", problem, ", ".join(one_of))
+        if spec is not None:
+            why = looked.problems.get(app, f"nothing matches {spec.match}")
+            raise ConfigError(source, "lra", f"{app!r} is declared by match; nothing found: {why}")
+        names += [name for name in looked.specs if looked.specs[name].kind is Kind.LRA]
+    raise ConfigError(source, "lra", f"no LRA is named {app!r}", ", ".join(names) or "none is declared")
+
+
+async def profile_live(
+    config: Config, spec: WorkloadSpec, options: ProfileOptions, teller: Teller
+) -> ProfileResult:
+    """Explore an LRA of this host; see ``find_lra``.
+
+    Raises:
         PerphError: a daemon holds the journal; the application is gone; nothing can be set ...
     """
-    spec = next((s for s in config.workloads if s.name == app and s.kind is Kind.LRA), None)
-    if spec is None:
-        known = ", ".join(s.name for s in config.of_kind(Kind.LRA)) or "none is declared"
-        raise ConfigError(", ".join(config.sources), "lra", f"no LRA is named {app!r}", known)
+    app = spec.name
     period = config.daemon.period_s
 
     async def step() -> float:

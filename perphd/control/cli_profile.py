@@ -68,7 +68,7 @@ def profile(app: str, config_path: str, simulated: bool, out: str | None, **aske
     """
     from perphd.agent.config import load
     from perphd.agent.profile_explorer import Guard, Pacing, Stop
-    from perphd.agent.profile_run import ProfileOptions, profile_live, profile_simulated
+    from perphd.agent.profile_run import ProfileOptions, find_lra, profile_live, profile_simulated
     from perphd.predictor.profile.training import NO_LIGHTGBM, best_engine
 
     teller = _teller()
@@ -81,10 +81,9 @@ def profile(app: str, config_path: str, simulated: bool, out: str | None, **aske
     try:
         guard = None
         config = None if simulated else load(config_path)
-        if config is not None:
-            spec = next((s for s in config.workloads if s.name == app), None)
-            objective = spec.objective if spec is not None else Guard().objective
-            guard = Guard(objective, asked["max_loss"], asked["max_delay"])
+        spec = None if config is None else find_lra(config, app)
+        if spec is not None:
+            guard = Guard(spec.objective, asked["max_loss"], asked["max_delay"])
         options = ProfileOptions(
             points=asked["points"],
             guard=guard,
@@ -94,10 +93,10 @@ def profile(app: str, config_path: str, simulated: bool, out: str | None, **aske
             engine=engine,
             out=Path(out) if out else Path(f"{app}.profile.json") if simulated else None,
         )
-        if config is None:
+        if config is None or spec is None:
             result = asyncio.run(profile_simulated(app, options, teller))
         else:
-            result = asyncio.run(profile_live(config, app, options, teller))
+            result = asyncio.run(profile_live(config, spec, options, teller))
     except PerphError as exc:
         _refuse(exc)
     finally:

@@ -12,9 +12,11 @@ import pytest
 from perphd.agent.composition import build_agent
 from perphd.agent.config import Config
 from perphd.agent.profile_explorer import Guard, Pacing, Step, Stop
+from perphd.agent.profile_host import open_subject
 from perphd.agent.profile_progress import Progress
-from perphd.agent.profile_run import ProfileOptions, profile_simulated, rows_of
+from perphd.agent.profile_run import ProfileOptions, find_lra, profile_simulated, rows_of
 from perphd.agent.simulated import simulate, simulated_sli
+from perphd.domain.errors import ConfigError
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.predictor.profile import from_text
 from perphd.predictor.profile.merge import evaluate
@@ -106,3 +108,41 @@ async def test_an_lra_begins_from_its_class_and_says_so(tmp_path: Path, app_clas
         assert not agent.status().problems
     finally:
         await agent.stop(restore=True)
+
+
+async def test_an_lra_that_is_declared_by_match_is_looked_for_once_and_nobody_else(tmp_path: Path) -> None:
+    sli = SliSpec("simulated", (("workload", "mysql"),))
+    given = WorkloadSpec("mysql", Kind.LRA, "/simulated/mysql", sli=sli)
+    jobs = WorkloadSpec("jobs", Kind.BATCH, "", match="cgroup:/simulated/p*")
+    host = simulate((given, WorkloadSpec("pi", Kind.BATCH, "/simulated/pi")))
+    one = replace(given, cgroup="", match="cgroup:/simulated/mysql")
+    config = Config(matches=(one, jobs), sources=("f",))
+    config = replace(config, daemon=replace(config.daemon, state_dir=os.fspath(tmp_path)))
+    found = find_lra(config, "mysql", host.fs)
+    assert found == replace(one, cgroup="/simulated/mysql")
+
+    many = replace(config, matches=(replace(given, name="db", cgroup="", match="cgroup:/simulated/m*"), jobs))
+    assert find_lra(many, "db.ysql", host.fs).cgroup == "/simulated/mysql"
+    with pytest.raises(ConfigError, match=r"'db' stands for several .*\(allowed: db\.ysql\)"):
+        find_lra(many, "db", host.fs)
+    with pytest.raises(ConfigError, match=r"no LRA is named 'db\.x' \(allowed: db, db\.ysql\)"):
+        find_lra(many, "db.x", host.fs)
+    gone = replace(config, matches=(replace(one, match="unit:gone.service"),))
+    with pytest.raises(ConfigError, match=r"declared by match; nothing found: .*nothing matches unit:gone"):
+        find_lra(gone, "mysql", host.fs)
+    for batch in ("jobs", "jobs.i", "nobody"):
+        with pytest.raises(ConfigError, match=f"no LRA is named '{batch}' .allowed: mysql"):
+            find_lra(config, batch, host.fs)
+
+    async def step() -> float:
+        host.advance(host.now_s + 1.0)
+        return host.now_s
+
+    subject = open_subject(
+        config, found, step, fs=host.fs, opener=host.perf_opener, sli_opener=simulated_sli(host)
+    )
+    try:
+        assert (await subject.look()).workload == "mysql"
+        assert [row.spec.name for row in subject._agent.status().workloads] == ["mysql"]
+    finally:
+        await subject.close()
