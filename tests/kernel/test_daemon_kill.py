@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import socket
 import subprocess
 import sys
 import time
@@ -110,6 +111,20 @@ def wait_for_change(top: str, before: dict[str, bytes], daemon: subprocess.Popen
         time.sleep(0.01)
 
 
+def wait_until_it_answers(path: Path, daemon: subprocess.Popen[bytes]) -> None:
+    """The dead one's socket is there as well: only an answer tells that this one is up."""
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        assert daemon.poll() is None, "the daemon ended by itself"
+        with socket.socket(socket.AF_UNIX) as client:
+            try:
+                client.connect(str(path))
+                return
+            except OSError:
+                assert time.monotonic() < deadline, "the daemon does not answer"
+        time.sleep(0.02)
+
+
 def test_killed_while_enforcing_everything_comes_back(top: str, tmp_path: Path) -> None:
     chance = random.Random(20)
     config = tmp_path / "perphd.toml"
@@ -124,7 +139,8 @@ def test_killed_while_enforcing_everything_comes_back(top: str, tmp_path: Path) 
         if moment % 4 == 3:
             # Simply starting it again gives back what the dead one left, and stopping what it did itself.
             again = start(config)
-            time.sleep(chance.uniform(0.8, 1.2))
+            wait_until_it_answers(tmp_path / "perphd.sock", again)
+            time.sleep(chance.uniform(0.0, 0.4))
             again.terminate()
             assert again.wait(PATIENCE_S) == 0
         else:

@@ -87,7 +87,7 @@ async def test_ceilings_of_a_disk_come_and_go_and_an_operators_own_stay(
         assert not executor.plan(target, [SPEC])
         unknown = {"batch": Settings(io_max=(IoLimit("9999:0", read_bytes=1 << 20),))}
         applied = await executor.apply(executor.plan(unknown, [SPEC]))
-        assert "no disk has this number" in str(applied.failed)
+        assert "no such device" in str(applied.failed)
         assert not executor.plan(unknown, [SPEC]).writes, "refused in principle: not tried again"
         executor.close()
     assert restore(FS, tmp_path).complete
