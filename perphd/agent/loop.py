@@ -356,6 +356,8 @@ class Agent:
             protects = batch_enforced or decision.chosen.cpu.own_cores is not None
             enforced = protects and self.mode_of(spec) is Mode.ENFORCE
             allocation = decision.chosen if enforced else nothing
+            if allocation.cpu.exclusive and "cpus" in self._parts.executor.blocked(spec.name):
+                continue  # it could not be kept to its own cores: what was in force for it still is
             if before is None and allocation == nothing:
                 continue
             if before is None or before.allocation != allocation:
