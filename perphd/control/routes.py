@@ -6,7 +6,6 @@ import asyncio
 import inspect
 import json
 import math
-import re
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,6 +37,7 @@ from perphd.control.sql import Queries
 from perphd.control.stream import Streams
 from perphd.control.wire import encode
 from perphd.domain.errors import ConfigError
+from perphd.domain.masking import without_secrets
 from perphd.domain.status import WorkloadStatus
 from perphd.domain.whatif import Arrival
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
@@ -48,7 +48,6 @@ from perphd.monitor.sli import SLI_FIELDS, SliReading
 _BODY = "the request"
 _OWNER_SOURCES = ("command", "file")
 _OWNER_OPTIONS = ("password_file",)
-_URL_ACCOUNT = re.compile(r"(?<=://)[^/?#]*@")
 _MAX_LIMIT = 1000
 Handler: TypeAlias = Callable[[web.Request, Peer], Awaitable[Any]]
 
@@ -435,20 +434,11 @@ def _keys(table: type, values: object) -> dict[str, Any]:
 
 
 def _table(spec: WorkloadSpec) -> dict[str, Any]:
-    return to_table(_masked(spec))
+    return to_table(without_secrets(spec))
 
 
 def _without_secrets(status: WorkloadStatus) -> WorkloadStatus:
-    return status if status.spec.sli is None else replace(status, spec=_masked(status.spec))
-
-
-def _masked(spec: WorkloadSpec) -> WorkloadSpec:
-    if spec.sli is None:
-        return spec
-    options = tuple(
-        (key, _URL_ACCOUNT.sub("***@", value) if key == "url" else value) for key, value in spec.sli.options
-    )
-    return replace(spec, sli=SliSpec(spec.sli.source, options))
+    return status if status.spec.sli is None else replace(status, spec=without_secrets(status.spec))
 
 
 def json_of(value: Any) -> str:

@@ -7,10 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.agent.rounds import Round
-from perphd.control import routes
 from perphd.control.recording import line, round_out
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.masking import URL_ACCOUNT, masked, without_secrets
+from perphd.domain.masking import masked, without_secrets
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
 from perphd.domain.topology import Topology
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
@@ -61,7 +60,3 @@ def test_a_recording_names_no_account() -> None:
     written = line(round_out(Round(seen, {}, TargetState({}))))
     assert "http://***@h/m" in written
     assert "cret" not in written
-
-
-def test_the_control_api_masks_the_same() -> None:
-    assert routes._URL_ACCOUNT.pattern == URL_ACCOUNT.pattern

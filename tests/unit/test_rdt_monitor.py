@@ -413,8 +413,11 @@ def test_a_rate_that_is_told_is_what_was_moved(intervals: list[list[str]], name:
                 moved.update(dict.fromkeys(moved, 0))
             case "hide" | "show":
                 machine.condition(0, "mbm_total_bytes", "Unavailable" if operation == "hide" else None)
+            case "far off":
+                machine.tree.set_online(without_far)
+                moved[A, far.id] = 0  # what a domain had counted goes with it
             case _:
-                machine.tree.set_online(without_far if operation == "far off" else everything)
+                machine.tree.set_online(everything)
 
     act("make a")
     act("make m")
