@@ -249,7 +249,12 @@ def _actuators(fs: KernelFs) -> Actuators:
 
 
 def _models(
-    config: Config, records: Records, wall_clock: Callable[[], float], cores: int, llc_ways: int, *,
+    config: Config,
+    records: Records,
+    wall_clock: Callable[[], float],
+    cores: int,
+    llc_ways: int,
+    *,
     virtual: bool,
 ) -> Models:
     """``virtual``: ticks bring the time, so that nothing goes on beside them."""

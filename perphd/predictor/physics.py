@@ -99,7 +99,9 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     impolite = grants.weight / (0.3 + grants.weight)
     servers = context.threads_per_core
     few = _waiting(demand / np.maximum(free, 1e-9), servers * np.maximum(free, 0.1))
-    crowded = np.where(grants.exclusive | (free <= 0.0), 0.0, np.minimum(CROWDING * _TAIL * few, MOST_CROWDING))
+    crowded = np.where(
+        grants.exclusive | (free <= 0.0), 0.0, np.minimum(CROWDING * _TAIL * few, MOST_CROWDING)
+    )
     waking = 1.0 + occupancy * (WAKEUP_DELAY_IDLE + WAKEUP_DELAY_EQUAL * impolite) + crowded
     alone = 1.0 + _TAIL * _waiting(demand / total, servers * total)
     now = 1.0 + _TAIL * _waiting(demand / (available * speed * enough), servers * available)
