@@ -65,10 +65,10 @@ def cores_per_cpu(snapshot: Snapshot) -> float:
     return total_cores(snapshot) / max(1, len(snapshot.host.topology.usable))
 
 
-def is_there(view: WorkloadView) -> bool:
-    """True if the workload exists and has processes, as far as one can tell."""
-    sample = view.sample
-    return sample is not None and not sample.has(Quality.GONE) and value_or(sample.threads, 1.0) > 0
+def batch_is_there(snapshot: Snapshot) -> bool:
+    """True if some batch workload exists and has processes, as far as one can tell."""
+    samples = (view.sample for view in batches(snapshot))
+    return any(s is not None and not s.has(Quality.GONE) and value_or(s.threads, 1.0) > 0 for s in samples)
 
 
 @_once

@@ -16,6 +16,7 @@ from dataclasses import replace
 from typing import Final
 
 from perphd.admission import crowd_records, partition
+from perphd.admission.backoff import doubled_s
 from perphd.admission.cause import nothing_to_give, surroundings
 from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, total_cores
 from perphd.admission.crowd_cache import CacheTurn
@@ -168,7 +169,7 @@ class CrowdTick:
             self.undone.add(name)
             self.moves[name] = Move(Action.ROLLBACK, f"{text}: taken back")
         elif came is Came.NO_HELP:
-            wait_s = self.settings.regret_s * 2.0 ** min(member.idle_times, 6)
+            wait_s = doubled_s(self.settings.regret_s, member.idle_times)
             member = replace(
                 member,
                 idle_cores_until_s=self.now_s + wait_s,

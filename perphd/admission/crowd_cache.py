@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.admission import ladder
+from perphd.admission.backoff import doubled_s
 from perphd.admission.member import HELPED, Look, Member, is_short
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import Allocation, CpuGrant
@@ -31,7 +32,6 @@ FAR_BELOW: Final = 0.7
 """One sample below this is enough to take back what was given back last."""
 _ENOUGH_SAMPLES: Final = 3
 _MOST_BANS: Final = 8
-_MOST_DOUBLINGS: Final = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +193,7 @@ class CacheTurn:
         """So little protection was not enough."""
         alike = [b for b in self.state.bans if (b.ways, b.pct) == (ways, pct)]
         times = 1 + max((b.times for b in alike), default=0)
-        until_s = self.now_s + self.settings.regret_s * 2.0 ** min(times - 1, _MOST_DOUBLINGS)
+        until_s = self.now_s + doubled_s(self.settings.regret_s, times - 1)
         others = tuple(b for b in self.state.bans if b not in alike)[-_MOST_BANS:]
         self.state = replace(self.state, bans=(*others, Ban(ways, pct, until_s, times)))
 

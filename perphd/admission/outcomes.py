@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from perphd.admission.backoff import doubled_s
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import Allocation
@@ -30,7 +31,6 @@ _CERTAIN = 3.0
 _DOUBTFUL = 0.5
 _BEFORE_SAMPLES = 3
 _MOST_REGRETS = 16
-_MOST_DOUBLINGS = 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +146,7 @@ def regret(
 
 
 def _wait_s(times: int, regret_s: float) -> float:
-    return regret_s * 2.0 ** min(times - 1, _MOST_DOUBLINGS)
+    return doubled_s(regret_s, times - 1)
 
 
 def alive(regrets: Sequence[Regret], now_s: float) -> tuple[Allocation, ...]:

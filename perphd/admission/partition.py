@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from perphd.admission.backoff import doubled_s
+
 SMT_LOSS: Final = 0.35
 """Speed that a hardware thread loses when its sibling is always busy; the archetypes lose 0.29 to 0.4."""
 KNEE_BUSY: Final = 0.60
@@ -75,12 +77,7 @@ def predicted(anchor: Anchor, cores: int, demand: float, threads_per_core: int) 
     CPU time grows as siblings get busy.
     """
     busy = busy_share(demand, cores, threads_per_core)
-    loss = SMT_LOSS if threads_per_core > 1 else 0.0
-
-    def slow(share: float) -> float:
-        return 1.0 / (1.0 - loss * min(share, 1.0) ** 2)
-
-    more_cpu = slow(busy) / slow(anchor.busy) - 1.0
+    more_cpu = _speed(anchor.busy, threads_per_core) / _speed(busy, threads_per_core) - 1.0
     more_wait = _wait(busy, cores * threads_per_core) - _wait(anchor.busy, anchor.cores * threads_per_core)
     growth = max(1.0 + anchor.service_share * (more_cpu + more_wait), 0.5)
     score = anchor.score / growth / max(busy / 0.97, 1.0) ** 20
@@ -95,18 +92,21 @@ def _wait(busy: float, cpus: int) -> float:
 
 def base_demand(usage_cpus: float, busy_share: float, threads_per_core: int) -> float:
     """What a use of CPUs comes to when no sibling is busy, from the busy share of the CPUs that it was spread over."""
-    loss = SMT_LOSS if threads_per_core > 1 else 0.0
-    return usage_cpus * (1.0 - loss * min(busy_share, 1.0) ** 2)
+    return usage_cpus * _speed(busy_share, threads_per_core)
 
 
 def busy_share(demand: float, cores: int, threads_per_core: int) -> float:
     """How busy these cores' CPUs are under a demand, siblings slowing each other down; above 1: more than they do."""
     cpus = cores * threads_per_core
-    loss = SMT_LOSS if threads_per_core > 1 else 0.0
     busy = demand / cpus
     for _ in range(8):
-        busy = demand / (cpus * (1.0 - loss * min(busy, 1.0) ** 2))
+        busy = demand / (cpus * _speed(busy, threads_per_core))
     return busy
+
+
+def _speed(busy: float, threads_per_core: int) -> float:
+    """Speed of a hardware thread, relative to a core of its own, where CPUs are busy for this share of their time."""
+    return 1.0 - SMT_LOSS * min(busy, 1.0) ** 2 if threads_per_core > 1 else 1.0
 
 
 def chance(
@@ -208,7 +208,7 @@ def note(seen: tuple[Seen, ...], new: Seen, now_s: float, ban_s: float) -> tuple
 
 
 def _ban_s(times: int, ban_s: float) -> float:
-    return ban_s * 2.0 ** min(max(times - 1, 0), 6)
+    return doubled_s(ban_s, times - 1)
 
 
 @dataclass(frozen=True, slots=True)

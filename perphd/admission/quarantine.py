@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perphd.admission import inferer, ladder
-from perphd.admission.outcomes import HELPED_RATIO, Came, Pending
+from perphd.admission.backoff import doubled_s
+from perphd.admission.outcomes import HELPED_RATIO, WORSE_RATIO, Came, Pending
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
@@ -20,8 +21,6 @@ from perphd.domain.reading import available
 
 GENTLE_WEIGHT = 25
 """The first rung: batch's weight against everybody's 100."""
-_MOST_DOUBLINGS = 6
-_AS_GOOD = 0.95
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Quarantine:
 
     def length_s(self, settings: PolicySettings) -> float:
         """How long the next quarantine would last."""
-        return settings.quarantine_s * 2.0 ** min(self.times, _MOST_DOUBLINGS)
+        return doubled_s(settings.quarantine_s, self.times)
 
 
 def judged(
@@ -114,7 +113,7 @@ def climb(
     value, best = state.best
     if value > score * HELPED_RATIO:
         return best, "the ladder is at its end: back to the rung that did best"
-    if inferer.asks_no_more(best, scene.current) and score * _AS_GOOD <= value:
+    if inferer.asks_no_more(best, scene.current) and score * WORSE_RATIO <= value:
         return best, "the ladder is at its end: back to the gentlest rung that did as well"
     return None
 

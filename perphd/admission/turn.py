@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from perphd.admission import cause as causes
 from perphd.admission import culprit, inferer, ladder, outcomes, pregrow, quarantine
-from perphd.admission.context import batch_is_quiet, batches, is_there, model_context
+from perphd.admission.context import batch_is_quiet, batch_is_there, batches, model_context
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
 from perphd.admission.forecast import Expected, Forecast
 from perphd.admission.inferer import Assessed
@@ -21,7 +21,7 @@ from perphd.admission.rescue import Move, Plight, rescue
 from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
-from perphd.domain.allocation import Allocation, CpuInstrument
+from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action, Cause, Decision, Health, Outcome, Verdict
 from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available, value_or
@@ -466,7 +466,7 @@ class Turn:
     def _note_batch(self) -> None:
         """Note since when batch is quiet, or busy."""
         quiet = batch_is_quiet(self.snapshot, self.settings.batch_idle_cores, self.current != self.nothing)
-        if self.scene.memory_pressed() and any(is_there(v) for v in batches(self.snapshot)):
+        if self.scene.memory_pressed() and batch_is_there(self.snapshot):
             quiet = False  # it can also be in the way asleep, on the memory that it holds
         quiet_since_s, busy_since_s = self.state.quiet_since_s, self.state.busy_since_s
         if quiet:
@@ -483,11 +483,6 @@ class Turn:
         """True while batch has just arrived and nothing is done about it yet."""
         since_s = self.state.busy_since_s
         return self.current == self.nothing and since_s is not None and self.now_s - since_s <= ALERT_S
-
-    def _was_before(self, allocation: Allocation) -> bool:
-        return allocation.cpu.instrument is not CpuInstrument.NONE and any(
-            r.allocation == allocation for r in self.state.regrets
-        )
 
     def _hold(self, reason: str) -> Move:
         return Move(Action.HOLD, self.current, reason)

@@ -8,9 +8,8 @@ from dataclasses import replace
 from perphd.admission.arbiter import strictest
 from perphd.admission.context import (
     batch_is_quiet,
+    batch_is_there,
     batch_use_cores,
-    batches,
-    is_there,
     lras,
     model_context,
     total_cores,
@@ -22,6 +21,9 @@ from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, available
 from perphd.domain.sample import is_short
 from perphd.predictor import Observation
+
+STALLED_PCT = 5.0
+"""Memory stalls above an LRA's usual ones from which batch that only sleeps may be to blame."""
 
 
 def observations(
@@ -59,13 +61,9 @@ def observations(
         )
 
 
-STALLED_PCT = 5.0
-"""Memory stalls above an LRA's usual ones from which batch that only sleeps may be to blame."""
-
-
 def _is_squeezed(snapshot: Snapshot, view: WorkloadView) -> bool:
     """True if it stalls for memory more than it used to while batch holds some: that is no undisturbed sample."""
-    if view.sample is None or not any(is_there(v) for v in batches(snapshot)):
+    if view.sample is None or not batch_is_there(snapshot):
         return False
     stalls = view.sample.memory_some_pct
     if not available(stalls):
