@@ -711,6 +711,14 @@ class Agent:
     def _all_specs(self) -> tuple[WorkloadSpec, ...]:
         return tuple(self._specs.values())
 
+    def _ceiling_missing(self, spec: WorkloadSpec, known: _Enforceable | None) -> tuple[NotEnforceable, ...]:
+        """Why batch has not the egress ceiling that is configured; policies ask only for what can be had."""
+        network = self._config.network
+        asked = network.names and network.batch_egress_max_bytes and self.mode_of(spec) is Mode.ENFORCE
+        if known is None or not asked or spec.kind is not Kind.BATCH:
+            return ()
+        return tuple(left for left in known.missing if left.knob == "egress_max")
+
     def _workload_status(self, spec: WorkloadSpec) -> WorkloadStatus:
         sample = self._samples.get(spec.name)
         present = sample is not None and not sample.has(Quality.GONE)
@@ -726,7 +734,11 @@ class Agent:
             protection=protection.allocation if protection is not None else None,
             in_force=self._parts.executor.in_force(spec.name),
             not_enforceable=known.missing if known is not None else (),
-            limited=(*executor.not_enforceable(spec.name), *executor.limited(spec.name)),
+            limited=(
+                *executor.not_enforceable(spec.name),
+                *executor.limited(spec.name),
+                *self._ceiling_missing(spec, known),
+            ),
             problem=""
             if present
             else f"waiting for {f'cgroup {spec.cgroup}' if spec.cgroup else spec.match}",
