@@ -10,6 +10,7 @@ last changed. Without trust all of this is the cells' correction of the prior: t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
 from typing import Final, Protocol
 
@@ -112,21 +113,23 @@ class Boosted:
         if trees is None:
             constant = Trees.constant(features.NAMES, self._signs, 0.0)
             trees = self._trees = Ogbrt(constant, features.LOW, features.HIGH, self._settings)
-        new = self._local.visits(key) == 0
-        expected = float(self.predict(x[None], at_s)[0][0]) if new else 0.0
+        visits, trusted = self._local.visits(key), self.trusted
+        alone, unforeseen = self._local.foretell(x, at_s) if visits < NEW_PLACE else (0.0, 0.0)
         structured = trees.structured
         learned = trees.observe(x, residual, at_s)
         said = 0.0
         if structured and not learned.skipped:
             said = (1.0 - learned.far) * (residual - learned.error)
-            if self._local.visits(key) < NEW_PLACE:
-                self._compare(x, residual, at_s, said)
+            if visits < NEW_PLACE:
+                self._compare(residual - said - unforeseen, residual - alone)
         if learned.drift:
             self._local.doubt(key)
-        missed = self._local.update(key, x, residual, at_s, said)
+        missed = self._local.fold(key, x, residual, at_s, said)
         if learned.swapped:
             self._local.rebase(lambda rows: self._advice(rows)[0])
-        return residual - expected if new else missed
+        if visits > 0:
+            return missed
+        return residual - (said + unforeseen if trusted else alone)
 
     def predict(self, x: Floats, at_s: float) -> tuple[Floats, Floats, Floats]:
         """See ``Correction``."""
@@ -197,11 +200,8 @@ class Boosted:
         found, far = self._trees.ask(x)
         return np.asarray((1.0 - far) * found.mean, dtype=np.float64), far, found.sd
 
-    def _compare(self, x: Floats, residual: float, at_s: float, said: float) -> None:
-        """At a place that is new to the cells: would the trees have done better there than the cells alone?"""
-        most = 5.0 * float(np.sqrt(self._local.noise_sd**2 + 0.01))
-        rows = x[None]
-        both = residual - float(self._local.predict(rows, at_s, np.array([said]))[0][0])
-        alone = residual - float(self._local.predict(rows, at_s)[0][0])
+    def _compare(self, both: float, alone: float) -> None:
+        """A place that is new to the cells: what they missed there with the trees, and what they would have without."""
+        most = 5.0 * math.sqrt(self._local.noise_sd**2 + 0.01)
         self._with += _EVIDENCE * (min(abs(both), most) ** 2 - self._with)
         self._without += _EVIDENCE * (min(abs(alone), most) ** 2 - self._without)

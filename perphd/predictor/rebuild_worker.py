@@ -1,18 +1,16 @@
 """The worker process in which trees are rebuilt: ``python -m perphd.predictor.rebuild_worker``, jobs in, trees out.
 
-Both directions are one .npz archive (numpy's, read without pickle) through a pipe: the parent starts the process when
-there is something to do and it ends when that is done. It makes itself nice; where that is refused (a service's
-system call filter) it works all the same.
+Both directions are plain arrays (``arrays``) through a pipe: the parent starts the process when there is something to
+do and it ends when that is done. Trees come back compiled, so that the parent has nothing to work out. The worker makes
+itself nice; where that is refused (a service's system call filter) it works all the same.
 """
 
 from __future__ import annotations
 
 import contextlib
-import io
-import json
+import itertools
 import os
 import sys
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any, Final
@@ -20,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from perphd.domain.errors import PerphError
+from perphd.predictor.arrays import pack, unpack
 from perphd.predictor.ogbrt.fit import FitSettings
 from perphd.predictor.ogbrt.forest import Forest
 from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt
@@ -27,6 +26,7 @@ from perphd.predictor.ogbrt.trees import Trees
 
 NICENESS: Final = 15
 _TREES: Final = tuple(f.name for f in fields(Trees) if f.name not in ("features", "monotone", "base"))
+_FOREST: Final = ("table", "place", "valid", "above", "below")
 
 
 class RebuildFailed(PerphError):
@@ -43,12 +43,12 @@ def pack_jobs(jobs: Sequence[RebuildJob]) -> bytes:
             {"features": job.features, "monotone": job.monotone, "settings": asdict(job.settings),
              "bags": job.bags, "seed": job.seed}
         )  # fmt: skip
-    return _pack(about, arrays)
+    return pack(about, arrays)
 
 
 def unpack_jobs(data: bytes) -> list[RebuildJob]:
     """What ``pack_jobs`` made of them."""
-    about, arrays = _unpack(data)
+    about, arrays = unpack(data)
     return [
         RebuildJob(
             tuple(item["features"]),
@@ -69,48 +69,59 @@ def pack_results(results: Iterable[Rebuilt]) -> bytes:
     arrays: dict[str, Any] = {}
     about = []
     for i, result in enumerate(results):
-        trees = result.forest.trees
-        about.append({"features": trees.features, "monotone": trees.monotone, "base": trees.base})
+        forest = result.forest
+        trees = forest.trees
+        about.append(
+            {"features": trees.features, "monotone": trees.monotone, "base": trees.base,
+             "row_start": forest.row_start}
+        )  # fmt: skip
         arrays |= {f"{name}{i}": getattr(trees, name) for name in _TREES}
+        arrays |= {f"{name}{i}": getattr(forest, name) for name in _FOREST}
+        arrays |= {f"edges{i}": np.concatenate([np.zeros(0), *forest.edges])}
         arrays |= {f"values{i}": result.values, f"bases{i}": result.base}
-    return _pack(about, arrays)
+    return pack(about, arrays)
 
 
 def unpack_results(data: bytes) -> list[Rebuilt]:
-    """The rebuilt models, compiled.
+    """The rebuilt models. Their arrays are views of ``data``.
 
     Raises:
         RebuildFailed: the bytes are no such thing.
     """
     try:
-        about, arrays = _unpack(data)
+        about, arrays = unpack(data)
         found = []
         for i, item in enumerate(about):
             trees = Trees(
                 tuple(item["features"]), tuple(item["monotone"]), item["base"],
                 **{name: arrays[f"{name}{i}"] for name in _TREES},
             )  # fmt: skip
-            forest = Forest.compile(trees)
+            forest = _forest(trees, tuple(item["row_start"]), arrays, i)
             values, bases = arrays[f"values{i}"], arrays[f"bases{i}"]
             if values.shape != (len(bases), *forest.shape) or not np.isfinite(values).all():
                 raise RebuildFailed(f"{values.shape} leaf values for trees of {forest.shape}")
             found.append(Rebuilt(forest, values, bases))
         return found
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as exc:
+    except (OSError, ValueError, KeyError, TypeError, EOFError) as exc:
         raise RebuildFailed(f"the worker's answer cannot be read: {exc}") from exc
 
 
-def _pack(about: object, arrays: Mapping[str, Any]) -> bytes:
-    out = io.BytesIO()
-    text = np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)
-    np.savez(out, allow_pickle=False, about=text, **arrays)
-    return out.getvalue()
-
-
-def _unpack(data: bytes) -> tuple[Any, Mapping[str, Any]]:
-    with np.load(io.BytesIO(data), allow_pickle=False) as archive:
-        arrays = {name: archive[name] for name in archive.files}
-    return json.loads(arrays.pop("about").tobytes()), arrays
+def _forest(trees: Trees, row_start: tuple[int, ...], arrays: Mapping[str, Any], i: int) -> Forest:
+    """The compiled form as the worker made it; only that it fits itself is looked at."""
+    parts = {name: arrays[f"{name}{i}"] for name in _FOREST}
+    rows, edges, at, start = len(parts["table"]), [], 0, (*row_start, len(parts["table"]))
+    for first, end in itertools.pairwise(
+        start
+    ):  # every feature has a row per bin and one for what is missing
+        edges.append(arrays[f"edges{i}"][at : at + end - first - 2])
+        at += end - first - 2
+    shapes = {parts[name].shape for name in ("valid", "above", "below")}
+    fits = len(row_start) == len(trees.features) and at == len(arrays[f"edges{i}"]) and len(shapes) == 1
+    if not fits or parts["table"].shape != (rows, trees.count) or parts["place"].shape != trees.value.shape:
+        raise RebuildFailed(
+            "the worker's answer cannot be read: its trees and their compiled form do not fit"
+        )
+    return Forest(trees, tuple(edges), row_start, **parts)
 
 
 def main() -> int:

@@ -8,8 +8,8 @@ returns to the prior with the prior's doubt.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,16 +30,6 @@ DOUBTED_COUNT = 3.0
 _NUGGET = 1e-4
 
 
-@dataclass(slots=True)
-class _Cell:
-    x: Floats
-    mean: float
-    count: float
-    at_s: float
-    surprises: int = 0
-    left: float = 0.0  # of the mean, what a layer below had not foreseen when the samples came
-
-
 class Residual:
     """Corrections to a prior, learned online.
 
@@ -53,13 +43,24 @@ class Residual:
         self._scales = scales
         self._prior_var = prior_sd * prior_sd
         self._noise_var = noise_sd * noise_sd
-        self._cells: dict[Hashable, _Cell] = {}
-        self._solved: tuple[Floats, Floats, Floats] | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        # One row a cell, the first len(self._row) of them in use; the kernel between them is kept up to date row by
+        # row, for one sample moves one cell.
+        self._row: dict[Hashable, int] = {}
+        self._x: list[Floats] = []
+        self._mean, self._left = np.zeros(MAX_CELLS), np.zeros(MAX_CELLS)
+        self._count, self._at_s = np.zeros(MAX_CELLS), np.zeros(MAX_CELLS)
+        self._surprises = [0] * MAX_CELLS
+        self._points: Floats = np.zeros((MAX_CELLS, len(self._scales)))
+        self._between: Floats = np.zeros((MAX_CELLS, MAX_CELLS))
+        self._solved: tuple[Floats, Floats] | None = None
 
     @property
     def noise_sd(self) -> float:
         """Estimated scatter of one sample around its cell's mean, in log units."""
-        return float(np.sqrt(self._noise_var))
+        return math.sqrt(self._noise_var)
 
     @property
     def alarms(self) -> int:
@@ -69,65 +70,81 @@ class Residual:
     @property
     def cells(self) -> int:
         """Places that it knows."""
-        return len(self._cells)
+        return len(self._row)
 
     def doubt(self, but: Hashable) -> None:
         """The application has changed: what is known of all cells but one counts little from now on."""
-        for key, cell in self._cells.items():
-            if key != but:
-                cell.count = min(cell.count, DOUBTED_COUNT)
+        kept = self._row.get(but)
+        count = self._count[kept] if kept is not None else 0.0
+        np.minimum(self._count, DOUBTED_COUNT, out=self._count)
+        if kept is not None:
+            self._count[kept] = count
         self._solved = None
 
     def visits(self, key: Hashable) -> float:
         """Effective samples in this cell when it was last visited; 0 if there is none."""
-        cell = self._cells.get(key)
-        return cell.count if cell is not None else 0.0
+        row = self._row.get(key)
+        return float(self._count[row]) if row is not None else 0.0
 
     def rebase(self, below: Callable[[Floats], Floats]) -> None:
         """The layer below is another one now: ``below`` gives for rows (n, D) what it says, (n,)."""
-        if self._cells:
-            cells = list(self._cells.values())
-            for cell, said in zip(cells, below(np.stack([c.x for c in cells])), strict=True):
-                cell.left = cell.mean - float(said)
+        if self._row:
+            n = len(self._row)
+            self._left[:n] = self._mean[:n] - below(np.stack(self._x))
             self._solved = None
 
     def update(self, key: Hashable, x: Floats, residual: float, at_s: float, below: float = 0.0) -> float:
+        """Fold one sample (features (D,), log units) into its cell, see ``fold``.
+
+        Returns how far the sample was from what was believed of its cell; if that is new, from what was expected there.
+        """
+        if key in self._row:
+            return self.fold(key, x, residual, at_s, below)
+        alone, _ = self.foretell(x, at_s)
+        self.fold(key, x, residual, at_s, below)
+        return residual - alone
+
+    def fold(self, key: Hashable, x: Floats, residual: float, at_s: float, below: float = 0.0) -> float:
         """Fold one sample (features (D,), log units) into its cell. One outlier is clipped at 3 sigma, not refused.
 
         Several in a row on one side are drift: the cell then starts anew from what it sees. ``below``: what a layer
-        below this one said of the sample. Returns how far the sample was from what was believed of its cell.
+        below this one said of the sample. Returns how far the sample was from its cell's mean, 0 if the cell is new.
         """
-        cell = self._cells.get(key)
-        if cell is None:
-            missed = residual - float(self.predict(x[None], at_s)[0][0])
-            if len(self._cells) >= MAX_CELLS:
-                weakest = min(self._cells, key=lambda k: self._weight(self._cells[k], at_s))
-                del self._cells[weakest]
-            self._cells[key] = _Cell(x, residual, 1.0, at_s, 0, residual - below)
-            self._solved = None
-            return missed
-        noise = self.noise_sd
-        missed = error = residual - cell.mean
-        cell.count = self._weight(cell, at_s)
+        self._solved = None
+        row = self._row.get(key)
+        if row is None:
+            self._put(self._make_room(key, at_s), x, residual, residual - below, 1.0, at_s, 0)
+            return 0.0
+        noise, mean = self.noise_sd, float(self._mean[row])
+        missed = error = residual - mean
+        count = _faded(float(self._count[row]), at_s - float(self._at_s[row]))
+        surprises = self._surprises[row]
         if abs(error) > 3.0 * noise:
             side = 1 if error > 0 else -1
-            cell.surprises = cell.surprises + side if cell.surprises * side >= 0 else side
-            if abs(cell.surprises) >= DRIFT_SAMPLES:
-                cell.count, cell.surprises = 1.0, 0
+            surprises = surprises + side if surprises * side >= 0 else side
+            if abs(surprises) >= DRIFT_SAMPLES:
+                count, surprises = 1.0, 0
             else:
                 error = 3.0 * noise * side
         else:
-            cell.surprises = 0
-        cell.count = min(cell.count + 1.0, MAX_COUNT)
-        cell.left += (cell.mean + error - below - cell.left) / cell.count
-        cell.mean += error / cell.count
-        cell.x = x
-        cell.at_s = at_s
+            surprises = 0
+        count = min(count + 1.0, MAX_COUNT)
+        left = float(self._left[row])
+        left += (mean + error - below - left) / count
+        self._put(row, x, mean + error / count, left, count, at_s, surprises)
         spread = min(error * error, 9.0 * self._noise_var)
-        self._noise_var += 0.05 * (spread - self._noise_var)
-        self._noise_var = float(np.clip(self._noise_var, 0.01**2, 0.5**2))
-        self._solved = None
+        noise_var = self._noise_var + 0.05 * (spread - self._noise_var)
+        self._noise_var = min(max(noise_var, 0.01**2), 0.5**2)
         return missed
+
+    def foretell(self, x: Floats, at_s: float) -> tuple[float, float]:
+        """For one row (D,): the expected correction, and the expected part of it that no layer below foresees."""
+        n = len(self._row)
+        if not n:
+            return 0.0, 0.0
+        _, inverse = self._solve(at_s)
+        weights = self._kernel(x[None])[0] @ inverse
+        return float(weights @ self._mean[:n]), float(weights @ self._left[:n])
 
     def predict(self, x: Floats, at_s: float, below: Floats | None = None) -> tuple[Floats, Floats, Floats]:
         """Mean and standard deviation of the correction, and support, for rows ``x`` of shape (n, D).
@@ -137,65 +154,93 @@ class Residual:
         """
         n = x.shape[0]
         said = np.zeros(n) if below is None else below
-        if not self._cells:
-            return said, np.full(n, np.sqrt(self._prior_var)), np.zeros(n)
-        points, counts, inverse = self._solve(at_s)
-        kernel = self._kernel(x, points)
-        known = np.array([c.mean if below is None else c.left for c in self._cells.values()])
-        mean = said + kernel @ (inverse @ known)
-        var = self._prior_var - np.sum((kernel @ inverse) * kernel, axis=1)
-        support = np.max(kernel / self._prior_var * counts[None, :], axis=1)
-        return mean, np.sqrt(np.maximum(var, _NUGGET)), support
+        if not self._row:
+            return said, np.full(n, math.sqrt(self._prior_var)), np.zeros(n)
+        counts, inverse = self._solve(at_s)
+        kernel = self._kernel(x)
+        weights = kernel @ inverse
+        known = (self._mean if below is None else self._left)[: len(counts)]
+        mean = said + weights @ known
+        np.multiply(weights, kernel, out=weights)
+        var = self._prior_var - weights.sum(axis=1)
+        np.multiply(kernel, counts / self._prior_var, out=kernel)
+        return mean, np.sqrt(np.maximum(var, _NUGGET)), kernel.max(axis=1)
 
     def to_state(self, now_s: float) -> ResidualState:
         """Everything, as plain values; times become ages."""
         cells = tuple(
             CellState(
                 key,
-                tuple(None if np.isnan(v) else float(v) for v in cell.x),
-                float(cell.mean),
-                float(cell.count),
-                min(max(0.0, now_s - cell.at_s), MAX_AGE_S),
-                cell.surprises,
-                float(cell.left),
+                tuple(None if math.isnan(v) else v for v in self._x[row].tolist()),
+                float(self._mean[row]),
+                float(self._count[row]),
+                min(max(0.0, now_s - float(self._at_s[row])), MAX_AGE_S),
+                self._surprises[row],
+                float(self._left[row]),
             )
-            for key, cell in self._cells.items()
+            for key, row in sorted(self._row.items(), key=lambda item: item[1])
         )
         return ResidualState(float(self._noise_var), cells)
 
     def restore(self, state: ResidualState, now_s: float, elapsed_s: float = 0.0) -> None:
         """Know these values instead; ``elapsed_s`` have passed since they were taken, and count as age."""
+        self._clear()
         self._noise_var = state.noise_var
-        self._cells = {
-            c.key: _Cell(
-                padded(c.x),
-                c.mean,
-                c.count,
-                now_s - (c.age_s + max(0.0, elapsed_s)),
-                c.surprises,
-                c.mean if c.left is None else c.left,
-            )
-            for c in state.cells
-        }
-        self._solved = None
+        for c in state.cells:
+            left = c.mean if c.left is None else c.left
+            at_s = now_s - (c.age_s + max(0.0, elapsed_s))
+            row = self._make_room(c.key, at_s)
+            self._put(row, padded(c.x), c.mean, left, c.count, at_s, c.surprises)
 
-    def _weight(self, cell: _Cell, at_s: float) -> float:
-        return float(cell.count * 0.5 ** (max(0.0, at_s - cell.at_s) / HALF_LIFE_S))
+    def _make_room(self, key: Hashable, at_s: float) -> int:
+        """The row of a cell that is new; when there is none left, that of the one which counts least."""
+        row = self._row.get(key)
+        if row is None and len(self._row) < MAX_CELLS:
+            row = len(self._row)
+            self._x.append(self._points[row])
+        elif row is None:
+            row = int(np.argmin(self._weights(at_s)))
+            del self._row[next(known for known, at in self._row.items() if at == row)]
+        self._row[key] = row
+        return row
 
-    def _kernel(self, a: Floats, b: Floats) -> Floats:
-        columns = len(self._scales)
-        x, y = a[:, :columns] / self._scales, b[:, :columns] / self._scales
-        squares = np.sum(x * x, axis=1)[:, None] + np.sum(y * y, axis=1)[None, :] - 2.0 * (x @ y.T)
-        kernel: Floats = self._prior_var * np.exp(-0.5 * np.maximum(squares, 0.0))
-        return kernel
+    def _put(
+        self, row: int, x: Floats, mean: float, left: float, count: float, at_s: float, surprises: int
+    ) -> None:
+        n = len(self._row)
+        self._x[row] = x
+        self._mean[row], self._left[row] = mean, left
+        self._count[row], self._at_s[row], self._surprises[row] = count, at_s, surprises
+        here = self._points[row] = x[: len(self._scales)] / self._scales
+        away = self._points[:n] - here
+        alike = self._prior_var * np.exp(-0.5 * (away * away).sum(axis=1))
+        self._between[row, :n] = self._between[:n, row] = alike
 
-    def _solve(self, at_s: float) -> tuple[Floats, Floats, Floats]:
+    def _weights(self, at_s: float) -> Floats:
+        """Effective samples of every cell now, (cells,)."""
+        n = len(self._row)
+        age_s = np.maximum(at_s - self._at_s[:n], 0.0)
+        return np.asarray(self._count[:n] * np.exp2(age_s * (-1.0 / HALF_LIFE_S)), dtype=np.float64)
+
+    def _kernel(self, x: Floats) -> Floats:
+        """Between rows (n, D) and the cells: (n, cells)."""
+        points = self._points[: len(self._row)]
+        scaled = x[:, : len(self._scales)] / self._scales
+        squares = (scaled * scaled).sum(axis=1)[:, None] + (points * points).sum(axis=1)
+        squares -= 2.0 * (scaled @ points.T)
+        np.multiply(np.maximum(squares, 0.0, out=squares), -0.5, out=squares)
+        np.multiply(np.exp(squares, out=squares), self._prior_var, out=squares)
+        return np.asarray(squares, dtype=np.float64)
+
+    def _solve(self, at_s: float) -> tuple[Floats, Floats]:
         if self._solved is None:
-            cells = list(self._cells.values())
-            points = np.stack([c.x for c in cells])
-            counts = np.array([max(self._weight(c, at_s), 0.05) for c in cells])
-            gram = self._kernel(points, points)
+            n = len(self._row)
+            counts = np.maximum(self._weights(at_s), 0.05)
+            gram = self._between[:n, :n].copy()
             gram[np.diag_indices_from(gram)] += self._noise_var / counts + _NUGGET
-            inverse: Floats = np.asarray(np.linalg.inv(gram), dtype=np.float64)
-            self._solved = points, counts, inverse
+            self._solved = counts, np.asarray(np.linalg.inv(gram), dtype=np.float64)
         return self._solved
+
+
+def _faded(count: float, age_s: float) -> float:
+    return float(count * 0.5 ** (max(0.0, age_s) / HALF_LIFE_S))

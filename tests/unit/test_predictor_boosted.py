@@ -91,16 +91,13 @@ def test_where_it_was_never_seen_trees_say_nothing() -> None:
 
 def test_drift_is_noticed_and_what_other_cells_knew_counts_little() -> None:
     made = taught(500)
-    before = {key: cell.count for key, cell in made._local._cells.items()}
+    before = {cell.key: cell.count for cell in made.to_state(500.0).cells}
     x = row(batch_core_share=0.5, io_stall=0.5)
     for i in range(12):
         made.update((0.5,), x, -1.2, 500.0 + i)
     assert made.alarms >= 1
-    assert (
-        max(cell.count for key, cell in made._local._cells.items() if key != (0.5,))
-        <= 3.0
-        < max(before.values())
-    )
+    after = {cell.key: cell.count for cell in made.to_state(512.0).cells}
+    assert max(count for key, count in after.items() if key != (0.5,)) <= 3.0 < max(before.values())
     assert made.predict(x[None], 512.0)[0][0] < -0.9
 
 
