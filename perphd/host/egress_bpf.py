@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from perphd.domain.errors import Full, KernelError, Unsupported, kernel_error
+from perphd.host.fs import not_the_same
 
 PINS: Final = "/sys/fs/bpf/perphd"
 """Where the links are pinned: files named KEY-MINOR."""
@@ -57,8 +58,11 @@ class Programs(Protocol):
     def cgroup_id(self, pin: Pin) -> int:
         """Inode of the cgroup that it is attached to; 0: that cgroup is gone, or the pin."""
 
-    def attach(self, key: str, directory: str, major: int) -> Pin:
-        """Send this cgroup's packets to a class of its own; replaces what is pinned for ``key`` and keeps its minor."""
+    def attach(self, key: str, directory: str, inode: int, major: int) -> Pin:
+        """Send this cgroup's packets to a class of its own; replaces what is pinned for ``key`` and keeps its minor.
+
+        Gone: the directory is not there, or is another one than that of this inode.
+        """
 
     def detach(self, pin: Pin) -> None:
         """Take it off; what is off already is fine."""
@@ -140,7 +144,7 @@ class BpfPrograms:
             os.close(fd)
         return int(_INFO.unpack_from(info.raw)[4])
 
-    def attach(self, key: str, directory: str, major: int) -> Pin:
+    def attach(self, key: str, directory: str, inode: int, major: int) -> Pin:
         """See ``Programs``."""
         known = self.pins()
         before = next((pin for pin in known if pin.key == key), None)
@@ -148,6 +152,8 @@ class BpfPrograms:
         fds: list[int] = []
         try:
             fds.append(os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            if os.fstat(fds[0]).st_ino != inode:
+                raise not_the_same(directory, "a BPF program")
             fds.append(_load(major, pin.minor))
             fds.append(_bpf(_LINK_CREATE, struct.pack("=IIII", fds[1], fds[0], _EGRESS, 0)))
             Path(self._directory).mkdir(mode=0o700, exist_ok=True)

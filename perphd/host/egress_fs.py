@@ -18,12 +18,12 @@ from dataclasses import replace
 from posixpath import basename, dirname
 from typing import TYPE_CHECKING, Final
 
-from perphd.domain.errors import Gone, Invalid, KernelError, Unsupported
+from perphd.domain.errors import Busy, Gone, Invalid, KernelError, Unsupported
 from perphd.host.cgroup.group import descendants
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy
 from perphd.host.cgroup.lines import EGRESS, text_of
 from perphd.host.egress_bpf import BpfPrograms, Pin, Programs, key_of
-from perphd.host.fs import KernelFile, KernelFs, read_text
+from perphd.host.fs import Identity, KernelFile, KernelFs, not_the_same, read_text, write_within
 from perphd.host.systemd_fs import Lasting
 from perphd.host.tc import MAJOR, ROOT_MINOR, HtbClass, Qdisc, Tc, TcCommand
 
@@ -140,11 +140,16 @@ class EgressFs:
                 return ""  # in force: whatever has changed since, it can be given back
             if not self._devices:
                 return NO_DEVICE
-            if reason := self._programs.refusal():
-                return reason
-            qdiscs = self._tc.qdiscs()
-            refusals = [reason for name in self._devices if (reason := self._device_refusal(name, qdiscs))]
-            return "; ".join(refusals) or self._namespace_refusal(real)
+            return self._programs.refusal() or self._devices_refusal() or self._namespace_refusal(real)
+        except KernelError as exc:
+            return str(exc)
+
+    def why_not_now(self, path: str) -> str:
+        """See ``perphd.host.cgroup.group.Refuses``: a device has gone (it may come back), or has another's qdisc."""
+        if not self._real(path) or not self._devices:
+            return ""
+        try:
+            return self._devices_refusal()
         except KernelError as exc:
             return str(exc)
 
@@ -167,36 +172,45 @@ class EgressFs:
 
     def write(self, path: str, data: bytes) -> None:
         """As ``fs``; in the tree, one line ``DEVICE BYTES_PER_SECOND`` or ``DEVICE max``."""
+        self.write_within(path, data, None)
+
+    def write_within(self, path: str, data: bytes, identity: Identity | None) -> None:
+        """See ``WritesWithin``; None: whichever group has the path."""
         real = self._real(path)
         if not real:
-            self._fs.write(path, data)
+            write_within(self._fs, path, data, identity)
             return
         text = data.decode().strip()
         device, _, value = text.partition(" ")
         if not value.isdecimal() and value != "max":
             raise Invalid(path, "write", errno.EINVAL, text)
-        self._kernel.identity(real)  # Gone: so is the group
+        here = self._kernel.identity(real)  # Gone: so is the group
+        if identity is not None and here != identity:
+            raise not_the_same(path, text)
         try:
             if value == "max":
                 self._release(self._pin(path), device)
             else:
-                self._limit(path, real, device, int(value))
-        except Gone as exc:  # a device, or a qdisc that this kernel has not: the group is there
-            raise Unsupported(path, "write", exc.errno, text, detail=str(exc)) from exc
+                self._limit(path, real, here[1], device, int(value))
+        except Gone as exc:
+            if exc.errno == errno.ESTALE:
+                raise
+            # The group is there; a device, or its qdisc, went this moment: the next look says so.
+            raise Busy(path, "write", exc.errno, text, detail=str(exc)) from exc
 
     # -- ceilings ------------------------------------------------------------------------------------------------
 
-    def _limit(self, path: str, real: str, device: str, ceil_bytes: int) -> None:
+    def _limit(self, path: str, real: str, inode: int, device: str, ceil_bytes: int) -> None:
         qdiscs = self._tc.qdiscs()
         if device not in self._devices or (reason := self._device_refusal(device, qdiscs)):
             detail = reason if device in self._devices else f"{device}: {NO_DEVICE}"
             raise Unsupported(path, "write", errno.EOPNOTSUPP, f"{device} {ceil_bytes}", detail)
         pin = self._pin(path)
-        if pin is None or self._programs.cgroup_id(pin) != self._kernel.identity(real)[1]:
+        if pin is None or self._programs.cgroup_id(pin) != inode:
             # Before the class: a class of which there is no pin is nobody's, and is swept away.
-            pin = self._programs.attach(self._key(path), real, MAJOR)
+            pin = self._programs.attach(self._key(path), real, inode, MAJOR)
         if not any(_is_own(qdisc) and qdisc.device == device for qdisc in qdiscs):
-            self._tc.add_root(device)
+            self._add_root(device)
         have = {item.minor: item.ceil_bytes for item in self._classes(device)}
         leaves = {minor: ceil for minor, ceil in have.items() if minor != ROOT_MINOR}
         most = max(ceil_bytes, *leaves.values(), have.get(ROOT_MINOR, 0))
@@ -207,6 +221,14 @@ class EgressFs:
         leaves[pin.minor] = ceil_bytes
         if max(leaves.values()) < most:
             self._tc.set_class(device, ROOT_MINOR, max(leaves.values()), exists=True)
+
+    def _add_root(self, device: str) -> None:
+        try:
+            self._tc.add_root(device)
+        except Gone as exc:
+            if exc.errno != errno.ENOENT:
+                raise
+            raise Unsupported(f"tc {device}", "add htb", exc.errno, detail=str(exc)) from exc
 
     def _release(self, pin: Pin | None, *devices: str) -> None:
         """Take this pin's classes off these devices, and the program off the group if none is left on any."""
@@ -249,6 +271,11 @@ class EgressFs:
             return ()
 
     # -- whether it can be had -----------------------------------------------------------------------------------
+
+    def _devices_refusal(self) -> str:
+        """Why one of the named devices gets no classes; empty if all do."""
+        qdiscs = self._tc.qdiscs()
+        return "; ".join(reason for name in self._devices if (reason := self._device_refusal(name, qdiscs)))
 
     def _device_refusal(self, device: str, qdiscs: tuple[Qdisc, ...]) -> str:
         """Why this device gets no classes; empty if it does."""

@@ -10,13 +10,16 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from posixpath import basename, dirname
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
-from perphd.domain.errors import ParseError, kernel_error
+from perphd.domain.errors import Gone, ParseError, kernel_error
 
 if TYPE_CHECKING:
     import rdt
 
+Identity: TypeAlias = tuple[int, int]
+"""(device, inode) of a directory: another cgroup of the same path has another one."""
 _READ_BYTES = 1 << 16
 _WHOLE_BYTES = 2048
 """A kernel file of many records comes in pieces of up to a page, each ending where the next record would not fit. A
@@ -54,8 +57,20 @@ class KernelFs(Protocol):
     def exists(self, path: str) -> bool:
         """True if something is there."""
 
-    def identity(self, path: str) -> tuple[int, int]:
+    def identity(self, path: str) -> Identity:
         """(device, inode): changes when a cgroup is removed and made again under the same name."""
+
+
+@runtime_checkable
+class WritesWithin(Protocol):
+    """File systems that write into one directory and no other, whatever comes to bear its name meanwhile."""
+
+    def write_within(self, path: str, data: bytes, identity: Identity) -> None:
+        """As ``KernelFs.write``, if the file's directory is this one.
+
+        Raises:
+            KernelError: as ``write``; Gone: the directory is not there any more, or another one is.
+        """
 
 
 @runtime_checkable
@@ -163,6 +178,23 @@ class RealFs:
         finally:
             os.close(fd)
 
+    def write_within(self, path: str, data: bytes, identity: Identity) -> None:
+        """See ``WritesWithin``: the file is opened through the directory that was looked at, not by its path."""
+        shown = data.decode(errors="replace").rstrip("\n")
+        fds: list[int] = []
+        try:
+            fds.append(os.open(self._at(dirname(path)), os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC))
+            status = os.fstat(fds[0])
+            if (status.st_dev, status.st_ino) != identity:
+                raise not_the_same(path, shown)
+            fds.append(os.open(basename(path), os.O_WRONLY | os.O_CLOEXEC, dir_fd=fds[0]))
+            os.write(fds[1], data)
+        except OSError as exc:
+            raise kernel_error(exc, path, "write" if len(fds) == 2 else "open for writing", shown) from exc
+        finally:
+            for fd in fds:
+                os.close(fd)
+
     def listdir(self, path: str) -> list[str]:
         """Names in a directory, sorted."""
         try:
@@ -189,6 +221,29 @@ class RealFs:
         except OSError as exc:
             raise kernel_error(exc, path, "stat") from exc
         return status.st_dev, status.st_ino
+
+
+def not_the_same(path: str, value: str) -> Gone:
+    """The error for a write to a directory that is another one now."""
+    return Gone(path, "write", errno.ESTALE, value, advice="another cgroup has this path now")
+
+
+def write_within(fs: KernelFs, path: str, data: bytes, identity: Identity | None) -> None:
+    """One write into this very directory; None: whichever has the path.
+
+    Where ``fs`` cannot hold on to a directory (simulated trees, which nobody changes meanwhile) it is looked at first.
+
+    Raises:
+        KernelError: as ``WritesWithin.write_within``.
+    """
+    if identity is None:
+        fs.write(path, data)
+    elif isinstance(fs, WritesWithin):
+        fs.write_within(path, data, identity)
+    elif fs.identity(dirname(path)) != identity:
+        raise not_the_same(path, data.decode(errors="replace").rstrip("\n"))
+    else:
+        fs.write(path, data)
 
 
 def read_text(fs: KernelFs, path: str) -> str:

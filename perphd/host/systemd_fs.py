@@ -25,7 +25,7 @@ from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.hierarchy import Hierarchies, Layout
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, same
 from perphd.host.cgroup.lines import with_line
-from perphd.host.fs import KernelFile, KernelFs, read_text
+from perphd.host.fs import Identity, KernelFile, KernelFs, read_text, write_within
 from perphd.host.systemd import is_systemd, owner_unit
 from perphd.host.systemd_bus import Bus
 from perphd.host.systemd_dropins import DropIns, touch
@@ -192,6 +192,13 @@ class UnitFs:
         else:
             self._ask(place, path, text)
         self._await(path, text)
+
+    def write_within(self, path: str, data: bytes, identity: Identity) -> None:
+        """See ``WritesWithin``. A unit is known by its name: it is the same one when it was started again meanwhile."""
+        if self.unit(dirname(path)):
+            self.write(path, data)
+        else:
+            write_within(self._fs, path, data, identity)
 
     def _ask_lines(self, place: _Place, path: str, line: str) -> str:
         """Ask for one disk's line with those that the others have; returns what the file is to show then."""

@@ -305,7 +305,7 @@ class Executor:
         return result
 
     def _reclaim(self, requests: Sequence[Write]) -> None:
-        self._reclaimer.submit(requests)
+        self._reclaimer.submit(requests, dict(self._read.identities))
         self._standing.written((request.workload, request.knob) for request in requests)
 
     def _tell_reclaimed(self) -> None:

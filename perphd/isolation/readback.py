@@ -8,10 +8,9 @@ from posixpath import basename, dirname
 
 from perphd.domain.errors import Gone
 from perphd.host.cgroup.group import Cgroup, Knob, descendants, parent_list
-from perphd.host.fs import KernelFs, read_text
+from perphd.host.fs import Identity, KernelFs, read_text
 from perphd.isolation.journal import Journal
 from perphd.isolation.planner import FileState
-from perphd.isolation.transaction import Identity
 
 
 class ReadBack:

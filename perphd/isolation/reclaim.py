@@ -5,13 +5,14 @@ One request at a time, in a thread of its own: nothing else waits for it, and wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from posixpath import dirname
 from typing import Final
 
 from perphd.domain.errors import Busy, KernelError
 from perphd.domain.plan import Write
-from perphd.host.fs import KernelFs
+from perphd.host.fs import Identity, KernelFs, write_within
 
 RECLAIM: Final = "memory.reclaim"
 
@@ -30,24 +31,25 @@ class Reclaimer:
         """True while a request is with the kernel."""
         return self._running is not None and not self._running.done()
 
-    def submit(self, requests: Sequence[Write]) -> None:
-        """Begin; nothing is begun while an earlier request is with the kernel."""
+    def submit(self, requests: Sequence[Write], identities: Mapping[str, Identity]) -> None:
+        """Begin, in the directories of these identities; nothing while an earlier request is with the kernel."""
         if not requests or self.is_busy:
             return
         if self._thread is None:
-            self._reclaim(requests)
+            self._reclaim(requests, identities)
         else:
-            self._running = self._thread.submit(self._reclaim, requests)
+            self._running = self._thread.submit(self._reclaim, requests, identities)
 
     def outcomes(self) -> list[tuple[Write, str]]:
         """What became of requests since this was last asked, in words."""
         done, self._done = self._done, []
         return done
 
-    def _reclaim(self, requests: Sequence[Write]) -> None:
+    def _reclaim(self, requests: Sequence[Write], identities: Mapping[str, Identity]) -> None:
         for request in requests:
             try:
-                self._fs.write(request.path, f"{request.value}\n".encode())
+                identity = identities.get(dirname(request.path))
+                write_within(self._fs, request.path, f"{request.value}\n".encode(), identity)
                 outcome = "reclaimed"
             except Busy:
                 outcome = "reclaimed in part: there was less to reclaim"

@@ -22,7 +22,7 @@ from perphd.host.cgroup import discover, lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, RESCTRL_SETTINGS, same
 from perphd.host.egress_fs import EgressFs, is_egress
-from perphd.host.fs import KernelFs, read_text
+from perphd.host.fs import Identity, KernelFs, read_text, write_within
 from perphd.host.resctrl import remove_group
 from perphd.host.systemd_bus import BusctlBus
 from perphd.host.systemd_fs import UNIT_DEVICE, Lasting, is_running_kernel, unit_files
@@ -164,8 +164,8 @@ def restore_journal(
     )
 
 
-def put(fs: KernelFs, path: str, data: bytes) -> str:
-    """Write one value and return the text that is then read back.
+def put(fs: KernelFs, path: str, data: bytes, identity: Identity | None = None) -> str:
+    """Write one value and return the text that is then read back. ``identity``: of the only directory it is meant for.
 
     An empty value is written as an empty line where that means "no own value", and only there; if the kernel refuses it
     because processes are inside, all CPUs of the parent are written instead. A file with a line a disk takes one write
@@ -176,26 +176,26 @@ def put(fs: KernelFs, path: str, data: bytes) -> str:
         ParseError: an empty value for a file where it would be destructive.
     """
     if lines.is_keyed(path):
-        _put_lines(fs, path, data.decode())
+        _put_lines(fs, path, data.decode(), identity)
     elif not data.strip():
         if basename(path) not in EMPTY_ALLOWED:
             raise ParseError(f"a value for {path}", "", "a value: an empty line is destructive there")
         try:
-            fs.write(path, b"\n")
+            write_within(fs, path, b"\n", identity)
         except (Full, Busy):
             around = parent_list(fs, path)
             if not around:
                 raise
-            fs.write(path, f"{around}\n".encode())
+            write_within(fs, path, f"{around}\n".encode(), identity)
     else:
-        fs.write(path, data)
+        write_within(fs, path, data, identity)
     return fs.read(path).decode(errors="replace").rstrip("\n")
 
 
-def _put_lines(fs: KernelFs, path: str, text: str) -> None:
+def _put_lines(fs: KernelFs, path: str, text: str, identity: Identity | None) -> None:
     for line in lines.steps(path, text, read_text(fs, path)):
         try:
-            fs.write(path, f"{line}\n".encode())
+            write_within(fs, path, f"{line}\n".encode(), identity)
         except Gone as exc:
             if exc.errno != errno.ENODEV:
                 raise
@@ -324,7 +324,7 @@ class _Run:
     def _write(self, entry: Original, found: str) -> None:
         try:
             if not is_original(entry.path, entry.raw, self._fs.read(entry.path)):  # widening may have done it
-                now = put(self._fs, entry.path, entry.raw)
+                now = put(self._fs, entry.path, entry.raw, entry.identity)
             else:
                 now = entry.text
         except Gone:
@@ -372,9 +372,9 @@ class _Run:
             if have | want not in (have, want):
                 with suppress(KernelError):  # lost only if this restore is cut short here as well
                     self._journal.intend([(entry.path, str(have | want))])
-                self._fs.write(entry.path, f"{have | want}\n".encode())
+                write_within(self._fs, entry.path, f"{have | want}\n".encode(), entry.identity)
             elif want != have and have <= want:
-                self._fs.write(entry.path, entry.raw)
+                write_within(self._fs, entry.path, entry.raw, entry.identity)
         except (KernelError, ParseError):
             return  # the write of the original itself will say what is wrong
 

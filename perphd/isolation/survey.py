@@ -13,7 +13,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, KernelError, ParseError
 from perphd.domain.plan import NotEnforceable, Stage, Write
 from perphd.domain.workload import Kind, WorkloadSpec
-from perphd.host.cgroup.group import Cgroup, Cgroups, Knob
+from perphd.host.cgroup.group import Cgroup, Cgroups, Knob, Refuses
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import (
     CONTROLLERS,
@@ -144,6 +144,10 @@ class Survey:
             return read
         knob, identity, files = read
         key = (spec.name, setting)
+        if reason := self._why_not_now(setting, knob, target):
+            for path in knob.paths:
+                self._watch.forget(path)  # what a device takes along that goes is nobody's interference
+            return reason
         self._watch.look(key, identity, files)
         around = self._read.around(knob.directory, knob.paths[0]) if setting in LIST_SETTINGS else ""
         self._standing.note(key, knob, files, around)
@@ -182,6 +186,11 @@ class Survey:
         if knob.version == 1 and not _is_attained(state, target):
             state = replace(state, files=files + self._read.below(knob.directory, knob.paths[0]))
         return Wanted(state, target)
+
+    def _why_not_now(self, setting: str, knob: Knob, target: Value) -> str:
+        if setting != "egress_max" or target is KEEP or not isinstance(self._fs, Refuses):
+            return ""
+        return self._fs.why_not_now(knob.paths[0])
 
     def _memory_target(self, key: Key, knob: Knob, file: FileState, target: Value) -> Value:
         """The ceiling for now, on the way to this target."""

@@ -14,11 +14,9 @@ from perphd.domain.errors import Broken, Busy, Gone, KernelError, ParseError
 from perphd.domain.plan import Write
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, same
-from perphd.host.fs import KernelFs, read_text
+from perphd.host.fs import Identity, KernelFs, read_text
 from perphd.isolation.journal import Journal, Original
 from perphd.isolation.restore import is_free, put
-
-Identity = tuple[int, int]
 
 
 @dataclass
@@ -144,7 +142,7 @@ class Transaction:
 
     def _one(self, write: Write) -> None:
         directory = dirname(write.path)
-        self._check_identity(write, directory)
+        identity = self._check_identity(write, directory)
         found = read_text(self._fs, write.path)
         if write.path not in self._led and not same(write.path, write.before, found):
             detail = f"it reads {found!r} and no longer {write.before!r}"
@@ -154,7 +152,7 @@ class Transaction:
         followers = [(path, read_text(self._fs, path)) for path in self._followers(write.path)]
         self._before.append((write, [(write.path, found), *followers]))
         self._led.update(path for path, _ in followers)
-        now = self._put(write.path, write.value)
+        now = self._put(write.path, write.value, identity)
         if not same(write.path, write.value, now) and not is_free(self._fs, write.path, write.value, now):
             detail, advice = (
                 f"it reads {now!r} after the write",
@@ -163,9 +161,9 @@ class Transaction:
             raise Broken(write.path, "write", errno.EIO, write.value, detail, advice)
         self.result.written.append(write)
 
-    def _put(self, path: str, text: str) -> str:
+    def _put(self, path: str, text: str, identity: Identity | None) -> str:
         try:
-            return put(self._fs, path, f"{text}\n".encode())
+            return put(self._fs, path, f"{text}\n".encode(), identity)
         except ParseError as exc:
             raise Broken(path, "write", errno.EINVAL, text, str(exc)) from exc
 
@@ -191,7 +189,7 @@ class Transaction:
                     if self._reads(path) != text and not (
                         path != write.path and self._is_led_now(write.path)
                     ):
-                        self._put(path, text)
+                        self._put(path, text, self._identities.get(dirname(path)))
                 if write in written:
                     self.result.undone.append(write)
             except KernelError as exc:

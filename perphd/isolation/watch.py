@@ -9,10 +9,10 @@ from typing import Final, TypeAlias
 from perphd.domain.allocation import Settings
 from perphd.domain.errors import Broken, Busy, Full, KernelError
 from perphd.host.cgroup.knobs import Value, same
+from perphd.host.fs import Identity
 from perphd.isolation.journal import Journal
 from perphd.isolation.planner import FileState
 from perphd.isolation.restore import is_own
-from perphd.isolation.transaction import Identity
 
 CONFLICTS_BEFORE_YIELD: Final = 2
 """So many changes by somebody else to one knob, and perphd leaves it alone."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from perphd.domain.errors import kernel_error
-from perphd.host.fs import KernelFile, KernelFs
+from perphd.host.fs import Identity, KernelFile, KernelFs, write_within
 
 
 class Killed(BaseException):
@@ -91,6 +91,10 @@ class FaultyFs:
     def write(self, path: str, data: bytes) -> None:
         with self._passing("write", path, data.decode().rstrip("\n")):
             self._inner.write(path, data)
+
+    def write_within(self, path: str, data: bytes, identity: Identity) -> None:
+        with self._passing("write", path, data.decode().rstrip("\n")):
+            write_within(self._inner, path, data, identity)
 
     def listdir(self, path: str) -> list[str]:
         with self._passing("listdir", path):

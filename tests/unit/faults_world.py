@@ -11,8 +11,12 @@ from perphd.domain.allocation import IDLE, IoLimit, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import Hierarchies, discover
+from perphd.host.egress_bpf import Pin, key_of
+from perphd.host.egress_fs import EgressFs, with_egress
 from perphd.host.fs import KernelFs
+from perphd.host.systemd_fs import UnitFs
 from perphd.host.systemd_properties import Property
+from perphd.host.tc import HtbClass, Qdisc
 from perphd.isolation import Executor, Journal, RestoreReport, restore
 from perphd.sim.host import SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
@@ -20,9 +24,10 @@ from perphd.sim.workload import Batch, Lra
 from tests.unit.faults_fs import FaultyFs, Gate
 from tests.unit.isolation_kernel import FakeKernel
 from tests.unit.isolation_systemd import FakeSystemd
+from tests.unit.network_fakes import FakePrograms, FakeTc
 
 BOOT = "this-boot"
-WRITERS = ("cgroup-v1", "cgroup-v2", "systemd", "resctrl")
+WRITERS = ("cgroup-v1", "cgroup-v2", "systemd", "resctrl", "egress")
 _CPUS = CpuSet.of(range(4))
 
 
@@ -54,19 +59,16 @@ class World:
 
     def executor(self, journal: Journal) -> Executor:
         """A new process: it knows nothing but the journal."""
-        fs: KernelFs = self.fs
-        if self.writer == "systemd":
-            fs = self.through_systemd()
-        return Executor(fs, self.hierarchies, journal, in_thread=False, clock=lambda: self.now_s)
+        return Executor(self.files(), self.hierarchies, journal, in_thread=False, clock=lambda: self.now_s)
 
-    def through_systemd(self) -> KernelFs:
-        raise NotImplementedError
+    def files(self, restoring: bool = False) -> KernelFs:
+        """The files as the daemon, or ``perphd restore``, has them: behind the gate, whoever stands before them."""
+        return self.fs
 
     def restore(self, state: Path, force: bool = False) -> RestoreReport:
         """As ``perphd restore`` in a process of its own."""
         self.gate.heal()
-        fs = self.through_systemd() if self.writer == "systemd" else self.fs
-        return restore(fs, state, force, boot_id=BOOT)
+        return restore(self.files(restoring=True), state, force, boot_id=BOOT)
 
     # -- what must hold --------------------------------------------------------------------------------------------
 
@@ -199,9 +201,7 @@ def _with(settings: Settings, **changed: object) -> Settings:
 class _SystemdWorld(World):
     systemd: FakeSystemd
 
-    def through_systemd(self) -> KernelFs:
-        from perphd.host.systemd_fs import UnitFs
-
+    def files(self, restoring: bool = False) -> KernelFs:
         # Faults come between perphd and the kernel's files, and between perphd and the bus.
         return UnitFs(
             self.fs,
@@ -259,6 +259,156 @@ def systemd() -> World:
     return world
 
 
+class Link:
+    """Traffic control and the programs of a network device, as one kernel has them; they outlive processes."""
+
+    def __init__(self, kernel: FakeKernel) -> None:
+        self.tc, self.programs = FakeTc(), _KernelsPrograms(kernel)
+
+    def goes(self) -> None:
+        """The device is taken away: with its qdisc and classes."""
+        self.tc.roots.pop("eth0", None)
+        self.tc.ceilings.pop("eth0", None)
+
+    def comes(self) -> None:
+        """It is there again, with the kernel's own qdisc."""
+        self.tc.roots["eth0"] = ("fq_codel", 0)
+
+    def is_taken(self) -> None:
+        """Somebody puts a qdisc of his own in the place of whatever is there."""
+        self.goes()
+        self.tc.roots["eth0"] = ("tbf", 5)
+
+    def texts(self) -> dict[str, str]:
+        found = {f"tc {name}": f"{kind} {major:x}" for name, (kind, major) in self.tc.roots.items()}
+        found |= {f"tc {name} classes": str(classes) for name, classes in self.tc.ceilings.items()}
+        return found | {f"bpf {pin.key}": str(pin.minor) for pin in self.programs.pins()}
+
+
+class _KernelsPrograms(FakePrograms):
+    """Attached to the groups of a ``FakeKernel``, and gone with them; their pins stay."""
+
+    def __init__(self, kernel: FakeKernel) -> None:
+        super().__init__()
+        self._kernel = kernel
+
+    def attach(self, key: str, directory: str, inode: int, major: int) -> Pin:
+        self.inodes[directory] = self._kernel.identity(directory)[1]
+        return super().attach(key, directory, inode, major)
+
+    def cgroup_id(self, pin: Pin) -> int:
+        inode = super().cgroup_id(pin)
+        return inode if any(one.inode == inode for one in self._kernel.directories.values()) else 0
+
+
+@dataclass
+class _GatedLink:
+    """Every call of netlink and of bpf(2) by one process passes the gate, as the files do."""
+
+    world: EgressWorld
+
+    def _passing(self, kind: str, where: str, what: str) -> AbstractContextManager[None]:
+        return self.world.fs._passing(kind, where, what)
+
+    # -- tc: where files answer EACCES, netlink answers EPERM
+
+    def qdiscs(self) -> tuple[Qdisc, ...]:
+        with self._passing("read", "tc", "qdiscs"):
+            return self.world.link.tc.qdiscs()
+
+    def classes(self, device: str) -> tuple[HtbClass, ...]:
+        with self._passing("read", f"tc {device}", "classes"):
+            return self.world.link.tc.classes(device)
+
+    def add_root(self, device: str) -> None:
+        with self._passing("write", f"tc {device}", "add root"):
+            self.world.link.tc.add_root(device)
+
+    def delete_root(self, device: str) -> None:
+        with self._passing("write", f"tc {device}", "delete root"):
+            self.world.link.tc.delete_root(device)
+
+    def set_class(self, device: str, minor: int, ceil_bytes: int, *, exists: bool) -> None:
+        with self._passing("write", f"tc {device}", f"class {minor:x} {ceil_bytes}"):
+            self.world.link.tc.set_class(device, minor, ceil_bytes, exists=exists)
+
+    def delete_class(self, device: str, minor: int) -> None:
+        with self._passing("write", f"tc {device}", f"delete class {minor:x}"):
+            self.world.link.tc.delete_class(device, minor)
+
+    def close(self) -> None:
+        pass
+
+    # -- programs
+
+    def refusal(self) -> str:
+        return self.world.link.programs.refusal()
+
+    def were_used(self) -> bool:
+        return self.world.link.programs.were_used()
+
+    def pins(self) -> tuple[Pin, ...]:
+        with self._passing("read", "bpf", "pins"):
+            return self.world.link.programs.pins()
+
+    def cgroup_id(self, pin: Pin) -> int:
+        with self._passing("read", f"bpf {pin.key}", "cgroup"):
+            return self.world.link.programs.cgroup_id(pin)
+
+    def attach(self, key: str, directory: str, inode: int, major: int) -> Pin:
+        with self._passing("write", f"bpf {key}", "attach"):
+            return self.world.link.programs.attach(key, directory, inode, major)
+
+    def detach(self, pin: Pin) -> None:
+        with self._passing("write", f"bpf {pin.key}", "detach"):
+            self.world.link.programs.detach(pin)
+
+
+class EgressWorld(World):
+    link: Link
+
+    @property
+    def hierarchies(self) -> Hierarchies:
+        return with_egress(discover(self.inner))
+
+    def files(self, restoring: bool = False) -> KernelFs:
+        gated = _GatedLink(self)
+        named = () if restoring else ("eth0",)
+        return EgressFs(self.fs, discover(self.inner), named, tc=lambda: gated, programs=gated)
+
+    def assert_lra_not_worse(self) -> None:
+        super().assert_lra_not_worse()
+        lra = key_of(self.specs[0].cgroup)
+        assert lra not in {pin.key for pin in self.link.programs.pins()}, (
+            "an LRA's packets pass through no class"
+        )
+
+
+def egress() -> World:
+    """Ceilings of what batch may send, with a cgroup knob beside them."""
+    kernel = FakeKernel("v2")
+    for group in ("/db", "/pi", "/sort"):
+        kernel.mkdir(group)
+    link = Link(kernel)
+    specs = (
+        WorkloadSpec("db", Kind.LRA, "/db"),
+        *(WorkloadSpec(name, Kind.BATCH, f"/{name}") for name in ("pi", "sort")),
+    )
+    slow = Settings(cpu_weight=10, egress_max=(("eth0", 1_000_000),))
+    faster = _with(slow, egress_max=(("eth0", 3_000_000),))
+    world = EgressWorld(
+        "egress",
+        kernel,
+        specs,
+        ({"pi": slow, "sort": faster}, {"pi": faster}),
+        lambda: kernel.texts() | link.texts(),
+        lambda: kernel.rmdir("/pi"),
+        lambda: kernel.mkdir("/pi"),
+    )
+    world.link = link
+    return world
+
+
 def resctrl() -> World:
     """Cache ways and bandwidth, with a cgroup knob beside them, on the simulated host's kernel trees."""
     work = (
@@ -298,6 +448,5 @@ def resctrl() -> World:
 
 def world(writer: str) -> World:
     """The host of this writer."""
-    if writer == "systemd":
-        return systemd()
-    return resctrl() if writer == "resctrl" else cgroups(writer)
+    makers = {"systemd": systemd, "resctrl": resctrl, "egress": egress}
+    return makers[writer]() if writer in makers else cgroups(writer)

@@ -203,6 +203,8 @@ class FakeKernel:
             kinds = {1: "cgroup", 2: "cgroup2"}
             lines = [f"x {m} {kinds[v]} rw,{','.join(c)} 0 0" for m, v, c in self._mounts()]
             return ("\n".join(lines) + "\n").encode()
+        if path == "/proc/sys/net/core/default_qdisc":
+            return b"fq_codel\n"
         if path == "/sys/block/sda/queue/scheduler":
             return f"{self.scheduler}\n".encode()
         files = self._files(dirname(path))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import errno
 from dataclasses import dataclass, field
 
-from perphd.domain.errors import Busy, Gone, KernelError
+from perphd.domain.errors import Busy, Gone, Invalid, KernelError
 from perphd.host.egress_bpf import Pin
+from perphd.host.fs import not_the_same
 from perphd.host.tc import MAJOR, HtbClass, Qdisc
 
 
@@ -41,27 +42,37 @@ class FakeTc:
 
     def add_root(self, device: str) -> None:
         self._note("add_root", device)
-        if self.roots[device][1]:
+        if self.roots[device][1]:  # EEXIST of the kernel's, which NetlinkTc and TcCommand tell as Busy
             raise Busy(device, "add", errno.EBUSY)
         self.roots[device] = ("htb", MAJOR)
         self.ceilings[device] = {}
 
     def delete_root(self, device: str) -> None:
         self._note("delete_root", device)
-        assert self.roots[device] == ("htb", MAJOR)
+        if self.roots[device] != ("htb", MAJOR):
+            raise Invalid(device, "delete_root", errno.EINVAL, detail="Invalid handle")
         self.roots[device] = (self.default, 0)
         del self.ceilings[device]
 
     def set_class(self, device: str, minor: int, ceil_bytes: int, *, exists: bool) -> None:
         self._note("set_class", device)
-        have = self.ceilings[device]
-        assert exists == (minor in have)
+        have = self._htb(device)
+        if exists != (minor in have):
+            raise (
+                Gone(device, "set_class", errno.ENOENT) if exists else Busy(device, "set_class", errno.EBUSY)
+            )
         assert minor == 1 or 1 in have, "a leaf lies in the parent"
         have[minor] = ceil_bytes
 
     def delete_class(self, device: str, minor: int) -> None:
         self._note("delete_class", device)
-        del self.ceilings[device][minor]
+        if self._htb(device).pop(minor, None) is None:
+            raise Gone(device, "delete_class", errno.ENOENT)
+
+    def _htb(self, device: str) -> dict[int, int]:
+        if device not in self.ceilings:
+            raise Gone(device, "class", errno.ENOENT, detail="Failed to find specified qdisc")
+        return self.ceilings[device]
 
     def close(self) -> None:
         self.closed += 1
@@ -88,12 +99,14 @@ class FakePrograms:
     def cgroup_id(self, pin: Pin) -> int:
         return self.attached.get(pin, 0)
 
-    def attach(self, key: str, directory: str, major: int) -> Pin:
+    def attach(self, key: str, directory: str, inode: int, major: int) -> Pin:
         assert major == MAJOR
+        if self.inodes[directory] != inode:
+            raise not_the_same(directory, key)
         self.used = True
-        before = next((pin for pin in self.attached if pin.key == key), None)
         minors = {pin.minor for pin in self.attached}
-        pin = before or Pin(key, next(n for n in range(0x10, 0x10000, 0x10) if n not in minors))
+        free = next(n for n in range(0x10, 0x10000, 0x10) if n not in minors)
+        pin = next((pin for pin in self.attached if pin.key == key), Pin(key, free))
         self.attached[pin] = self.inodes[directory]
         return pin
 

@@ -14,12 +14,13 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import cast
 
 import pytest
 
 from perphd.isolation import Applied, Executor, Journal
 from tests.unit.faults_fs import Killed, Operation
-from tests.unit.faults_world import BOOT, WRITERS, World, world
+from tests.unit.faults_world import BOOT, WRITERS, EgressWorld, World, world
 
 ERRNOS = (
     errno.EIO,
@@ -202,6 +203,95 @@ def test_a_cgroup_that_vanishes_at_any_write_owes_nothing(
         _assert_restorable(here, state)
 
 
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_group_that_is_made_anew_between_the_look_and_the_write_is_not_written_to(
+    writer: str, tmp_path: Path
+) -> None:
+    """The write lands in the group that was looked at, or nowhere; a unit is the same one when it is started again."""
+    count = sum(operation.changes for operation in _operations(writer))
+    for moment in range(0, count, 1 if ALL else 2):
+        here, state = world(writer), tmp_path / str(moment)
+        fresh: dict[str, str] = {}
+        group = here.specs[-1].cgroup if writer == "resctrl" else here.specs[1].cgroup
+
+        def of_group(here: World = here, group: str = group) -> dict[str, str]:
+            return {path: text for path, text in here.texts().items() if f"{group}/" in path}
+
+        def swap(
+            number: int,
+            operation: Operation,
+            moment: int = moment,
+            here: World = here,
+            look: Callable[[], dict[str, str]] = of_group,
+            fresh: dict[str, str] = fresh,
+        ) -> None:
+            if fresh:  # the first operation since
+                assert look() == fresh, operation
+                fresh.clear()
+            if number == moment and not operation.path.startswith("D-Bus"):
+                here.vanish()
+                here.appear()
+                fresh.update(look())
+
+        here.gate.refuse = swap
+        _drive(here, state)
+        here.gate.heal()
+        _assert_restorable(here, state)
+
+
+@pytest.mark.parametrize("fate", ["goes", "goes and comes", "is taken"])
+def test_a_link_that_goes_or_is_taken_at_any_moment_leaves_nothing(fate: str, tmp_path: Path) -> None:
+    """Before any call of netlink or bpf(2): what perphd made is gone or goes, what somebody put there stays."""
+    operations = _operations("egress")
+    links = [n for n, o in enumerate(operations) if o.path.startswith(("tc", "bpf"))]
+    for index in links[:: 1 if ALL else 3]:
+        here, state = cast(EgressWorld, world("egress")), tmp_path / str(index)
+
+        def strike(_number: int, _operation: Operation, index: int = index, here: EgressWorld = here) -> None:
+            if len(here.gate.seen) == index + 1:
+                here.link.is_taken() if fate == "is taken" else here.link.goes()
+                if fate == "goes and comes":
+                    here.link.comes()
+
+        here.gate.refuse = strike
+        here.gate.after = lambda n, operation, here=here: here.assert_lra_not_worse()  # type: ignore[misc]
+        _drive(here, state)
+        here.gate.heal()
+        report = here.restore(state)
+        assert report.complete, report
+        assert not here.link.programs.pins()
+        if fate == "goes":
+            here.link.comes()
+        if fate == "is taken":
+            assert here.link.tc.roots["eth0"] == ("tbf", 5), "it is not perphd's to take away"
+            here.link.comes()
+        assert not here.differing(), here.differing()
+
+
+def test_a_link_that_comes_back_gets_its_ceilings_again(tmp_path: Path) -> None:
+    """However often it goes: that is nobody's interference, and no refusal for good."""
+    here = cast(EgressWorld, world("egress"))
+    with Journal(tmp_path, boot_id=BOOT) as journal:
+        executor = here.executor(journal)
+
+        def want() -> bool:
+            here.now_s += 10.0
+            return asyncio.run(executor.apply(executor.plan(here.targets[0], here.specs, here.now_s))).ok
+
+        for _ in range(4):
+            assert want()
+            assert here.link.tc.ceilings["eth0"]
+            here.link.goes()
+            assert want(), "nothing is tried"
+            assert "there is no network device eth0" in str(executor.not_enforceable("pi"))
+            here.link.comes()
+        assert want()
+        assert not executor.conflicts()
+        assert here.link.tc.ceilings["eth0"]
+        assert asyncio.run(executor.restore()).complete
+    assert not here.differing(), here.differing()
+
+
 def test_the_operations_are_those_of_every_writer() -> None:
     """What the table in docs/faults.md promises: each writer's own files are among those that fail above."""
     named: dict[str, Callable[[Operation], bool]] = {
@@ -209,6 +299,7 @@ def test_the_operations_are_those_of_every_writer() -> None:
         "cgroup-v2": lambda o: o.path.endswith("memory.high") and o.kind == "write",
         "systemd": lambda o: o.path.startswith("D-Bus") and "AllowedCPUs" in o.path,
         "resctrl": lambda o: "/sys/fs/resctrl/perphd." in o.path and o.kind == "mkdir",
+        "egress": lambda o: o.path == "tc eth0" and o.text == "add root",
     }
     for writer in WRITERS:
         operations = _operations(writer)

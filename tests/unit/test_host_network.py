@@ -33,12 +33,9 @@ SPECS = [WorkloadSpec(name, Kind.BATCH, f"/{name}") for name in ("a", "b")]
 
 
 class _Kernel(FakeKernel):
-    """With network namespaces by process, and what ``net.core.default_qdisc`` says."""
+    """With network namespaces by process."""
 
     namespaces: dict[str, int]
-
-    def read(self, path: str) -> bytes:
-        return b"fq_codel\n" if path == "/proc/sys/net/core/default_qdisc" else super().read(path)
 
     def identity(self, path: str) -> tuple[int, int]:
         if path.startswith("/proc/"):

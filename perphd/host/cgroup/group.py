@@ -59,6 +59,14 @@ class Explains(Protocol):
         """The reason; empty: nothing is known."""
 
 
+@runtime_checkable
+class Refuses(Protocol):
+    """Files that read well, and that no new value can be set in at times."""
+
+    def why_not_now(self, path: str) -> str:
+        """The reason; empty: it can be set, as far as is known."""
+
+
 @dataclass(frozen=True, slots=True)
 class Knob:
     """The files of one setting in one cgroup. ``paths``: absolute, the leading file first."""
