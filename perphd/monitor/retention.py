@@ -1,7 +1,12 @@
-"""Keeping the store within its age and its size: the oldest rows go, a few thousand at a time."""
+"""Keeping the store within its age and its size: the oldest rows go, a few thousand at a time.
+
+For its size the oldest stretch of time goes from all tables together: rows of which there are few (writes, events)
+reach back as far as the many, and the newest of them are never the price of too many samples.
+"""
 
 from __future__ import annotations
 
+import math
 import sqlite3
 from typing import Final
 
@@ -29,13 +34,14 @@ def trim(connection: sqlite3.Connection, oldest_s: float, max_bytes: int) -> int
         if first_s < oldest_s:
             deleted += _delete_oldest(connection, table, oldest_s)
         elif _used_bytes(connection) > max_bytes:
-            deleted += _delete_oldest(connection, table, float("inf"))
+            deleted += _delete_stretch(connection)
         else:
             break
-    if _pragma(connection, "page_count") * _pragma(connection, "page_size") > max_bytes:
+    over = _pragma(connection, "page_count") - max_bytes // _pragma(connection, "page_size")
+    if over > 0:
         # The file itself is too long: give free pages back. Otherwise they are kept for the rows to come.
         # It takes a step per page, and execute() makes only one of a statement without columns.
-        connection.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+        connection.executescript(f"PRAGMA incremental_vacuum({min(over, VACUUM_PAGES)})")
     return deleted
 
 
@@ -48,9 +54,31 @@ def _oldest_table(connection: sqlite3.Connection) -> tuple[str | None, float]:
     return oldest
 
 
-def _delete_oldest(connection: sqlite3.Connection, table: str, before_s: float) -> int:
+def _delete_stretch(connection: sqlite3.Connection) -> int:
+    """The first rows of the longest table, at most ``CHUNK_ROWS``, and what is older than the next one in the others."""
+    rows = {table: _rows(connection, table) for table in TABLES}
+    longest = max(TABLES, key=lambda table: rows[table])
+    count = min(CHUNK_ROWS, max(1, rows[longest] // 4))
+    end = connection.execute(f"SELECT wall_s FROM {longest} ORDER BY rowid LIMIT 1 OFFSET {count}").fetchone()
+    end_s = math.inf if end is None else float(end[0])
+    deleted = _delete_oldest(connection, longest, math.inf, count)
+    return deleted + sum(_delete_oldest(connection, table, end_s) for table in TABLES if table != longest)
+
+
+def _rows(connection: sqlite3.Connection, table: str) -> int:
+    """Rows of a table, without counting them: rows go at the beginning only."""
+    first, last = connection.execute(
+        f"SELECT (SELECT rowid FROM {table} ORDER BY rowid LIMIT 1),"
+        f" (SELECT rowid FROM {table} ORDER BY rowid DESC LIMIT 1)"
+    ).fetchone()
+    return 0 if first is None else int(last) - int(first) + 1
+
+
+def _delete_oldest(
+    connection: sqlite3.Connection, table: str, before_s: float, rows: int = CHUNK_ROWS
+) -> int:
     last = connection.execute(
-        f"SELECT max(rowid) FROM (SELECT rowid FROM {table} ORDER BY rowid LIMIT {CHUNK_ROWS})"
+        f"SELECT max(rowid) FROM (SELECT rowid FROM {table} ORDER BY rowid LIMIT {rows})"
     ).fetchone()[0]
     return connection.execute(
         f"DELETE FROM {table} WHERE rowid <= ? AND wall_s < ?", (last, before_s)

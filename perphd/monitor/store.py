@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from operator import attrgetter
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -29,6 +29,10 @@ FLUSH_AT_ROWS: Final = 500
 MAX_PENDING_ROWS: Final = 20_000
 """More rows than this are not held for a disk that does not keep up: the oldest samples are dropped."""
 TRIM_EVERY_BATCHES: Final = 20
+TRIM_AT_ROWS: Final = 2000
+"""The size is looked after so often: with many workloads at a high rate the store would outgrow its limit by MiBs."""
+REASONS_EVERY_BATCHES: Final = 1800
+"""Why readings are missing is stated again so often: the rows that said it first are deleted in time."""
 RETRY_AFTER_BATCHES: Final = 30
 MAX_MOVED_ASIDE: Final = 3
 """Damaged files moved aside before the store gives up: the disk itself is then broken."""
@@ -174,6 +178,7 @@ class _Writer:
         self._connection: sqlite3.Connection | None = None
         self._reasons: dict[str, dict[str, str]] = {}
         self._batches = 0
+        self._untrimmed = 0
         self._wait_batches = 0
         self._disabled: str | None = None
         self._trouble: str | None = None
@@ -226,7 +231,10 @@ class _Writer:
             connection.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", row)
         connection.execute("COMMIT")
         self._batches += 1
-        if self._batches % TRIM_EVERY_BATCHES == 1:
+        self._untrimmed += len(records) + sum(len(tick) for _, tick in samples)
+        self._forget_reasons({sample.workload for _, tick in samples for sample in tick})
+        if self._batches % TRIM_EVERY_BATCHES == 1 or self._untrimmed >= TRIM_AT_ROWS:
+            self._untrimmed = 0
             newest_s = max([wall_s for wall_s, _ in samples] + [float(str(row[0])) for _, row in records])
             trim(connection, newest_s - self._retention_s, self._max_bytes)
 
@@ -244,6 +252,13 @@ class _Writer:
         quality = ",".join(flag.value for flag in sample.quality)
         numbers = [value if available(value) else None for value in values]
         return (wall_s, sample.at_s, sample.interval_s, sample.workload, quality, reasons, *numbers)
+
+    def _forget_reasons(self, present: Set[str]) -> None:
+        """Of workloads that are no longer sampled: those that come and go under ever new names would fill the memory."""
+        if self._batches % REASONS_EVERY_BATCHES == 0:
+            self._reasons.clear()
+        elif present and len(self._reasons) > 2 * len(present):
+            self._reasons = {name: self._reasons[name] for name in present}
 
     def _postpone(self, exc: Exception) -> None:
         self._wait_batches = RETRY_AFTER_BATCHES

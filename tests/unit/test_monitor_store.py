@@ -108,6 +108,37 @@ def test_reasons_are_stored_only_when_they_change(path: Path, store: Store):
     assert rows(path, "SELECT mips FROM samples LIMIT 1") == ((None,),)
 
 
+def test_of_workloads_that_are_gone_no_reasons_are_remembered(path: Path, store: Store):
+    why = Unavailable("no PMU")
+    for n in range(300):
+        store._writer.write([(NOW + n, [sample("db", n, why), sample(f"job-{n}", n, why)])], [])
+    assert store._writer._reasons.keys() <= {"db", *(f"job-{n}" for n in range(290, 300))}
+    assert rows(path, "SELECT count(reasons) FROM samples WHERE workload = 'db'") == ((1,),)
+    store._writer.close()
+
+
+def test_reasons_are_stated_again_before_the_rows_with_them_are_gone(path: Path, store: Store, monkeypatch):
+    monkeypatch.setattr(store_module, "REASONS_EVERY_BATCHES", 3)
+    for n in range(7):
+        store._writer.write([(NOW + n, [sample("db", n, Unavailable("no PMU"))])], [])
+    stated = rows(path, "SELECT wall_s FROM samples WHERE reasons IS NOT NULL")
+    assert [wall_s for (wall_s,) in stated] == [NOW, NOW + 3, NOW + 6]
+    store._writer.close()
+
+
+def test_limit_holds_while_many_workloads_come_and_go(path: Path, store: Store):
+    made = Store(path, DAY, MIB)
+    largest = 0
+    for n in range(21):
+        ticks = [(NOW + n + 0.1 * t, [sample(f"job-{n}-{i}", n) for i in range(100)]) for t in range(10)]
+        made._writer.write(ticks, [("events", (NOW + n, "x", f"job-{n}"))])
+        largest = max(largest, path.stat().st_size)
+    assert largest <= 1.5 * MIB
+    assert rows(path, "SELECT data FROM events ORDER BY wall_s DESC LIMIT 1") == (("job-20",),)
+    assert Path(f"{path}-wal").stat().st_size <= 9 * MIB
+    made._writer.close()
+
+
 def test_appends_to_what_is_there(path: Path):
     for second in range(2):
         store = Store(path, DAY, 64 * MIB)
@@ -202,6 +233,43 @@ def test_size_is_kept_by_deleting_the_oldest_and_the_file_shrinks(path: Path):
     assert oldest > NOW
     assert abs(count(connection, "events")[1] - oldest) <= 2 * 2000  # all tables reach back about as far
     assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+
+
+def test_few_rows_are_not_the_price_of_many(path: Path):
+    connection = open_database(path)
+    connection.execute("BEGIN")
+    for n in range(20000):
+        connection.execute(
+            "INSERT INTO samples (wall_s, at_s, interval_s, workload, quality) VALUES (?, 0, 1, 'db', '')",
+            (NOW + n,),
+        )
+        if n % 100 == 0:
+            connection.execute("INSERT INTO events VALUES (?, 'x', 'y')", (NOW + n,))
+    connection.execute("COMMIT")
+    while trim(connection, 0.0, MIB // 2):
+        pass
+    samples, oldest = count(connection, "samples")
+    events, oldest_event = count(connection, "events")
+    assert 0 < samples < 20000
+    assert events == (NOW + 20000 - oldest_event) / 100, "the newest are all there"
+    assert oldest <= oldest_event < oldest + 100
+    connection.close()
+
+
+def test_a_few_large_rows_are_trimmed_too(path: Path):
+    connection = open_database(path)
+    for n in range(8):
+        connection.execute(
+            "INSERT INTO events VALUES (?, 'x', ?)", (NOW - n, "y" * (MIB // 4))
+        )  # clock goes back
+    while trim(connection, 0.0, MIB):
+        pass
+    left, _ = count(connection, "events")
+    assert 1 <= left <= 4
+    assert connection.execute("SELECT max(wall_s) FROM events").fetchone()[0] < NOW, (
+        "those that came first went"
+    )
     connection.close()
 
 
