@@ -19,6 +19,7 @@ from perphd.domain.policy import ModelContext
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Sample
 from perphd.predictor.persist import CellKey
+from perphd.predictor.physics import CpuGrants
 
 Floats = NDArray[np.float64]
 
@@ -87,35 +88,31 @@ class Covariates:
 
 
 def features(
-    allocations: Sequence[Allocation], context: ModelContext, around: Covariates = Covariates()
+    allocations: Sequence[Allocation],
+    context: ModelContext,
+    around: Covariates = Covariates(),
+    grants: CpuGrants | None = None,
 ) -> Floats:
-    """Rows (n, len(COLUMNS)) for these allocations under one context."""
+    """Rows (n, len(COLUMNS)) for these allocations under one context; ``grants``: theirs, if they are at hand."""
     total = max(context.total_cores, 1e-9)
-    surrounding = (
-        min(context.lra_demand_cores / total, 1.5),
-        min(context.batch_demand_cores / total, 1.0),
-    )
-    outside = (
+    cpu = CpuGrants.of(allocations) if grants is None else grants
+    rows = np.empty((len(allocations), len(COLUMNS)))
+    rows[:, 0] = cpu.batch / cpu.total
+    rows[:, 1] = np.log10(cpu.weight + FAINT_WEIGHT)
+    rows[:, 2] = cpu.exclusive
+    rows[:, 3] = min(context.lra_demand_cores / total, 1.5)
+    rows[:, 4] = min(context.batch_demand_cores / total, 1.0)
+    rows[:, 5] = [a.llc_ways for a in allocations]
+    rows[:, 5] /= 20.0
+    rows[:, 6] = [a.mbw_pct for a in allocations]
+    rows[:, 6] /= 100.0
+    rows[:, PLACE:] = (
         context.other_cores / total,
         _number(around.io_stall),
         _number(around.frequency_ghz),
         _number(around.neighbours_gb_per_s),
     )
-    return np.array(
-        [
-            (
-                a.cpu.batch_cores / a.cpu.total_cores,
-                math.log10(a.cpu.weight_ratio + FAINT_WEIGHT),
-                1.0 if a.cpu.exclusive else 0.0,
-                *surrounding,
-                a.llc_ways / 20.0,
-                a.mbw_pct / 100.0,
-                *outside,
-            )
-            for a in allocations
-        ],
-        dtype=np.float64,
-    ).reshape(len(allocations), len(COLUMNS))
+    return rows
 
 
 def cell_key(allocation: Allocation, context: ModelContext) -> CellKey:

@@ -16,6 +16,7 @@ from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.signals import Performance, contended_ratio, performance
 from perphd.predictor import features
+from perphd.predictor.answer import Answer
 from perphd.predictor.boosted import Boosted, Correction
 from perphd.predictor.features import Covariates, cell_key
 from perphd.predictor.gate import GATE_MAPE, Gate
@@ -43,7 +44,6 @@ CLOSED_ELASTICITY = 0.3
 _ELASTIC_DELAY = 1.25
 _ELASTIC_GAIN = 0.1
 _LEAST_CORES = 0.02
-_TINY = 1e-6
 _LEAST_RATIO, _MOST_RATIO = 0.02, 50.0
 BOOTSTRAP_SUPPORT = 10.0
 """Until a reference has this much support, strongly protected samples may stand in for undisturbed ones."""
@@ -317,81 +317,48 @@ class LraModel:
     def predict_work(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Work ratio to the reference, at most 1.05, never falling as batch's weight falls on the same cores."""
         seen = _as_seen(allocations)
-        prior = expect(CpuGrants.of(seen), context)
-        bands = self._bands(self._work, prior.work, seen, context, self.work_gate, _WORK_SD)
-        return _monotone([Band(min(b.value, 1.05), b.sd, b.support) for b in bands], seen)
+        grants = CpuGrants.of(seen)
+        prior = expect(grants, context)
+        answer = self._answer(self._work, prior.work, seen, grants, context, self.work_gate, _WORK_SD)
+        return answer.at_most(1.05).monotone(seen, grants).bands()
 
     def predict_delay(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Delay ratio to the reference."""
         seen = _as_seen(allocations)
-        prior = expect(CpuGrants.of(seen), context)
-        return self._bands(self._delay, prior.delay, seen, context, self.delay_gate, _DELAY_SD)
+        grants = CpuGrants.of(seen)
+        prior = expect(grants, context)
+        return self._answer(
+            self._delay, prior.delay, seen, grants, context, self.delay_gate, _DELAY_SD
+        ).bands()
 
     def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """CPU that batch is predicted to get, in cores: what sharing leaves it, corrected by experience."""
-        prior = expect(CpuGrants.of(allocations), context)
+        grants = CpuGrants.of(allocations)
+        prior = expect(grants, context)
         left = np.maximum(prior.batch_cores, _LEAST_CORES)
-        bands = self._bands(self._batch, left, allocations, context)
-        most = max(context.batch_demand_cores, 0.0)
-        capped = [
-            Band(min(band.value, float(a.cpu.batch_cores), most), band.sd, band.support)
-            for band, a in zip(bands, allocations, strict=True)
-        ]
-        return _monotone(capped, allocations, heavier_is_more=True)
+        answer = self._answer(self._batch, left, allocations, grants, context)
+        most = np.minimum(grants.batch, max(context.batch_demand_cores, 0.0))
+        return answer.at_most(most).monotone(allocations, grants, heavier_is_more=True).bands()
 
-    def _bands(
+    def _answer(
         self,
         learned: Correction,
         prior: Floats,
         allocations: Sequence[Allocation],
+        grants: CpuGrants,
         context: ModelContext,
         gate: Gate | None = None,
         prior_sd: float = 0.0,
-    ) -> tuple[Band, ...]:
-        x = features.features(allocations, context, self._around)
+    ) -> Answer:
+        x = features.features(allocations, context, self._around, grants)
         mean, sd, support = learned.predict(x, self._now_s)
         if gate is not None:
             sd = gate.widen(sd, support, prior_sd)
-        values = prior * np.exp(mean)
-        return tuple(Band(float(v), float(s), float(n)) for v, s, n in zip(values, sd, support, strict=True))
+        return Answer(prior * np.exp(mean), sd, support)
 
 
 def _as_seen(allocations: Sequence[Allocation]) -> list[Allocation]:
     return [a if a.cpu.own_cores is None else replace(a, cpu=a.cpu.as_its_lra_sees_it()) for a in allocations]
-
-
-def _monotone(
-    bands: Sequence[Band], allocations: Sequence[Allocation], heavier_is_more: bool = False
-) -> tuple[Band, ...]:
-    """Reconcile what contradicts physics: on the same cores, less weight for batch is never worse for the LRA.
-
-    Neighbours that contradict each other are pooled, each weighted by its precision, so that what was measured
-    outweighs what is only expected (isotonic regression by pooling adjacent violators).
-
-    ``heavier_is_more``: the same of batch's own share, which never falls as its weight grows. More *cores* for the
-    LRA alone are not forced to be better: on a small host a split can cost more than it saves.
-    """
-    groups: dict[tuple[int, bool, int, int], list[int]] = {}
-    for i, a in enumerate(allocations):
-        groups.setdefault((a.cpu.batch_cores, a.cpu.exclusive, a.llc_ways, a.mbw_pct), []).append(i)
-    sign = 1.0 if heavier_is_more else -1.0
-    values = [band.value for band in bands]
-    for members in groups.values():
-        if len(members) < 2:
-            continue
-        members.sort(key=lambda i: sign * allocations[i].cpu.weight_ratio)
-        pools: list[tuple[float, float, int]] = []  # log value, precision, how many
-        for i in members:
-            pool = math.log(max(values[i], _TINY)), 1.0 / max(bands[i].sd, 1e-3) ** 2, 1
-            while pools and pools[-1][0] > pool[0]:
-                value, precision, many = pools.pop()
-                both = precision + pool[1]
-                pool = (value * precision + pool[0] * pool[1]) / both, both, many + pool[2]
-            pools.append(pool)
-        pooled = (math.exp(value) for value, _, many in pools for _ in range(many))
-        for i, value in zip(members, pooled, strict=True):
-            values[i] = value
-    return tuple(Band(v, b.sd, b.support) for v, b in zip(values, bands, strict=True))
 
 
 def _correction(learner: Learner, prior_sd: float, noise_sd: float, signs: Sequence[int]) -> Correction:

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
-from perphd.domain.policy import Band, ModelContext
+from perphd.domain.policy import ModelContext
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Quality, Sample
-from perphd.predictor.model import LraModel, Observation, _monotone
+from perphd.predictor.answer import Answer
+from perphd.predictor.model import LraModel, Observation
 from perphd.predictor.persist import MAX_CELLS
 from perphd.predictor.physics import CpuGrants, expect
 from perphd.predictor.reference import Reference
@@ -193,12 +194,34 @@ def test_reference_is_inferred_from_strongly_protected_samples() -> None:
 
 def test_what_was_measured_outweighs_what_is_only_expected_of_its_neighbours() -> None:
     grants = [Allocation(CpuGrant(8, 5, weight)) for weight in (IDLE, 6, 100)]
-    measured, expected = Band(0.89, 0.01, 25.0), Band(1.0, 0.2, 0.1)
-    pooled = _monotone([measured, expected, expected], grants)
-    assert pooled[0].value == pytest.approx(0.89, abs=0.005)
-    assert pooled[0].value >= pooled[1].value >= pooled[2].value
-    batch = _monotone(
-        [Band(0.5, 0.2, 0.1), Band(0.3, 0.01, 25.0), Band(0.6, 0.2, 0.1)], grants, heavier_is_more=True
-    )
-    assert batch[0].value <= batch[1].value <= batch[2].value
-    assert batch[1].value == pytest.approx(0.3, abs=0.005)
+    columns = CpuGrants.of(grants)
+
+    def pooled(values: list[float], sds: list[float], heavier_is_more: bool = False) -> list[float]:
+        answer = Answer(np.array(values), np.array(sds), np.ones(3))
+        return [band.value for band in answer.monotone(grants, columns, heavier_is_more).bands()]
+
+    work = pooled([0.89, 1.0, 1.0], [0.01, 0.2, 0.2])
+    assert work[0] == pytest.approx(0.89, abs=0.005)
+    assert work[0] >= work[1] >= work[2]
+    batch = pooled([0.5, 0.3, 0.6], [0.2, 0.01, 0.2], heavier_is_more=True)
+    assert batch[0] <= batch[1] <= batch[2]
+    assert batch[1] == pytest.approx(0.3, abs=0.005)
+    assert pooled([0.9, 0.8, 0.7], [0.1, 0.1, 0.1]) == [0.9, 0.8, 0.7]  # what contradicts nothing stays
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 2), st.floats(0.001, 0.5)), min_size=24, max_size=24), st.booleans()
+)
+def test_less_weight_is_never_worse_whatever_was_learned(
+    said: list[tuple[float, float]], heavier_is_more: bool
+) -> None:
+    asked = [
+        Allocation(CpuGrant(8, cores, weight), llc_ways=ways)
+        for ways in (0, 3)
+        for cores in (2, 5, 8)
+        for weight in (IDLE, 6, 25, 100)
+    ]
+    answer = Answer(np.array([v for v, _ in said]), np.array([s for _, s in said]), np.ones(24))
+    value = answer.monotone(asked, CpuGrants.of(asked), heavier_is_more).value.reshape(6, 4)
+    steps = np.diff(value, axis=1) if heavier_is_more else -np.diff(value, axis=1)
+    assert steps.min() >= 0.0

@@ -117,13 +117,13 @@ class Forest:
             parts = [self.leaves(x[i : i + _CHUNK_ROWS]) for i in range(0, len(x), _CHUNK_ROWS)]
             return np.concatenate(parts)
         words: Words | None = None
+        missing = np.isnan(x) if np.isnan(x.sum()) else None
         for column, (edges, start) in enumerate(zip(self.edges, self.row_start, strict=True)):
             if not len(edges):
                 continue
-            asked = x[:, column]
-            bins = edges.searchsorted(asked)
-            if np.isnan(asked).any():
-                bins[np.isnan(asked)] = len(edges) + 1
+            bins = edges.searchsorted(x[:, column])
+            if missing is not None:
+                bins[missing[:, column]] = len(edges) + 1
             alive = self.table.take(bins + start, axis=0)
             words = alive if words is None else np.bitwise_and(words, alive, out=words)
         if words is None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from perphd.predictor.ogbrt.drift import Drift
 from perphd.predictor.ogbrt.explored import Explored
-from perphd.predictor.ogbrt.member import Member
+from perphd.predictor.ogbrt.member import Member, spread
 from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt, Trial
 from perphd.predictor.ogbrt.reservoir import Kept, Reservoir
 from perphd.predictor.ogbrt.settings import Learned, OgbrtSettings, Prediction
@@ -102,10 +102,10 @@ class Ogbrt:
         rows = self._within(rows)
         champion = self._champion
         leaves = champion.leaves(rows)
-        mean, spread = champion.ask(leaves)
+        mean, between = champion.ask(leaves)
         far, support = self._explored.near(rows)
         scale = self._conformal.scale
-        doubt = spread + far * champion.doubt_var
+        doubt = between + far * champion.doubt_var
         half = scale * np.sqrt(doubt + self._noise.sd**2)
         sd = np.sqrt(doubt) * (scale / 1.645)
         return Prediction(mean, sd, mean - half, mean + half, support), far
@@ -309,12 +309,12 @@ class Ogbrt:
     def _learn(self, row: Floats, y: float) -> Learned:
         champion = self._champion
         leaves = champion.leaves(row[None])
-        mean, spread = champion.ask(leaves)
+        found = champion.ensemble.predict(leaves)
         far = float(self._explored.distance(row[None])[0])
-        error = y - float(mean[0])
+        error = y - float(found[0, 0])
         noise_var = self._noise.sd**2
         missed = self._conformal.update(
-            error / math.sqrt(float(spread[0]) + far * champion.doubt_var + noise_var)
+            error / math.sqrt(float(spread(found)[0]) + far * champion.doubt_var + noise_var)
         )
         drift = self._drift.update(error / self._noise.sd)
         clip = self._clip(error)
@@ -326,7 +326,7 @@ class Ogbrt:
             self._explored.clear()
         weight = self._weights[self._seen % _DRAWS]
         champion.doubt(far, error, noise_var)
-        champion.learn(leaves[0], y, clip, weight, noise_var)
+        champion.learn(leaves[0], found[:, 0], y, clip, weight, noise_var)
         swapped = self._try_challenger(row, y, error, clip, weight, noise_var, drift)
         self._reservoir.add(row, min(max(error, -clip), clip) if clip < abs(error) else error, self._seen)
         self._explored.visit(row)
@@ -345,7 +345,7 @@ class Ogbrt:
 
     def _within(self, x: Floats) -> Floats:
         """Features may leave their ranges, by as much as the ranges are wide."""
-        return np.asarray(np.clip(x, self._least, self._most), dtype=np.float64)
+        return np.asarray(np.minimum(np.maximum(x, self._least), self._most), dtype=np.float64)
 
     def _pause(self, at_s: float | None) -> None:
         """The longer nothing was seen, the less the gain is known; a clock that jumps tells nothing."""
@@ -423,10 +423,11 @@ class Ogbrt:
             return False
         challenger, trial = self._challenger
         leaves = challenger.leaves(row[None])
-        rival = y - float(challenger.ensemble.mean(leaves)[0])
+        found = challenger.ensemble.predict(leaves)[:, 0]
+        rival = y - float(found[0])
         if drift:
             challenger.ensemble.alarm()
-        challenger.learn(leaves[0], y, clip, weight, noise_var)
+        challenger.learn(leaves[0], found, y, clip, weight, noise_var)
         won = trial.update(error, rival, 8.0 * self._noise.sd)
         if won is None:
             return False

@@ -76,9 +76,7 @@ class Member:
     def ask(self, leaves: Indices) -> tuple[Floats, Floats]:
         """Mean, and variance between the replicas: each (n,)."""
         found = self.ensemble.predict(leaves)
-        if len(found) < 2:
-            return found[0], np.zeros(len(leaves))
-        return found[0], np.asarray(found[1:].var(axis=0), dtype=np.float64)
+        return found[0], spread(found)
 
     def doubt(self, far: float, error: float, noise_var: float) -> None:
         """A sample at distance ``far`` (0..1) from what was seen shows how far off the model is in such places."""
@@ -87,7 +85,21 @@ class Member:
             max(self.doubt_var + _EVIDENCE * (far * evidence - far * far * self.doubt_var), 0.0), _MOST_DOUBT
         )
 
-    def learn(self, leaves: Indices, y: float, clip: float, weight: Floats, noise_var: float) -> None:
-        """Learn one sample that falls into ``leaves`` (T,); errors beyond ``clip`` count as ``clip``."""
-        found = self.ensemble.predict(leaves[None])[:, 0]
-        self.ensemble.update(leaves, np.clip(y - found, -clip, clip), weight, noise_var)
+    def learn(
+        self, leaves: Indices, found: Floats, y: float, clip: float, weight: Floats, noise_var: float
+    ) -> None:
+        """Learn one sample that falls into ``leaves`` (T,), of which model and replicas said ``found`` (B + 1,).
+
+        Errors beyond ``clip`` count as ``clip``.
+        """
+        error = np.minimum(np.maximum(y - found, -clip), clip)
+        self.ensemble.update(leaves, error, weight, noise_var)
+
+
+def spread(found: Floats) -> Floats:
+    """Variance between the replicas, of what model (row 0) and replicas say: (B + 1, n) to (n,)."""
+    if len(found) < 2:
+        return np.zeros(found.shape[1])
+    replicas = found[1:]
+    away = replicas - replicas.sum(axis=0) / len(replicas)
+    return np.asarray((away * away).sum(axis=0) / len(replicas), dtype=np.float64)

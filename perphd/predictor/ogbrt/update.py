@@ -83,6 +83,10 @@ class Ensemble:
 
     def predict(self, leaves: Indices) -> Floats:
         """F of model and replicas at rows given by their leaves (n, T); shape (B + 1, n)."""
+        if len(leaves) == 1:  # the usual case of learning
+            return np.asarray(
+                self.values.take(leaves[0], axis=1).sum(axis=1) + self.base + self.gain, dtype=np.float64
+            )[:, None]
         out = np.empty((len(self.base), len(leaves)))
         for row, values in zip(out, self.values, strict=True):
             np.sum(values.take(leaves), axis=1, out=row)
