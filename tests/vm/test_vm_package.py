@@ -440,9 +440,10 @@ def test_up_and_downgrade_keep_configuration_and_state(vm: Vm, at_rest: dict[str
 
 def test_removed_and_purged(vm: Vm, at_rest: dict[str, str]) -> None:
     enforce(vm)
+    vm.write("/etc/perphd/conf.d/site.toml", '[[batch]]\nname = "other"\ncgroup = "/other.slice"\n', 0o640)
     vm.sh("DEBIAN_FRONTEND=noninteractive apt-get remove -y -q perphd", INSTALL_S)
     is_given_back(vm, at_rest)
-    assert vm.sh("ls /var/lib/perphd /etc/perphd/perphd.toml")
+    assert vm.sh("ls /var/lib/perphd/perphd.db /etc/perphd/perphd.toml /etc/perphd/conf.d/site.toml")
     assert vm.try_("systemctl cat perphd").returncode != 0
     assert vm.try_("test -e /usr/lib/perphd").returncode != 0, "bytecode and all"
     vm.sh("DEBIAN_FRONTEND=noninteractive apt-get purge -y -q perphd", INSTALL_S)

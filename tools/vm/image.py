@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PACKAGES = (
-    "busybox-static,ca-certificates,dbus,iproute2,kmod,less,libpam-systemd,openssh-server,procps,psmisc,python3,"
+    "bpftool,busybox-static,ca-certificates,dbus,iproute2,kmod,less,libpam-systemd,openssh-server,procps,psmisc,python3,"
     "sudo,systemd-sysv,udev,util-linux"
 )
 KERNEL = "linux-image-cloud-amd64"
