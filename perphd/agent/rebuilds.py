@@ -1,6 +1,8 @@
-"""Rebuilds of the models' trees, away from the loop: one model at a time, in a worker process that ends when done.
+"""Rebuilds of the models' trees, away from the loop: one at a time, in a worker process that ends when done.
 
-The loop only hands over arrays and takes results; the process is started and waited for by a thread. Whatever goes
+The loop does no more for one in any tick than copy what one correction remembers (some hundred rows, labelled by one
+pass through its trees) or point it at the trees that came back, compiled; so much is bounded whatever the number of
+models. Packing, starting the process, waiting and reading are the matter of a thread. Whatever goes
 wrong (it may not be started, dies, hangs, answers nonsense) is one problem that ``perphctl status`` shows; the model
 that there is stays.
 """
@@ -11,9 +13,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from threading import Thread
 from typing import Final
 
 from perphd.agent.records import Records
@@ -34,8 +37,9 @@ COMMAND: Final = (sys.executable, "-m", "perphd.predictor.rebuild_worker")
 class _Running:
     lra: str
     model: LraModel
-    channels: tuple[str, ...]
-    future: Future[list[Rebuilt]]
+    channel: str
+    future: Future[Rebuilt]
+    thread: Thread
 
 
 class Rebuilds:
@@ -57,7 +61,6 @@ class Rebuilds:
     ) -> None:
         self._registry, self._records = registry, records
         self._command, self._deadline_s = tuple(command), deadline_s
-        self._thread: ThreadPoolExecutor | None = None
         self._running: _Running | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self._not_before_s = 0.0
@@ -73,12 +76,10 @@ class Rebuilds:
         if now_s < self._not_before_s or self._closed:
             return
         for lra, model in self._registry.all():
-            if due := model.rebuilds_due():
-                self._start(lra, model, due)
+            due = model.next_rebuild()
+            if due is not None:
+                self._start(lra, model, *due)
                 return
-        if self._thread is not None:  # nothing to do: keep no thread for it
-            self._thread.shutdown(wait=False)
-            self._thread = None
 
     def close(self) -> None:
         """End the worker, if there is one."""
@@ -86,24 +87,21 @@ class Rebuilds:
         if self._process is not None:
             with suppress(OSError):
                 self._process.kill()
-        if self._thread is not None:
-            self._thread.shutdown(wait=True, cancel_futures=True)
-            self._thread = None
+        if self._running is not None:
+            self._running.thread.join()
 
-    def _start(self, lra: str, model: LraModel, due: Sequence[tuple[str, RebuildJob]]) -> None:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="perphd-rebuild")
-        jobs = [job for _, job in due]
-        future = self._thread.submit(self._run, jobs)
-        self._running = _Running(lra, model, tuple(channel for channel, _ in due), future)
+    def _start(self, lra: str, model: LraModel, channel: str, job: RebuildJob) -> None:
+        future: Future[Rebuilt] = Future()
+        thread = Thread(target=self._answer, args=(future, job), name="perphd-rebuild", daemon=True)
+        self._running = _Running(lra, model, channel, future, thread)
+        thread.start()
 
     def _take(self, running: _Running, now_s: float) -> None:
         self._running = None
+        rebuilt: Rebuilt | None = None
         problem: str | None = None
         try:
-            found = running.future.result()
-            for channel, rebuilt in zip(running.channels, found, strict=True):
-                running.model.offer(channel, rebuilt)
+            rebuilt = running.future.result()
             self.done += 1
         except PerphError as exc:
             problem = f"model of {running.lra} is not rebuilt, the one that there is stays: {exc}"
@@ -111,12 +109,17 @@ class Rebuilds:
             problem = f"model of {running.lra} is not rebuilt, the one that there is stays: {exc!r}"
         if problem is not None:
             self._not_before_s = now_s + RETRY_S
-            for channel in running.channels:
-                running.model.offer(channel, None)
+        running.model.offer(running.channel, rebuilt)
         self._records.problem("rebuild", problem, now_s)
 
-    def _run(self, jobs: Sequence[RebuildJob]) -> list[Rebuilt]:
+    def _answer(self, future: Future[Rebuilt], job: RebuildJob) -> None:
         """Runs in the thread."""
+        try:
+            future.set_result(self._run(job))
+        except BaseException as exc:  # the loop hears of it
+            future.set_exception(exc)
+
+    def _run(self, job: RebuildJob) -> Rebuilt:
         environment = dict(os.environ) | {
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
             "OPENBLAS_NUM_THREADS": "1",
@@ -129,9 +132,11 @@ class Rebuilds:
         except OSError as exc:
             raise RebuildFailed(f"a worker cannot be started: {exc.strerror}: {exc.filename}") from exc
         self._process = process
+        if self._closed:  # meanwhile
+            process.kill()
         with process:
             try:
-                out, err = process.communicate(pack_jobs(jobs), timeout=self._deadline_s)
+                out, err = process.communicate(pack_jobs([job]), timeout=self._deadline_s)
             except subprocess.TimeoutExpired as exc:
                 process.kill()
                 raise RebuildFailed(f"the worker did not end within {self._deadline_s:g} s") from exc
@@ -143,6 +148,6 @@ class Rebuilds:
                 f"the worker ended with {process.returncode}: {said[-1] if said else 'no word'}"
             )
         found = unpack_results(out)
-        if len(found) != len(jobs):
-            raise RebuildFailed(f"{len(found)} results for {len(jobs)} jobs")
-        return found
+        if len(found) != 1:
+            raise RebuildFailed(f"{len(found)} results for one job")
+        return found[0]

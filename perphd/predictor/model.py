@@ -162,13 +162,15 @@ class LraModel:
 
     # -- rebuilding ---------------------------------------------------------------------------------
 
-    def rebuilds_due(self) -> tuple[tuple[str, RebuildJob], ...]:
-        """Jobs that a worker should run now, by channel; each is handed out once, until ``offer`` brings its result."""
-        due = []
+    def next_rebuild(self) -> tuple[str, RebuildJob] | None:
+        """A channel whose trees a worker should rebuild now, with the job; None if there is none.
+
+        Each is handed out once, until ``offer`` brings its result.
+        """
         for channel, correction in self._boosted():
             if correction.rebuild_due:
-                due.append((channel, correction.rebuild_job()))
-        return tuple(due)
+                return channel, correction.rebuild_job()
+        return None
 
     def offer(self, channel: str, rebuilt: Rebuilt | None) -> None:
         """Let rebuilt trees try themselves beside the present ones; None: the rebuild failed, they stay."""

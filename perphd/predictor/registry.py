@@ -40,5 +40,6 @@ class Registry:
     def rebuild_here(self) -> None:
         """Do the rebuilds that are due at once, in this process: for hosts in virtual time, where nothing waits."""
         for model in self._models.values():
-            for channel, job in model.rebuilds_due():
+            while (due := model.next_rebuild()) is not None:
+                channel, job = due
                 model.offer(channel, job.run())

@@ -1,18 +1,24 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
+from perphd.agent import rebuilds as rebuilds_module
 from perphd.agent.rebuilds import COMMAND, RETRY_S, Rebuilds
 from perphd.agent.records import Records
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.policy import ModelContext
 from perphd.domain.sample import Sample
 from perphd.predictor import Observation, Registry
+from perphd.predictor.boosted import RESIDENT
+from perphd.predictor.ogbrt import Forest
+from perphd.predictor.ogbrt.rebuild import RebuildJob
 
 
 def due(samples: int = 80) -> Registry:
@@ -51,9 +57,9 @@ def test_a_worker_rebuilds_and_nothing_stays_when_it_is_done() -> None:
     rebuilds.step(1.0)
     assert rebuilds._running is not None
     finish(rebuilds)
-    assert rebuilds.done == 1
+    assert rebuilds.done == 2  # of work and of delay, one after the other
     assert records.problems == ()
-    assert rebuilds._thread is None
+    assert not [t for t in threading.enumerate() if t.name == "perphd-rebuild"]
     assert rebuilds._process is None
     work = registry.model("db")._work
     assert work._trees._challenger is not None  # type: ignore[attr-defined]
@@ -98,4 +104,51 @@ def test_an_end_in_between_waits_for_nobody() -> None:
     rebuilds.close()
     assert time.monotonic() - began < 30.0
     rebuilds.step(2.0)
+    rebuilds.close()
+
+
+def test_the_loop_only_copies_and_points_however_many_models_want_a_rebuild(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What may take long is done elsewhere; what the loop does in one step does not grow with the models."""
+    registry = due()
+    for name in ("second", "third"):
+        registry.put(name, due().model("db"))
+    loop, heavy, routed = threading.get_ident(), [], []
+
+    def watched(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def called(*args: Any, **more: Any) -> Any:
+            heavy.append((name, threading.get_ident() == loop))
+            return function(*args, **more)
+
+        return called
+
+    for name in ("pack_jobs", "unpack_results"):
+        monkeypatch.setattr(rebuilds_module, name, watched(name, getattr(rebuilds_module, name)))
+    monkeypatch.setattr(Forest, "compile", watched("compile", Forest.compile))
+    monkeypatch.setattr(RebuildJob, "run", watched("run", RebuildJob.run))
+    leaves = Forest.leaves
+
+    def counted(self: Forest, x: Any) -> Any:
+        routed.append(len(x) if threading.get_ident() == loop else 0)
+        return leaves(self, x)
+
+    monkeypatch.setattr(Forest, "leaves", counted)
+    rebuilds, _ = made(registry)
+    steps, handed = 0, 0
+    while rebuilds.done < 3:
+        routed.clear()
+        before = rebuilds._running
+        rebuilds.step(1.0)
+        handed += rebuilds._running is not None and rebuilds._running is not before
+        assert sum(routed) <= RESIDENT.reservoir
+        steps += 1
+        assert steps < 20_000
+        time.sleep(0.005)
+    assert handed in (3, 4)
+    assert {name for name, _ in heavy} == {
+        "pack_jobs",
+        "unpack_results",
+    }  # nothing is compiled or trained here
+    assert not any(on_loop for _, on_loop in heavy)
     rebuilds.close()
