@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
+from operator import itemgetter
 
+from perphd.domain.quick import changer, maker
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 
 
@@ -87,3 +90,25 @@ READINGS: tuple[str, ...] = tuple(
     f.name for f in fields(Sample) if f.name not in ("workload", "at_s", "interval_s", "quality")
 )
 """Names of all readings, in order: the columns of the store and of the exports."""
+
+NOTHING_MEASURED: Mapping[str, Reading] = dict.fromkeys(READINGS, NOT_MEASURED)
+"""Readings of a sample for which nothing was read."""
+_values_of = itemgetter(*READINGS)
+_make = maker(Sample)
+_with_quality = changer(Sample, "quality")
+
+
+def sample_of(
+    workload: str,
+    at_s: float,
+    interval_s: float,
+    readings: Mapping[str, Reading],
+    quality: tuple[Quality, ...],
+) -> Sample:
+    """A sample of these readings, one for every name in ``READINGS``. Raises KeyError if one is missing."""
+    return _make(workload, at_s, interval_s, *_values_of(readings), quality)
+
+
+def with_flag(sample: Sample, flag: Quality) -> Sample:
+    """The same sample with one more quality flag."""
+    return _with_quality(sample, (*sample.quality, flag))

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Identity: TypeAlias = tuple[int, int]
 """(device, inode) of a directory: another cgroup of the same path has another one."""
 _READ_BYTES = 1 << 16
+_FIRST_BYTES = 1 << 12
+"""What is asked for at first: most of these files are small, and room for the largest would be made for each."""
 _WHOLE_BYTES = 2048
 """A kernel file of many records comes in pieces of up to a page, each ending where the next record would not fit. A
 first piece shorter than this is all there is: it had room for any record of the files that are kept open."""
@@ -94,7 +96,7 @@ class _RealFile:
 
     def read(self) -> bytes:
         try:
-            data = os.pread(self._fd, _READ_BYTES, 0)
+            data = os.pread(self._fd, _FIRST_BYTES, 0)
             if len(data) < _WHOLE_BYTES:
                 return data
             parts, offset = [data], len(data)

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType, TracebackType
-from typing import Final, Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Full, Gone, KernelError, Unsupported, kernel_error
@@ -39,6 +39,8 @@ class EventKind(Enum):
     CONTEXT_SWITCHES = (_SOFTWARE, 3)
     CPU_MIGRATIONS = (_SOFTWARE, 4)
     PAGE_FAULTS = (_SOFTWARE, 2)
+
+    __hash__ = object.__hash__  # Enum's own hashes the name, in Python, at every look-up
 
     @property
     def is_hardware(self) -> bool:
@@ -244,6 +246,8 @@ class PerfEventGroup:
             if grown is None:
                 gone.append(counters)
                 continue
+            if grown is counters.still:
+                continue
             enabled += grown.enabled
             running += grown.running
             for index, count in enumerate(grown.counts):
@@ -296,8 +300,7 @@ class PerfEventGroup:
         self.close()
 
 
-@dataclass(frozen=True, slots=True)
-class _Growth:
+class _Growth(NamedTuple):
     """What one CPU added since its last reading: scaled counts, and the two times in ns."""
 
     counts: tuple[float, ...]
@@ -308,7 +311,7 @@ class _Growth:
 class _CpuCounters:
     """One event group on one CPU, with what was last read of it."""
 
-    __slots__ = ("_last", "_size", "_unpack", "cpu", "fds")
+    __slots__ = ("_data", "_last", "_size", "_unpack", "cpu", "fds", "still")
 
     def __init__(self, cpu: int, fds: list[int], events: int) -> None:
         self.cpu, self.fds = cpu, fds
@@ -316,6 +319,9 @@ class _CpuCounters:
         layout = struct.Struct(f"={3 + events}q")
         self._size, self._unpack = layout.size, layout.unpack
         self._last: tuple[int, ...] = (events,) + (0,) * (2 + events)
+        self._data = b""
+        self.still = _Growth((0.0,) * events, 0, 0)
+        """What is given when nothing has moved: the group did not run on this CPU."""
 
     def advance(self) -> _Growth | None:
         """Read once; None if the group fell apart, as it does when its CPU goes offline."""
@@ -325,10 +331,14 @@ class _CpuCounters:
             return None
         if len(data) != self._size:
             return None
+        if data == self._data:
+            return self.still
         now = self._unpack(data)
         if now[0] != self._last[0]:
             return None
-        return self.absorb(now)
+        grown = self.absorb(now)
+        self._data = data if self._last is now else b""  # a mark that was kept is to be compared again
+        return grown
 
     def absorb(self, now: tuple[int, ...]) -> _Growth:
         """Take a reading in (number, enabled, running, counts...) and give what it adds, scaled."""

@@ -9,7 +9,7 @@ from typing import Final
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import KernelError, Unsupported
-from perphd.domain.reading import Reading, Unavailable, fmap, ratio
+from perphd.domain.reading import Unavailable, fmap, ratio
 from perphd.host.perf_events import EventGroup, EventKind, EventOpener
 from perphd.monitor.meters import Readings
 from perphd.monitor.rates import Rate
@@ -89,20 +89,23 @@ class EventMeter:
             for field in EVENT_FIELDS:
                 out[field] = self._missing
             return False
-        counts = self._group.read()
-        grown = {kind: self._grown(kind, count, now_s) for kind, count in counts.items()}
-        instructions = grown.get(EventKind.INSTRUCTIONS, NO_PMU)
-        out["mips"] = fmap(_millions, instructions)
-        out["cpi"] = ratio(grown.get(EventKind.CYCLES, NO_PMU), instructions, "cycles per instruction")
-        misses = grown.get(EventKind.LLC_MISSES, NO_PMU)
-        out["llc_mpki"] = fmap(_thousands, ratio(misses, instructions, "misses per instruction"))
+        rates = self._rates
+        grown = {
+            kind: count if isinstance(count, Unavailable) else rates[kind].update(count, now_s)
+            for kind, count in self._group.read().items()
+        }
+        instructions = grown.get(EventKind.INSTRUCTIONS)
+        if instructions is None:
+            out["mips"] = out["cpi"] = out["llc_mpki"] = NO_PMU
+        else:
+            out["mips"] = fmap(_millions, instructions)
+            out["cpi"] = ratio(grown.get(EventKind.CYCLES, NO_PMU), instructions, "cycles per instruction")
+            misses = grown.get(EventKind.LLC_MISSES, NO_PMU)
+            out["llc_mpki"] = fmap(_thousands, ratio(misses, instructions, "misses per instruction"))
         out["context_switches_per_s"] = grown[EventKind.CONTEXT_SWITCHES]
         if isinstance(out.get("cpu_usage_cores"), Unavailable):
             out["cpu_usage_cores"] = fmap(_seconds, grown[EventKind.TASK_CLOCK_NS])
         return self._group.running_ratio < MIN_RUNNING_RATIO
-
-    def _grown(self, kind: EventKind, count: Reading, now_s: float) -> Reading:
-        return count if isinstance(count, Unavailable) else self._rates[kind].update(count, now_s)
 
     @property
     def fds(self) -> int:

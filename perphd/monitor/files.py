@@ -67,15 +67,29 @@ def identity_of(fs: KernelFs, hierarchies: tuple[Hierarchy, ...], cgroup: str) -
 
 
 class _Source:
-    """The file that gives some readings: open, or the reason why not."""
+    """The file that gives some readings: open, or the reason why not.
 
-    __slots__ = ("_file", "_meter", "_missing", "_want")
+    Many files read the same again and again (a group that sleeps, a disk that nobody uses). What was twice the same is
+    not parsed a third time: its readings are those of the second. The meter then lags behind, and is told of the last
+    reading when the file changes.
+    """
+
+    __slots__ = ("_absent", "_at_s", "_data", "_file", "_held", "_lags", "_meter", "_want")
 
     def __init__(self, want: _Want) -> None:
         self._want = want
         self._file: KernelFile | None = None
         self._meter: Meter | None = None
-        self._missing = Unavailable(want.absent)
+        self._be_missing(want.absent)
+        self._forget()
+
+    def _be_missing(self, reason: str) -> None:
+        self._absent: Readings = dict.fromkeys(self._want.fields, Unavailable(reason))
+
+    def _forget(self) -> None:
+        self._data, self._at_s = b"", 0.0
+        self._held: Readings | None = None
+        self._lags = False
 
     @property
     def is_open(self) -> bool:
@@ -95,31 +109,41 @@ class _Source:
                 reason = str(exc)
             else:
                 self._meter = place.meter()
+                self._forget()
                 return
             if place is self._want.places[0]:
-                self._missing = Unavailable(reason)
+                self._be_missing(reason)
 
     def take(self, now_s: float, out: Readings) -> bool:
         """Put the readings into ``out``; True if the file vanished since the last time."""
-        if self._file is not None and self._meter is not None:
-            try:
-                data = self._file.read()
-            except Gone as exc:
-                self.close()
-                self._missing = Unavailable(f"{exc.path} vanished")
-            except KernelError as exc:
-                failed = Unavailable(str(exc))
-                for field in self._want.fields:
-                    out[field] = failed
-                return False
-            else:
-                self._meter.take(data, now_s, out)
-                return False
-            for field in self._want.fields:
-                out[field] = self._missing
+        file, meter = self._file, self._meter
+        if file is None or meter is None:
+            out.update(self._absent)
+            return False
+        try:
+            data = file.read()
+        except Gone as exc:
+            self.close()
+            self._be_missing(f"{exc.path} vanished")
+            out.update(self._absent)
             return True
-        for field in self._want.fields:
-            out[field] = self._missing
+        except KernelError as exc:
+            out.update(dict.fromkeys(self._want.fields, Unavailable(str(exc))))
+            return False
+        if data != self._data or now_s <= self._at_s:
+            if self._lags:
+                meter.take(self._data, self._at_s, {})
+                self._lags = False
+            self._held = None
+            meter.take(data, now_s, out)
+            self._data = data
+        elif self._held is not None:
+            out.update(self._held)
+            self._lags = True
+        else:
+            meter.take(data, now_s, out)
+            self._held = {field: out[field] for field in self._want.fields}
+        self._at_s = now_s
         return False
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import ClassVar, Protocol, TypeAlias
 
-from perphd.domain.reading import Reading, Unavailable, fmap
+from perphd.domain.reading import Reading, Unavailable
 from perphd.monitor.parse import (
     blkio_bytes,
     io_stat_bytes,
@@ -131,12 +131,9 @@ class Pressure:
             if total_us is None:
                 out[field] = Unavailable(f"no {share.decode()!r} line with a total in the pressure file")
             else:
-                out[field] = fmap(_percent_of_interval, rate.update(float(total_us), now_s))
-
-
-def _percent_of_interval(stalled_us_per_s: float) -> float:
-    # The kernel folds running stalls in when it is asked, so an interval may show a little more than itself.
-    return min(100.0, stalled_us_per_s / 1e4)
+                stalled = rate.update(float(total_us), now_s)
+                # The kernel folds running stalls in when it is asked, so an interval may show more than itself.
+                out[field] = stalled if isinstance(stalled, Unavailable) else min(100.0, stalled / 1e4)
 
 
 class MemoryStat:

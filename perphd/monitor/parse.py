@@ -48,14 +48,15 @@ def values_of(data: bytes, needles: Sequence[bytes]) -> list[int | None]:
 def psi_total_us(data: bytes, share: bytes) -> int | None:
     """Stalled microseconds (``total=``) of a pressure file's ``some`` or ``full`` line."""
     start = 0
-    if not data.startswith(share + b" "):
+    if not data.startswith(share) or data[len(share) : len(share) + 1] != b" ":
         start = data.find(b"\n" + share + b" ") + 1
         if start == 0:
             return None
     end = data.find(b"\n", start)
-    line = data[start:end] if end >= 0 else data[start:]
-    at = line.find(b" total=")
-    token = line[at + 7 :] if at >= 0 else b""
+    if end < 0:
+        end = len(data)
+    at = data.find(b" total=", start, end)
+    token = data[at + 7 : end] if at >= 0 else b""
     return int(token) if token.isdigit() else None
 
 

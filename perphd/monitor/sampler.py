@@ -11,7 +11,7 @@ from typing import Final
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import KernelError, ParseError
 from perphd.domain.reading import Reading, Unavailable
-from perphd.domain.sample import Quality, Sample
+from perphd.domain.sample import NOTHING_MEASURED, Quality, Sample, sample_of
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.fs import KernelFs, read_text
@@ -45,7 +45,9 @@ _FILE_FIELDS: Final = (
     "read_bytes_per_s",
     "write_bytes_per_s",
 )
-_NO_SLI = SliReading.missing(Unavailable("no SLI is configured for this workload"))
+_WITHOUT_SLI: Final[Readings] = dict.fromkeys(
+    SLI_FIELDS, Unavailable("no SLI is configured for this workload")
+)
 _SILENT_SLI = SliReading.missing(Unavailable("the SLI has not been read yet"))
 
 
@@ -89,6 +91,7 @@ class Monitor:
             sli: what the applications' sources said, by workload name.
         """
         self._tick += 1
+        self._host.begin()
         wanted = {spec.name: spec for spec in specs}
         for name, workload in list(self._workloads.items()):
             if name not in wanted or workload.differs_from(wanted[name]):
@@ -130,14 +133,21 @@ class _Host:
         self.fs, self.hierarchies, self.cpus = fs, hierarchies, cpus
         self.ladder, self.run_delay = ladder, run_delay
         self.trees = sampled_hierarchies(hierarchies)
+        self._online: CpuSet | None = None
         self.perf_tree = perf_hierarchy(hierarchies)
 
+    def begin(self) -> None:
+        """A new tick: what is the same for all workloads is asked anew, once."""
+        self._online = None
+
     def online(self) -> CpuSet:
-        """CPUs that are online now, out of those to be counted."""
-        try:
-            return CpuSet.parse(read_text(self.fs, _ONLINE)) & self.cpus
-        except (KernelError, ParseError):
-            return self.cpus
+        """CPUs that are online in this tick, out of those to be counted."""
+        if self._online is None:
+            try:
+                self._online = CpuSet.parse(read_text(self.fs, _ONLINE)) & self.cpus
+            except (KernelError, ParseError):
+                self._online = self.cpus
+        return self._online
 
 
 class _Workload:
@@ -165,7 +175,7 @@ class _Workload:
         flags: list[Quality] = []
         if self._files is None or (tick + self._turn) % LOOK_OVER_EVERY == 0:
             self._look_over(flags)
-        out: Readings = {}
+        out: Readings = dict(NOTHING_MEASURED)
         if self._files is not None and self._files.take(now_s, out):
             # A file vanished: the cgroup may be gone, be another by now, or have lost a controller.
             self._look_over(flags)
@@ -183,20 +193,24 @@ class _Workload:
             flags.append(Quality.MULTIPLEXED)
         out["run_delay_cores"] = self._run_delay(now_s)
         self._add_sli(spec, sli, out, flags)
-        return Sample(spec.name, now_s, interval_s, quality=tuple(flags), **out)
+        return sample_of(spec.name, now_s, interval_s, out, tuple(flags))
 
     def _absent_sample(self, now_s: float, spec: WorkloadSpec, sli: SliReading | None) -> Sample:
         self._sampled_at_s = None
-        out: Readings = dict.fromkeys((*_FILE_FIELDS, *EVENT_FIELDS, "run_delay_cores"), self._gone)
+        out: Readings = dict(NOTHING_MEASURED)
+        out |= dict.fromkeys((*_FILE_FIELDS, *EVENT_FIELDS, "run_delay_cores"), self._gone)
         flags = [Quality.GONE]
         self._add_sli(spec, sli, out, flags)
-        return Sample(spec.name, now_s, 0.0, quality=tuple(flags), **out)
+        return sample_of(spec.name, now_s, 0.0, out, tuple(flags))
 
     def _add_sli(
         self, spec: WorkloadSpec, sli: SliReading | None, out: Readings, flags: list[Quality]
     ) -> None:
         if sli is None:
-            sli = _NO_SLI if spec.sli is None else _SILENT_SLI
+            if spec.sli is None:
+                out.update(_WITHOUT_SLI)
+                return
+            sli = _SILENT_SLI
         for field in SLI_FIELDS:
             out[field] = getattr(sli, field)
         if spec.sli is not None and sli.is_missing():

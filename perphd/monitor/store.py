@@ -176,7 +176,7 @@ class _Writer:
     def __init__(self, path: Path, retention_s: float, max_bytes: int) -> None:
         self._path, self._retention_s, self._max_bytes = path, retention_s, max_bytes
         self._connection: sqlite3.Connection | None = None
-        self._reasons: dict[str, dict[str, str]] = {}
+        self._reasons: dict[str, list[Unavailable | None]] = {}
         self._batches = 0
         self._untrimmed = 0
         self._wait_batches = 0
@@ -240,17 +240,17 @@ class _Writer:
 
     def _row(self, wall_s: float, sample: Sample) -> Row:
         values: tuple[Reading, ...] = _values_of(sample)
-        missing = {
-            name: value.reason
-            for name, value in zip(READINGS, values, strict=True)
-            if isinstance(value, Unavailable)
-        }
+        # Mostly the very same objects as in the row before: compared in a microsecond.
+        absent = [value if isinstance(value, Unavailable) else None for value in values]
         reasons = None
-        if self._reasons.get(sample.workload) != missing:
-            self._reasons[sample.workload] = missing
+        if self._reasons.get(sample.workload) != absent:
+            self._reasons[sample.workload] = absent
+            missing = {
+                name: value.reason for name, value in zip(READINGS, absent, strict=True) if value is not None
+            }
             reasons = json.dumps(missing, separators=(",", ":"), ensure_ascii=False)
-        quality = ",".join(flag.value for flag in sample.quality)
-        numbers = [value if available(value) else None for value in values]
+        quality = ",".join([flag.value for flag in sample.quality])
+        numbers = [None if isinstance(value, Unavailable) else value for value in values]
         return (wall_s, sample.at_s, sample.interval_s, sample.workload, quality, reasons, *numbers)
 
     def _forget_reasons(self, present: Set[str]) -> None:

@@ -1,0 +1,148 @@
+"""What is spared where nothing has changed must not be seen in what comes out."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from dataclasses import FrozenInstanceError, dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perphd.domain.errors import Gone, KernelError
+from perphd.domain.quick import changer, maker
+from perphd.domain.reading import Unavailable
+from perphd.domain.sample import NOTHING_MEASURED, Quality, Sample, sample_of, with_flag
+from perphd.host.cgroup.hierarchy import Hierarchy
+from perphd.host.fs import KernelFile
+from perphd.monitor.files import _Place, _Source, _Want
+from perphd.monitor.meters import CpuStat, Gauge, MemoryStat, Meter, Pressure, Readings
+
+_CPU = [b"usage_usec %d\nnr_periods %d\nnr_throttled %d\n" % n for n in ((0, 0, 0), (10, 1, 0), (99, 9, 4))]
+_PSI = [b"some avg10=0.00 total=%d\nfull avg10=0.00 total=%d\n" % n for n in ((0, 0), (7, 2), (5000, 900))]
+_SIZE = [b"4096\n", b"8192\n", b"max\n"]
+_STAT = [
+    b"anon 1\nworkingset_refault_anon 0\nworkingset_refault_file %d\npgmajfault %d\n" % n
+    for n in ((0, 0), (3, 1), (4, 9))
+]
+_KINDS: dict[str, tuple[Callable[[], Meter], list[bytes]]] = {
+    "cpu": (lambda: CpuStat(usage=True, throttling=True), _CPU),
+    "psi": (lambda: Pressure("cpu_some_pct", "io_full_pct"), _PSI),
+    "size": (lambda: Gauge("memory_current_bytes"), _SIZE),
+    "memory": (MemoryStat.v2, _STAT),
+}
+
+
+class _File:
+    """A kernel file that reads what it is told."""
+
+    def __init__(self) -> None:
+        self.now: bytes | KernelError = b""
+
+    def read(self) -> bytes:
+        if isinstance(self.now, KernelError):
+            raise self.now
+        return self.now
+
+    def close(self) -> None:
+        pass
+
+
+class _Fs:
+    def __init__(self, file: _File) -> None:
+        self._file = file
+
+    def open(self, path: str) -> KernelFile:
+        return self._file
+
+
+_STEP = st.tuples(
+    st.integers(0, 3),  # which content; 3: it cannot be read this time
+    st.sampled_from((0.0, 0.1, 1.0, 1.0, 1.0, 2.5)),  # seconds since the last look
+)
+
+
+@given(kind=st.sampled_from(sorted(_KINDS)), steps=st.lists(_STEP, max_size=25))
+def test_a_file_that_is_not_parsed_again_gives_the_same_readings(
+    kind: str, steps: list[tuple[int, float]]
+) -> None:
+    make, contents = _KINDS[kind]
+    plain = make()
+    file = _File()
+    tree = Hierarchy(2, "/sys/fs/cgroup", frozenset())
+    source = _Source(_Want(plain.fields, (_Place(tree, "x", make),), ""))
+    source.open(_Fs(file), "/a")  # type: ignore[arg-type]
+    now_s = 100.0
+    for which, later_s in steps:
+        now_s += later_s
+        wanted: Readings = {}
+        got: Readings = {}
+        if which == len(contents):
+            file.now = KernelError("/x", "read", 5)
+            assert not source.take(now_s, got)
+            assert set(got) == set(plain.fields)
+            assert all(isinstance(value, Unavailable) for value in got.values())
+            continue
+        file.now = contents[which]
+        plain.take(contents[which], now_s, wanted)
+        assert not source.take(now_s, got)
+        assert got == wanted
+
+
+def test_a_file_that_vanished_says_so_until_it_is_opened_again() -> None:
+    file = _File()
+    tree = Hierarchy(2, "/sys/fs/cgroup", frozenset())
+    source = _Source(_Want(("threads",), (_Place(tree, "x", lambda: Gauge("threads")),), ""))
+    source.open(_Fs(file), "/a")  # type: ignore[arg-type]
+    out: Readings = {}
+    for now_s in (1.0, 2.0, 3.0):
+        file.now = b"5\n"
+        out.clear()
+        assert not source.take(now_s, out)
+        assert out == {"threads": 5.0}
+    file.now = Gone("/x", "read", 19)
+    assert source.take(4.0, out)
+    assert out == {"threads": Unavailable("/x vanished")}
+    assert not source.is_open
+    assert not source.take(5.0, out)
+    source.open(_Fs(file), "/a")  # type: ignore[arg-type]
+    file.now = b"5\n"
+    assert not source.take(6.0, out)
+    assert out == {"threads": 5.0}
+
+
+def test_a_sample_made_fast_is_a_sample() -> None:
+    made = sample_of("a", 1.0, 2.0, {**NOTHING_MEASURED, "mips": 3.0}, (Quality.FIRST,))
+    plain = Sample("a", 1.0, 2.0, mips=3.0, quality=(Quality.FIRST,))
+    assert made == plain
+    assert type(made) is Sample
+    assert (hash(made), repr(made)) == (hash(plain), repr(plain))
+    assert pickle.loads(pickle.dumps(made)) == copy.copy(made) == replace(made) == plain
+    with pytest.raises(FrozenInstanceError):
+        made.mips = 4.0  # type: ignore[misc]
+    with pytest.raises(KeyError):
+        sample_of("a", 1.0, 2.0, {"mips": 3.0}, ())
+    assert with_flag(made, Quality.LATE) == replace(plain, quality=(Quality.FIRST, Quality.LATE))
+
+
+@dataclass(frozen=True, slots=True)
+class _Checked:
+    number: int
+
+    def __post_init__(self) -> None:
+        assert self.number > 0
+
+
+@dataclass(frozen=True)
+class _WithoutSlots:
+    number: int
+
+
+def test_only_plain_frozen_values_are_made_fast() -> None:
+    for kind in (_Checked, _WithoutSlots, int):
+        with pytest.raises(TypeError, match="no plain frozen dataclass"):
+            maker(kind)
+    with pytest.raises(TypeError, match="no field mops"):
+        changer(Sample, "mops")
