@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perphd.agent.config_schema import setting
-from perphd.predictor.gate import GATE_MAPE
-from perphd.predictor.model import DEFAULT_LEARNER, Learner
+from perphd.domain.learning import DEFAULT_LEARNER, GATE_MAPE, Learner
 
 
 @dataclass(frozen=True, slots=True)

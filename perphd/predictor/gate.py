@@ -12,10 +12,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from perphd.domain.learning import GATE_MAPE
+
 Floats = NDArray[np.float64]
 
-GATE_MAPE: Final = 0.2
-"""Greatest mean relative error at which a model may act."""
 WELL_MEASURED: Final = 5.0
 """Effective samples at a place from which it is known whatever the model is worth elsewhere."""
 _GAIN: Final = 0.25

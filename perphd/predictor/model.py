@@ -6,11 +6,11 @@ import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
 
 import numpy as np
 
 from perphd.domain.allocation import Allocation, CpuInstrument
+from perphd.domain.learning import DEFAULT_LEARNER, GATE_MAPE, Learner
 from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
@@ -19,16 +19,12 @@ from perphd.predictor import features
 from perphd.predictor.answer import Answer
 from perphd.predictor.boosted import Boosted, Correction
 from perphd.predictor.features import Covariates, cell_key
-from perphd.predictor.gate import GATE_MAPE, Gate
+from perphd.predictor.gate import Gate
 from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt
 from perphd.predictor.persist import ModelState, Skipped
 from perphd.predictor.physics import CpuGrants, Floats, expect
 from perphd.predictor.reference import Reference
 from perphd.predictor.residual import Residual
-
-Learner: TypeAlias = Literal["ogbrt", "residual"]
-"""How corrections are learned: boosted trees below local cells, or the cells alone."""
-DEFAULT_LEARNER: Learner = "ogbrt"
 
 WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
 """Readings whose undisturbed level is learned beside work and delay, to tell contention from low load."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perphd.predictor.gate import GATE_MAPE
-from perphd.predictor.model import Learner, LraModel
+from perphd.domain.learning import GATE_MAPE, Learner
+from perphd.predictor.model import LraModel
 
 
 class Registry:

@@ -1,0 +1,18 @@
+"""What starts at every call, and what must give back when all else is broken, does not load numbers or servers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    "imported",
+    ["perphd.control.daemon", "perphd.control.cli, perphd.agent.config", "perphd.isolation.restore"],
+)
+def test_programs_start_without_numpy_and_aiohttp(imported: str) -> None:
+    code = f"import sys, {imported}; print(*({{'numpy', 'aiohttp', 'pyroute2'}} & sys.modules.keys()))"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == []
