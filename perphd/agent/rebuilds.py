@@ -81,6 +81,11 @@ class Rebuilds:
                 self._start(lra, model, *due)
                 return
 
+    @property
+    def ready(self) -> bool:
+        """A rebuild is done and waits for the next step."""
+        return self._running is not None and self._running.future.done()
+
     def close(self) -> None:
         """End the worker, if there is one."""
         self._closed = True

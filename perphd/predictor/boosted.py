@@ -184,6 +184,11 @@ class Boosted:
         """A worker should run ``rebuild_job()``."""
         return self._trees is not None and self._trees.rebuild_due
 
+    def ask_for_rebuild(self) -> None:
+        """One is due from now on, whatever became of the last."""
+        if self._trees is not None:
+            self._trees.ask_for_rebuild()
+
     def rebuild_job(self) -> RebuildJob:
         """What the worker needs; hand its result to ``offer``. Ask only when ``rebuild_due``."""
         assert self._trees is not None

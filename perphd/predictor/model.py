@@ -180,6 +180,11 @@ class LraModel:
                 yield channel, correction
 
     @property
+    def work_correction(self) -> Correction:
+        """What was learned of the work rate beside the prior."""
+        return self._work
+
+    @property
     def cells(self) -> int:
         """Places at which the work rate is known."""
         return self._work.cells

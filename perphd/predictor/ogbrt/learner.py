@@ -376,6 +376,11 @@ class Ogbrt:
         answers = self._changed_at > self._built_at and self._seen - self._changed_at >= after
         return answers or self._seen - self._built_at >= every
 
+    def ask_for_rebuild(self) -> None:
+        """One is due from now on; a challenger that is on trial gives way to it."""
+        self._challenger, self._asked_for = None, None
+        self._built_at = self._seen - self.settings.rebuild_every
+
     def rebuild_job(self) -> RebuildJob:
         """What the worker needs; hand its result to ``offer``, or None if it failed."""
         kept = self._reservoir.kept()

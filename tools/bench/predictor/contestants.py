@@ -157,3 +157,5 @@ CONTESTANTS: dict[str, Callable[[WarmStart], Learner]] = {
 }
 FEW = (OURS, FROZEN, "static", "stage-wise EMA .05", "stage-wise EMA .2", REFIT)
 """Those that are run on every stream; the others are slow or hopeless and run on the first."""
+FAST = FEW[:-1]
+"""Those that see more seeds."""

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tools.bench.predictor.contestants import OURS
-from tools.bench.predictor.cost import BLOCK_BUDGET_US, BUDGETS_US, BYTES_BUDGET, Cost
+from tools.bench.predictor.cost import BYTES_BUDGET, Cost
 from tools.bench.predictor.online import Along
 from tools.bench.predictor.warm import Score, Warm
 
@@ -40,7 +40,7 @@ class Study:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that was measured."""
+    """Everything that was measured. ``repeat``: streams ran so many times as many seeds."""
 
     seeds: int
     warm: dict[str, list[Warm]]
@@ -48,6 +48,7 @@ class Report:
     studies: list[Study]
     costs: list[Cost]
     model_bytes: int
+    repeat: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """For report.json."""
@@ -56,7 +57,8 @@ class Report:
     def markdown(self) -> str:
         """All tables."""
         medians = (
-            f"Medians over {self.seeds} seeds unless said otherwise; in brackets the least and the most."
+            f"Medians over {self.seeds} seeds ({self.seeds * self.repeat} along streams, for all but the slow learners "
+            "and training in hindsight); in brackets the least and the most."
         )
         lines = [*_INTRODUCTION, medians, "", "## What was asked, and what was found", ""]
         lines += self._verdicts()
@@ -88,15 +90,23 @@ class Report:
         return [*lines, ""]
 
     def _costs(self) -> list[str]:
-        lines = ["| cost | p50, us | p99, us | budget p50, us | |", "| --- | ---: | ---: | ---: | --- |"]
-        for cost in self.costs:
-            budget = BUDGETS_US.get(cost.name, BLOCK_BUDGET_US if "in the loop" in cost.name else None)
-            verdict = "" if budget is None else _verdict(cost.p50_us <= budget)
+        lines = [
+            "Live: one LRA's model as the daemon has it, full and with trees, one channel unless it says all. "
+            "CPU time is of the calling thread; the steps of a rebuild are held against their longest, the rest "
+            "against the median of the wall.",
+            "",
+            "| cost | p50, us | p99, us | CPU p50, us | CPU most, us | budget, us | |",
+            "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+        ]
+        for c in self.costs:
+            budget = c.budget_us
+            verdict = "" if budget is None else _verdict(c.kept)
             lines.append(
-                f"| {cost.name} | {cost.p50_us:.0f} | {cost.p99_us:.0f} | {budget or ''} | {verdict} |"
+                f"| {c.name} | {c.p50_us:.0f} | {c.p99_us:.0f} | {c.cpu_p50_us:.0f} | {c.cpu_most_us:.0f} "
+                f"| {'' if budget is None else f'{budget:.0f}'} | {verdict} |"
             )
         kib = self.model_bytes / 1024
-        lines.append(f"| bytes of one model with its reservoir | {kib:.0f} KiB | | {BYTES_BUDGET // 1024} KiB "
+        lines.append(f"| bytes of one model with its reservoir | {kib:.0f} KiB | | | | {BYTES_BUDGET // 1024} KiB "
                      f"| {_verdict(self.model_bytes <= BYTES_BUDGET)} |")  # fmt: skip
         return [*lines, ""]
 
@@ -190,7 +200,7 @@ def _study_verdicts(study: Study) -> list[str]:
         lines.append(
             _row(f"{what}, best other: {best}", study.name, near, f"<= {least:.3f}", median <= least)
         )
-    ratio = [a.whole / best_possible for a, best_possible in zip(ours, study.hindsight, strict=True)]
+    ratio = [a.whole / best_possible for a, best_possible in zip(ours, study.hindsight, strict=False)]
     kept = bool(np.median(ratio) <= RATIO_TARGET)
     what = "one-step error / training off line on all data in hindsight"
     lines.append(_row(what, study.name, ratio, f"<= {RATIO_TARGET}", kept))
