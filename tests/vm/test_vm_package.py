@@ -198,6 +198,16 @@ def log(vm: Vm, words: str = "") -> str:
     return vm.sh(f"journalctl -u perphd --no-pager -q {words}")
 
 
+def now(vm: Vm) -> str:
+    """The journal's place that is reached by now."""
+    return vm.sh("journalctl -n 0 --show-cursor | sed -n 's/^-- cursor: //p'")
+
+
+def since(vm: Vm, cursor: str) -> str:
+    """What perphd's unit has said after that place."""
+    return log(vm, f"--after-cursor={shlex.quote(cursor)} -o cat")
+
+
 def test_once_installed_it_runs_confined_and_says_what_this_host_lacks(vm: Vm) -> None:
     assert vm.sh("systemctl is-active perphd perphd.socket perphd.slice").split() == ["active"] * 3
     assert vm.sh("systemctl is-enabled perphd") == "enabled"
@@ -317,8 +327,9 @@ def test_an_administrator_who_insists_is_yielded_to(vm: Vm, at_rest: dict[str, s
     vm.sh("systemctl set-property --runtime batch.slice AllowedCPUs=0-1")
     wait_for_split(vm, "again, after somebody had undone it once")
     assert shown(vm, "AllowedCPUs", "batch.slice") == batch
+    cursor = now(vm)
     vm.sh("systemctl set-property --runtime batch.slice AllowedCPUs=0-1")
-    vm.wait_for(lambda: "left alone until the mode is set anew" in log(vm, "-n 30"), "it does not yield")
+    vm.wait_for(lambda: "left alone until the mode is set anew" in since(vm, cursor), "it does not yield")
     _, jobs, inner = placed(vm)
     assert (jobs, inner) == ("0-1", batch), "that one knob, and no other"
     vm.sh("perphctl mode observe")
@@ -341,9 +352,10 @@ def test_a_restart_keeps_and_whatever_ends_it_otherwise_gives_back(vm: Vm, at_re
     assert refused.returncode == 1
     assert f"in use by process {shown(vm, 'MainPID')}" in refused.stderr
     vm.write(TESTED, "[Service]\nWatchdogSec=15s\nTimeoutAbortSec=5s\n")
+    cursor = now(vm)
     vm.sh("systemctl daemon-reload; systemctl restart perphd", INSTALL_S)
     wait_for_split(vm, "over a restart")
-    assert "stopped; what is in force is kept" in log(vm, "-n 30 -o cat")
+    assert "stopped; what is in force is kept" in since(vm, cursor)
     # The oom killer and impatient people, its own failed assertions, and whatever makes it hang.
     for signal, result in (("KILL", "signal"), ("ABRT", "signal|core-dump"), ("STOP", "watchdog")):
         vm.sh("systemctl reset-failed perphd")
@@ -351,7 +363,7 @@ def test_a_restart_keeps_and_whatever_ends_it_otherwise_gives_back(vm: Vm, at_re
         cursor = now(vm)
         vm.sh(f"systemctl kill --kill-whom=main --signal={signal} perphd")
         vm.wait_for(partial(has_restarted, vm, before), f"not started again: {signal}")
-        told = log(vm, f"--after-cursor={shlex.quote(cursor)} -o cat")
+        told = since(vm, cursor)
         assert re.search(f"Failed with result '({result})'", told), told
         assert re.search(r"files: [2-9] restored", told), f"by ExecStopPost=, after {signal}: {told}"
         wait_for_split(vm, f"again after {signal}")
@@ -402,11 +414,6 @@ def test_a_loss_of_power_and_a_reboot_leave_nothing_behind(vm: Vm, at_rest: dict
     vm.sh("systemctl enable -q perphd")
 
 
-def now(vm: Vm) -> str:
-    """The journal's place that is reached by now."""
-    return vm.sh("journalctl -n 0 --show-cursor | sed -n 's/^-- cursor: //p'")
-
-
 def another_version(vm: Vm) -> str:
     """The same package under the next version, copied there."""
     with tempfile.TemporaryDirectory() as folder:
@@ -431,7 +438,7 @@ def test_up_and_downgrade_keep_configuration_and_state(vm: Vm, at_rest: dict[str
         vm.sh(f"cd /root && dpkg -i {package} < /dev/null", INSTALL_S)
         assert vm.sh("dpkg-query -W -f '${Version}' perphd") == version
         assert shown(vm, "MainPID") not in (pid, "0")
-        told = log(vm, f"--after-cursor={shlex.quote(cursor)} -o cat")
+        told = since(vm, cursor)
         assert re.search(r"stopped; files: [2-9] restored", told), told
         assert 'mode = "enforce"' in vm.sh("cat /etc/perphd/perphd.toml")
         assert vm.sh("ls /var/lib/perphd/perphd.db")
