@@ -20,6 +20,7 @@ import pytest
 
 from perphd.domain.allocation import IDLE, Settings
 from perphd.domain.cpuset import CpuSet
+from perphd.domain.errors import Gone
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import discover
 from perphd.isolation import Executor, Journal, restore
@@ -206,6 +207,52 @@ def test_a_group_that_vanishes_after_any_write_owes_nothing(
         report = restore(FS, state)
         assert report.complete
         assert contents(top) == before, f"write {moment}"
+
+
+@pytest.mark.parametrize("moment", ["looked at", "opened"])
+def test_a_write_never_lands_in_another_group_of_the_same_path(
+    top: str, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On v1 and v2: the group is removed and made anew after it was looked at, or after its file was opened."""
+    files = {"cpu": "cpu.shares", "cpuset": "cpuset.cpus", "memory": "memory.limit_in_bytes"}
+    hierarchies = discover(FS)
+    places = [f"{hierarchies.by_controller[name].mount}{top}/lra/{file}" for name, file in files.items()]
+    if hierarchies.unified is not None:
+        places.append(f"{hierarchies.unified.mount}{top}/lra/cgroup.max.depth")
+    real_look, real_open = os.fstat, os.open
+    for path in places:
+        directory, value = os.path.dirname(path), FS.read(path)
+        before = FS.identity(directory)
+
+        def swap(directory: str = directory) -> None:
+            monkeypatch.undo()
+            os.rmdir(directory)
+            os.mkdir(directory)
+
+        def look(fd: int) -> os.stat_result:
+            found = real_look(fd)
+            swap()
+            return found
+
+        def opened(name: str, flags: int, dir_fd: int | None = None) -> int:
+            fd = real_open(name, flags, dir_fd=dir_fd)
+            if dir_fd is not None:
+                swap()
+            return fd
+
+        FS.write_within(path, value, before)
+        monkeypatch.setattr(
+            "perphd.host.fs.os.fstat" if moment == "looked at" else "perphd.host.fs.os.open",
+            look if moment == "looked at" else opened,
+        )
+        fresh_value = b"2048\n" if value != b"2048\n" else b"4096\n"
+        with pytest.raises(Gone):
+            FS.write_within(path, value if "cpuset" in path else fresh_value, before)
+        assert FS.identity(directory) != before
+        now = FS.read(path)
+        assert now.strip() == b"" if "cpuset" in path else now == value
+        with pytest.raises(Gone, match="another cgroup has this path now"):
+            FS.write_within(path, value, before)
 
 
 ASK = """

@@ -11,11 +11,13 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from perphd.domain.allocation import Settings
 from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.host import egress_bpf
 from perphd.host.cgroup import discover
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.egress_bpf import PINS, BpfPrograms
@@ -32,6 +34,8 @@ TOP = f"/perphd-test-net-{os.getpid()}"
 SPECS = [WorkloadSpec(name, Kind.BATCH, f"{TOP}/{name}") for name in ("a", "b")]
 FS = RealFs()
 MAKERS = [TcCommand, NetlinkTc]
+STEP = 1 if os.environ.get("PERPHD_FAULTS") == "all" else 13
+"""Of all moments of a fault one in so many is tried; with PERPHD_FAULTS=all each."""
 
 
 @dataclass
@@ -201,6 +205,151 @@ def test_what_a_killed_process_left_is_given_back(host: Host, tmp_path: Path) ->
         assert shell("tc qdisc show") == before
         assert not BpfPrograms().pins()
         (host.directory / "b").mkdir()
+
+    inside(work)
+
+
+class Steps:
+    """Counts the calls that change something in the kernel: of netlink, bpf(2) and unlink(2); strikes at one."""
+
+    def __init__(self, strike: Callable[[int, str], None]) -> None:
+        self.count, self._strike = 0, strike
+
+    def around(self, owner: object, name: str, changes: Callable[..., bool] = lambda *_: True) -> None:
+        real = getattr(owner, name)
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            if not changes(*arguments):
+                return real(*arguments, **named)
+            number, self.count = self.count, self.count + 1
+            self._strike(number, "before")
+            result = real(*arguments, **named)
+            self._strike(number, "after")
+            return result
+
+        setattr(owner, name, call)
+
+
+def drive(host: Host, state: Path, strike: Callable[[int, str], None]) -> int:
+    """In a process of its own: ceilings come, change and go, each tried twice. Its exit status: steps, or -signal."""
+    child = os.fork()
+    if child:
+        _, status = os.waitpid(child, 0)
+        return os.waitstatus_to_exitcode(status)
+    code = 255
+    try:
+        steps = Steps(strike)
+        for name in ("add_root", "delete_root", "set_class", "delete_class"):
+            steps.around(NetlinkTc, name)
+        steps.around(
+            egress_bpf, "_bpf", lambda command, _: command in (6, 28)
+        )  # BPF_OBJ_PIN, BPF_LINK_CREATE
+        steps.around(egress_bpf.os, "unlink")
+        run = Applying(host, state, NetlinkTc)
+        for ceilings in ({"a": 1_000_000, "b": 3_000_000}, {"a": 3_000_000}, {}):
+            if not run.want(**ceilings):
+                run.want(**ceilings)
+        run.close()
+        code = steps.count
+    finally:
+        os._exit(code)
+
+
+def test_killed_before_and_after_every_call_everything_comes_back(host: Host, tmp_path: Path) -> None:
+    def work() -> None:
+        before = shell("tc qdisc show")
+        count = drive(host, tmp_path / "dry", lambda number, moment: None)
+        assert 12 <= count < 100
+        assert shell("tc qdisc show") == before
+        moments = [(number, moment) for number in range(count) for moment in ("before", "after")]
+        for number, moment in moments[::STEP]:
+            state = tmp_path / f"{number}-{moment}"
+
+            def die(n: int, m: str, here: tuple[int, str] = (number, moment)) -> None:
+                if (n, m) == here:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+            assert drive(host, state, die) == -signal.SIGKILL
+            report = restore(FS, state)
+            assert report.complete, report
+            assert not report.foreign, report
+            assert shell("tc qdisc show") == before, (number, moment)
+            assert not BpfPrograms().pins(), (number, moment)
+
+    inside(work)
+
+
+@pytest.mark.parametrize("fate", ["goes", "goes and comes", "is taken"])
+def test_a_link_that_goes_or_is_taken_before_any_call_leaves_nothing(
+    host: Host, tmp_path: Path, fate: str
+) -> None:
+    new = "ip link add v0 type veth peer name v1; ip link set v0 up; ip link set v1 up"
+    command = {
+        "goes": "ip link del v0",
+        "goes and comes": f"ip link del v0; {new}",
+        "is taken": "tc qdisc replace dev v0 root handle 5: tbf rate 1mbit burst 10k latency 10ms",
+    }[fate]
+
+    def work() -> None:
+        before = shell("tc qdisc show dev v0")
+        count = drive(host, tmp_path / "dry", lambda number, moment: None)
+        for number in range(0, count, STEP):
+            state = tmp_path / str(number)
+
+            def strike(n: int, moment: str, at: int = number) -> None:
+                if (n, moment) == (at, "before"):
+                    shell(command)
+
+            assert 0 < drive(host, state, strike) < 100, "it went on to the end"
+            report = restore(FS, state)
+            assert report.complete, report
+            assert not BpfPrograms().pins()
+            if fate == "is taken":
+                assert "tbf 5: root" in shell("tc qdisc show dev v0")
+                shell("tc qdisc del dev v0 root")
+            elif fate == "goes":
+                shell(new)
+            assert shell("tc qdisc show dev v0") == before, number
+
+    inside(work)
+
+
+UNPRIVILEGED = """
+import errno, os, sys
+sys.path.insert(0, sys.argv[1])
+from perphd.domain.errors import Denied
+from perphd.host.tc_netlink import NetlinkTc
+import pyroute2
+os.setgroups([])
+os.setuid(65534)
+tc = NetlinkTc()
+for change in (
+    lambda: tc.add_root("v0"),
+    lambda: tc.set_class("v0", 0x10, 1000, exists=False),
+    lambda: tc.delete_root("v0"),
+):
+    try:
+        change()
+    except Denied as exc:
+        print(errno.errorcode[exc.errno])
+tc.close()
+"""
+
+
+def test_without_the_right_to_change_qdiscs_nothing_changes_and_it_is_said(
+    host: Host, tmp_path: Path
+) -> None:
+    def work() -> None:
+        before = shell("tc qdisc show")
+        done = subprocess.run(
+            [sys.executable, "-c", UNPRIVILEGED, str(Path(__file__).parents[2])],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
+        assert done.stdout.split() == ["EPERM"] * 3, done
+        assert shell("tc qdisc show") == before
 
     inside(work)
 
