@@ -244,7 +244,7 @@ def drive(host: Host, state: Path, strike: Callable[[int, str], None]) -> int:
         steps.around(
             egress_bpf, "_bpf", lambda command, _: command in (6, 28)
         )  # BPF_OBJ_PIN, BPF_LINK_CREATE
-        steps.around(egress_bpf.os, "unlink")
+        steps.around(os, "unlink")
         run = Applying(host, state, NetlinkTc)
         for ceilings in ({"a": 1_000_000, "b": 3_000_000}, {"a": 3_000_000}, {}):
             if not run.want(**ceilings):
