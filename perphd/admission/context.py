@@ -65,6 +65,7 @@ def cores_per_cpu(snapshot: Snapshot) -> float:
     return total_cores(snapshot) / max(1, len(snapshot.host.topology.usable))
 
 
+@_once
 def batch_is_there(snapshot: Snapshot) -> bool:
     """True if some batch workload exists and has processes, as far as one can tell."""
     samples = (view.sample for view in batches(snapshot))
@@ -102,14 +103,26 @@ def batch_is_quiet(snapshot: Snapshot, idle_cores: float, protected: bool) -> bo
     """
     if batch_demand_cores(snapshot) >= idle_cores:
         return False
+    return not (protected and _some_batch_is_opaque(snapshot))
+
+
+@_once
+def _some_batch_is_opaque(snapshot: Snapshot) -> bool:
+    """True if of some batch workload with threads it cannot be told whether it waits for CPU."""
     for view in batches(snapshot):
         sample = view.sample
         if sample is None or sample.has(Quality.GONE):
             continue
         blind = not available(sample.cpu_some_pct) and not sample.has(Quality.FIRST)
-        if protected and blind and value_or(sample.threads, 1.0) > 0:
-            return False
-    return True
+        if blind and value_or(sample.threads, 1.0) > 0:
+            return True
+    return False
+
+
+@_once
+def batch_samples(snapshot: Snapshot) -> tuple[Sample, ...]:
+    """The samples of all batch workloads that have one, by name."""
+    return tuple(v.sample for v in batches(snapshot) if v.sample is not None)
 
 
 @_once

@@ -111,8 +111,11 @@ def target_of(
     """The target under the present load: absolute objectives first, else tolerance below the reference."""
     work: Reading = Unavailable("the reference is not known yet")
     delay: Reading = Unavailable("the reference is not known yet")
-    work_band = _known(model.reference(f"work:{perf.work_source}", perf.load), settings)
-    delay_band = _known(model.reference(f"delay:{perf.delay_source}", perf.load), settings)
+    # Where the target is absolute, the reference only feeds predictions: half of it will do.
+    absolute = objective.min_work_rate_per_s is not None or objective.max_latency_ms is not None
+    enough = settings.min_reference_samples / (2.0 if absolute else 1.0)
+    work_band = _known(model.reference(f"work:{perf.work_source}", perf.load), enough)
+    delay_band = _known(model.reference(f"delay:{perf.delay_source}", perf.load), enough)
     if objective.min_work_rate_per_s is not None and perf.work_source == "sli":
         work = objective.min_work_rate_per_s
     elif work_band is not None:
@@ -246,8 +249,8 @@ def _is_unfit(sample: Sample, perf: Performance) -> bool:
     return bool(flags) or (sample.has(Quality.MULTIPLEXED) and perf.work_source == "mips")
 
 
-def _known(band: Band | None, settings: PolicySettings) -> Band | None:
-    return band if band is not None and band.support >= settings.min_reference_samples else None
+def _known(band: Band | None, enough: float) -> Band | None:
+    return band if band is not None and band.support >= enough else None
 
 
 def _is_confirmed(state: DetectorState, h: float, alert: bool, settings: PolicySettings) -> bool:

@@ -20,11 +20,12 @@ WEIGHTS: tuple[Weight, ...] = (IDLE, 6, 12, 25, 50, 100)
 """Batch weights tried, weakest first. 100 is everybody's default: batch is never raised above an LRA."""
 MAX_CORE_STEPS = 16
 """At most so many different batch core counts are tried; on large hosts they are spread geometrically."""
-SURE, FAIR, BOLD, SLIM = 0.9, 0.35, 0.2, 0.1
-"""Chances of meeting the target: as good as certain; worth trying; worth a step back that would give batch much;
-worth exploring when the target is missed."""
-LEAST_GAIN_SHARE = 0.05
-"""A step back must promise batch this share more than it has: less is within the noise of what is measured."""
+SURE, LIKELY, FAIR, BOLD, SLIM = 0.9, 0.6, 0.35, 0.2, 0.1
+"""Chances of meeting the target: as good as certain; worth a long step back; worth trying; worth a step back that
+would give batch much; worth exploring when the target is missed."""
+LEAST_GAIN_SHARE, LEAST_SURE_SHARE = 0.05, 0.02
+"""A step back must promise batch this share more than it has: less is within the noise of what is measured; the smaller
+one if it is as good as certain to keep the target."""
 CONTENT_SHARE = 0.7
 """Batch that has this share of what it wants is not worth a step that is only hoped to give it more."""
 RESCUE_SCORE = 1.03
@@ -196,33 +197,37 @@ class Stakes:
 
 
 def cheaper(
-    assessed: Sequence[Assessed], current: Assessed, stakes: Stakes, avoid: Sequence[Allocation]
+    assessed: Sequence[Assessed],
+    current: Assessed,
+    stakes: Stakes,
+    avoid: Sequence[Allocation],
+    stride: int = 1,
 ) -> Assessed | None:
     """The step back towards batch with the greatest expected gain, if that is positive; None if there is none.
 
-    A step is a neighbour on the lattice with some chance to keep the target; where that is as good as certain it
-    may be further, for on a plateau no single neighbour promises anything. What protects no more than an allocation
-    in ``avoid`` is left out.
+    A step is a neighbour on the lattice with some chance to keep the target, or, likely to keep it, one up to
+    ``stride`` cores away; where that is as good as certain it may be further, for on a plateau no single neighbour
+    promises anything. What protects no more than an allocation in ``avoid`` is left out.
     """
     best: tuple[float, Assessed] | None = None
     counts = core_counts(assessed)
-    least = max(NEGLIGIBLE_CORES, LEAST_GAIN_SHARE * current.batch_cores)
     for item in assessed:
         gain_cores = (
             item.batch_cores - current.batch_cores
             if current.batch_cores >= CONTENT_SHARE * stakes.wanted_cores
             else _expected_gain(item, current.batch_cores)
         )
-        if gain_cores <= least:
+        keeps = chance(item.prediction, stakes.need, stakes.z)
+        share = LEAST_SURE_SHARE if keeps >= SURE else LEAST_GAIN_SHARE
+        if gain_cores <= max(NEGLIGIBLE_CORES, share * current.batch_cores):
             continue
         if protects_no_more(current.allocation.cpu, item.allocation.cpu):
             continue  # tighter in every way: whatever the figures say, that is no step back
         if any(protects_no_more(item.allocation.cpu, a.cpu) for a in avoid):
             continue
-        keeps = chance(item.prediction, stakes.need, stakes.z)
-        if keeps < BOLD or (
-            keeps < SURE and not is_step(current.allocation.cpu, item.allocation.cpu, counts)
-        ):
+        here, there = current.allocation.cpu, item.allocation.cpu
+        near = is_step(here, there, counts) or (keeps >= LIKELY and is_step(here, there, counts, stride))
+        if keeps < BOLD or (keeps < SURE and not near):
             continue
         worth = keeps * gain_cores * stakes.win_s - (1.0 - keeps) * stakes.price_cores * stakes.loss_s
         if worth > 0 and (best is None or worth > best[0]):
@@ -281,11 +286,14 @@ def likeness(a: Allocation, b: Allocation, llc_ways: int) -> float:
     return math.exp(-0.5 * (cores**2 + weight**2 + ways**2 + throttle**2 + split))
 
 
-def is_step(a: CpuGrant, b: CpuGrant, counts: Sequence[int]) -> bool:
-    """True if the grants differ by one step in one dimension; ``counts``: the core counts of the lattice."""
+def is_step(a: CpuGrant, b: CpuGrant, counts: Sequence[int], stride: int = 1) -> bool:
+    """True if the grants differ by one step in one dimension; ``counts``: the core counts of the lattice.
+
+    A step of cores may be up to ``stride`` counts long.
+    """
     same_weight, same_cores = a.batch_weight == b.batch_weight, a.batch_cores == b.batch_cores
     few, many = sorted((a.batch_cores, b.batch_cores))
-    adjacent = not any(few < c < many for c in counts)
+    adjacent = sum(few < c < many for c in counts) < stride
     if a.exclusive != b.exclusive:
         shared, split = (a, b) if b.exclusive else (b, a)
         return same_cores or (adjacent and split.batch_cores < shared.batch_cores)

@@ -65,15 +65,19 @@ def stronger(
     return tuple(found)
 
 
-def weaker(current: Allocation, host: HostView) -> tuple[Allocation, ...]:
-    """Allocations that give one unit back to batch, the dearest resource first."""
+def weaker(current: Allocation, host: HostView, units: int = 1) -> tuple[Allocation, ...]:
+    """Allocations that give so many units back to batch (or what is left of them), the dearest resource first.
+
+    Of several units, those that give back of cache and bandwidth at once come before those.
+    """
     found: list[Allocation] = []
-    higher = sorted(level for level in (*host.mba_levels_pct, 100) if level > current.mbw_pct)
+    higher = sorted({level for level in (*host.mba_levels_pct, 100) if level > current.mbw_pct})
     if higher:
-        found.append(replace(current, mbw_pct=higher[0]))
+        found.append(replace(current, mbw_pct=higher[min(units, len(higher)) - 1]))
     if current.llc_ways > 0:
-        less = current.llc_ways - 1
-        found.append(replace(current, llc_ways=less))
+        found.append(replace(current, llc_ways=max(0, current.llc_ways - units)))
+    if units > 1 and len(found) > 1:
+        found.insert(0, replace(found[0], llc_ways=found[1].llc_ways))
     return tuple(found)
 
 

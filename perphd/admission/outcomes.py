@@ -27,6 +27,10 @@ PATIENCE = 3
 _CLEAR = 1.0
 _FEW = 3
 _AMPLE = 0.05
+MOST_STRIDE = 8
+"""Units of cores, ways or bandwidth that are given back in one step at most."""
+_COSTLIER = 1.5
+"""The next units are taken to cost so many times what the last ones did: knees bend."""
 _CERTAIN = 3.0
 _DOUBTFUL = 0.5
 _BEFORE_SAMPLES = 3
@@ -109,6 +113,22 @@ def judge(
 def is_ample(scores: Sequence[float], noise_sd: float) -> bool:
     """True if it is so far above target that no scatter explains it: there is no need to look any longer."""
     return math.log(mean(scores)) > _AMPLE + _CERTAIN * noise_sd / math.sqrt(len(scores))
+
+
+def next_stride(stride: int, before: Reading, after: float, noise_sd: float) -> int:
+    """How many units may be given back next: twice as many, if what these cost leaves room for that.
+
+    Args:
+        stride: units of the step that was just judged.
+        before: score before it.
+        after: score since.
+        noise_sd: scatter of one score, in log units: what a step may have cost unseen.
+    """
+    if not available(before):
+        return 1
+    cost = max(math.log(before / after), noise_sd) / stride
+    room = math.log(after) / (_COSTLIER * cost)
+    return max(1, min(2 * stride, int(room), MOST_STRIDE))
 
 
 def still_short(scores: Sequence[float], noise_sd: float, settings: PolicySettings) -> bool:

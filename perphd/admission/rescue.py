@@ -23,6 +23,8 @@ from perphd.domain.decision import Action, Candidate, Cause, Prediction
 from perphd.domain.policy import ResPerfModel
 from perphd.domain.reading import available
 
+FEW = 3
+"""Samples of which one is no news."""
 RECENT = 5
 """Samples that count as now."""
 SURPRISE_SIGMA = 2.0
@@ -61,6 +63,12 @@ class Plight:
         if self.judged.blatant and available(self.judged.score):
             return self.judged.score
         return mean(self.scores[-RECENT:]) if self.scores else otherwise
+
+
+    @property
+    def is_a_moment(self) -> bool:
+        """True if the last few samples are on target but for the very last."""
+        return self.judged.blatant and len(self.scores) >= FEW and mean(self.scores[-FEW:]) >= 1.0
 
 
 def rescue(scene: Scene, model: ResPerfModel, target: Target, plight: Plight) -> Move:
@@ -107,6 +115,8 @@ def _infer(
     if scene.current == scene.nothing and len(eligible) > 1:
         eligible = tuple(a for a in eligible if a.allocation != scene.current)  # doing nothing has failed
     chosen, why = inferer.choose(eligible, scene.current, z)
+    if "exploring" in why and plight.is_a_moment and scene.current != scene.nothing:
+        return _hold(scene, "one bad sample, and nothing that is known to do better: no reason to explore yet")
     spell = plight.scores and mean(plight.scores) >= 1.0 and not plight.judged.blatant
     if scene.current != scene.nothing and spell:
         stay = inferer.chance(current.prediction, 1.0, z)

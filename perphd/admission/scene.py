@@ -45,7 +45,7 @@ class Scene:
             need=1.0 + settings.shrink_margin_pct / 100.0,
             win_s=settings.gain_horizon_s,
             loss_s=settings.settle_s + (settings.evaluate_ticks + 1) * self.snapshot.period_s,
-            price_cores=settings.violation_price_cores,
+            price_cores=settings.violation_price_hosts * self.nothing.cpu.total_cores,
             z=settings.confidence_z,
             wanted_cores=batch_demand_cores(self.snapshot),
         )

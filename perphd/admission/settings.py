@@ -114,12 +114,12 @@ class PolicySettings:
         "s",
         "how long a step back to batch is expected to pay: the longer, the more is tried",
     )
-    violation_price_cores: float = _key(
-        8.0,
+    violation_price_hosts: float = _key(
+        4.0,
         0.0,
         1000.0,
-        "cores",
-        "what a missed target costs, in batch work: the higher, the surer a step back must be",
+        "hosts",
+        "what a missed target costs, in batch work of so many hosts like this: the more, the surer a step back must be",
     )
     regret_s: float = _key(
         60.0,
@@ -127,6 +127,19 @@ class PolicySettings:
         86400.0,
         "s",
         "after a step back had to be undone, none like it for so long; doubled every time, up to 64 times",
+    )
+    step_aside_per_h: float = _key(
+        4.0,
+        0.0,
+        60.0,
+        "1/h",
+        "steps aside by one unit, made while there is slack so that the model knows what lies around: at most; 0: none",
+    )
+    step_aside_calm_s: float = _key(
+        300.0, 10.0, 86400.0, "s", "how long an LRA must be healthy, and nothing changed, before a step aside"
+    )
+    step_aside_slack_pct: float = _key(
+        5.0, 0.0, 100.0, "%", "how far above target an LRA must be for a step aside"
     )
     forecast: bool = field(
         default=False,

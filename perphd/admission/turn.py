@@ -7,11 +7,12 @@ above target. What is carried from tick to tick is ``LraState``, a value.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perphd.admission import cause as causes
-from perphd.admission import culprit, inferer, ladder, outcomes, pregrow, quarantine
-from perphd.admission.context import batch_is_quiet, batch_is_there, batches, model_context
+from perphd.admission import culprit, inferer, ladder, outcomes, pregrow, probing, quarantine
+from perphd.admission.context import batch_is_quiet, batch_is_there, batch_samples, model_context
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
 from perphd.admission.forecast import Expected, Forecast
 from perphd.admission.inferer import Assessed
@@ -32,6 +33,8 @@ ALERT_S = 30.0
 """For so long after batch arrived, trouble is expected and believed sooner."""
 LOAD_ROSE = 1.2
 """Growth of the load that makes what was enough before no measure of what is enough now."""
+BEYOND_STEP = 0.4
+"""A score so low after one step back is not that step's doing alone: something else has come."""
 LEAST_SCORES = 30
 """Clean scores since the last change that are remembered, at least."""
 
@@ -40,7 +43,8 @@ LEAST_SCORES = 30
 class LraState:
     """What is remembered about one LRA. ``scores``: clean scores since the last change, newest last.
 
-    ``streak``: the last change was a step back that left more than enough: the next need not wait.
+    ``stride``: how many units may be given back at once: twice as many after each step back that left more than
+    enough, one after anything else.
     ``moments``: shortfall and batch's samples of the last ticks, to find out who is to blame.
     """
 
@@ -49,7 +53,7 @@ class LraState:
     pending: Pending | None = None
     scores: tuple[float, ...] = ()
     slack_since_s: float | None = None
-    streak: bool = False
+    stride: int = 1
     quiet_since_s: float | None = None
     busy_since_s: float | None = None
     unknown_since_s: float | None = None
@@ -57,6 +61,7 @@ class LraState:
     quarantine: Quarantine = Quarantine()
     forecasts: tuple[Forecast, ...] = pregrow.NO_FORECASTS
     moments: tuple[culprit.Moment, ...] = ()
+    aside: probing.Probing = probing.Probing()
 
     @classmethod
     def new(cls, now_s: float) -> LraState:
@@ -71,6 +76,7 @@ class LraState:
             regrets=self.regrets,
             quarantine=self.quarantine,
             forecasts=self.forecasts,
+            aside=self.aside,
         )
 
 
@@ -132,8 +138,8 @@ class Turn:
         else:
             self.state = replace(self.state, detector=judged.state)
         if available(judged.score) and whole:
-            present = tuple(v.sample for v in batches(self.snapshot) if v.sample is not None)
-            moment = culprit.Moment(-math.log(min(max(judged.score, 1e-3), 10.0)), present)
+            shortfall = -math.log(min(max(judged.score, 1e-3), 10.0))
+            moment = culprit.Moment(shortfall, batch_samples(self.snapshot))
             self.state = replace(self.state, moments=(*self.state.moments, moment)[-culprit.WINDOW :])
         foreseen = self._foresee(perf) if self.settings.forecast else None
         move = self._move(judged, perf, view.model, clean)
@@ -167,6 +173,10 @@ class Turn:
             if available(perf.load) and available(pending.load) and perf.load > LOAD_ROSE * pending.load:
                 self.state = replace(self.state, pending=None)
                 return self._rescue(judged, model, "its load has risen: ")
+            if self._blatant is not None and self._blatant < BEYOND_STEP and not self._quarantined:
+                self._regret(pending.after)
+                self.state = replace(self.state, pending=None)
+                return self._rescue(judged, model, "far below its target, more than the last step explains: ")
             return self._undo(pending, f"score {judged.score:.2f}: far too little is left")
         if not clean:
             return self._hold("the last change is settling")
@@ -212,7 +222,7 @@ class Turn:
         return Move(Action.RELEASE, self.nothing, text)
 
     def _rescue(self, judged: Judgement, model: ResPerfModel, why: str = "") -> Move:
-        self.state = replace(self.state, slack_since_s=None)
+        self.state = replace(self.state, slack_since_s=None, stride=1)
         if self._quarantined:
             return self._climb(judged)
         plight = Plight(judged, self.state.scores, alive(self.state.regrets, self.now_s))
@@ -289,31 +299,63 @@ class Turn:
             return self._hold("on target")
         if self._quarantined:
             return self._descend()
+        if (home := self.state.aside.way_home(self.current)) is not None:
+            self.state = replace(self.state, aside=self.state.aside.back())
+            return Move(Action.SHRINK, home, "the step aside is over: back to where it was")
         assessed = self.scene.assess(model, self.target)
         current = next(a for a in assessed if a.allocation == self.current)
         avoid = [a for a in alive(self.state.regrets, self.now_s) if self.scene.differs_in_cpu_only(a)]
         # What does well here although it protects no more speaks against that regret.
         avoid = [a for a in avoid if not inferer.protects_no_more(self.current.cpu, a.cpu)]
         stakes = self.scene.stakes
-        steps = [self._less_cache(model, stakes), inferer.cheaper(assessed, current, stakes, avoid)]
+        stride = self.state.stride
+        steps = [self._less_cache(model, stakes), inferer.cheaper(assessed, current, stakes, avoid, stride)]
         found = [step for step in steps if step is not None]
         # The dearest first: what gives batch most.
         smaller = max(found, key=self.scene.batch_value) if found else self._less_memory(current)
+        if len(found) == 2 and stride > 1:
+            smaller = self._at_once(model, stakes, found) or smaller
         if smaller is None:
             self._lose_slack()
+            if (aside := self._step_aside(judged, assessed, model)) is not None:
+                return aside
             text = "just enough: nothing smaller is predicted to keep the target"
             return self._hold(text if self.current != self.nothing else "on target")
         since_s = self.state.slack_since_s if self.state.slack_since_s is not None else self.now_s
         self.state = replace(self.state, slack_since_s=since_s)
         sure = inferer.chance(smaller.prediction, stakes.need, stakes.z) >= inferer.SURE
-        wait_s = self.settings.shrink_sure_after_s if sure else self.settings.shrink_after_s
-        wait_s = 0.0 if sure and self.state.streak else wait_s
+        waits_s = (0.0, self.settings.shrink_sure_after_s, self.settings.shrink_after_s)
+        wait_s = waits_s[
+            (not sure) + (stride == 1)
+        ]  # the last step has left more than enough: no need to look long
         if self.now_s - since_s < wait_s:
             return self._hold("more than enough; waiting before a step is given back")
         reason = "more than enough for long enough: a step that leaves batch more"
         reason += " and is as good as certain to keep the target" if sure else ""
         candidates = self.scene.candidates(assessed, smaller, current)
         return Move(Action.SHRINK, smaller.allocation, reason, candidates)
+
+    def _at_once(
+        self, model: ResPerfModel, stakes: inferer.Stakes, steps: Sequence[Assessed]
+    ) -> Assessed | None:
+        """A step of cache and bandwidth and a step of cores in one, where the model gives that a likely chance."""
+        cache, cpu = (step.allocation for step in steps)
+        context = model_context(self.snapshot, self.view, model)
+        both = inferer.assess([replace(cache, cpu=cpu.cpu)], model, context, self.target, stakes.z)[0]
+        likely = inferer.chance(both.prediction, stakes.need, stakes.z) >= inferer.LIKELY
+        return both if likely and not self._is_weaker_than_regretted(both.allocation) else None
+
+    def _step_aside(
+        self, judged: Judgement, assessed: tuple[Assessed, ...], model: ResPerfModel
+    ) -> Move | None:
+        """Where all that could be given back is: see ``probing``."""
+        barred, since_s = alive(self.state.regrets, self.now_s), judged.verdict.since_s
+        known = self.state.aside, self.state.scores
+        found = probing.aside(self.scene, model, self.target, assessed, *known, barred, since_s)
+        if found is None:
+            return None
+        self.state = replace(self.state, aside=found[1])
+        return found[0]
 
     def _when_quiet(self) -> Move:
         since_s = self.state.quiet_since_s if self.state.quiet_since_s is not None else self.now_s
@@ -352,6 +394,13 @@ class Turn:
         text = f"{why}: protecting strongly to learn what undisturbed performance is"
         return Move(Action.EXPLORE, probe, text)
 
+    def _is_weaker_than_regretted(self, allocation: Allocation) -> bool:
+        """True if it protects no more than what has shown to be too little, on the same cores."""
+        return any(
+            allocation.cpu == r.cpu and inferer.asks_no_more(allocation, r)
+            for r in alive(self.state.regrets, self.now_s)
+        )
+
     def _is_regretted(self, allocation: Allocation) -> bool:
         return allocation in alive(self.state.regrets, self.now_s)
 
@@ -387,13 +436,18 @@ class Turn:
         return replace(current, allocation=step, batch_cores=current.batch_cores + 1.0)
 
     def _less_cache(self, model: ResPerfModel, stakes: inferer.Stakes) -> Assessed | None:
-        """One unit of cache or bandwidth back to batch, where the model gives that a fair chance."""
-        steps = [s for s in ladder.weaker(self.current, self.snapshot.host) if not self._is_regretted(s)]
-        if not steps or (self.current.llc_ways == 0 and self.current.mbw_pct == 100):
+        """Cache or bandwidth back to batch: a unit where that has a fair chance, more where a likely one."""
+        host = self.snapshot.host
+        units = sorted({self.state.stride, (self.state.stride + 1) // 2, 1}, reverse=True)
+        steps = [(s, n) for n in units for s in ladder.weaker(self.current, host, n)]
+        open_ = {s: n for s, n in reversed(steps) if not self._is_weaker_than_regretted(s)}
+        if not open_ or (self.current.llc_ways == 0 and self.current.mbw_pct == 100):
             return None
         context = model_context(self.snapshot, self.view, model)
-        for item in inferer.assess(steps, model, context, self.target, stakes.z):
-            if inferer.chance(item.prediction, stakes.need, stakes.z) >= inferer.FAIR:
+        order = [s for s in dict.fromkeys(s for s, _ in steps) if s in open_]
+        for item in inferer.assess(order, model, context, self.target, stakes.z):
+            least = inferer.FAIR if open_[item.allocation] == 1 else inferer.LIKELY
+            if inferer.chance(item.prediction, stakes.need, stakes.z) >= least:
                 return item
         return None
 
@@ -418,13 +472,14 @@ class Turn:
             self.now_s, self.view.spec.name, pending.at_s, before, after, kept=not undo, text=text
         )
         ample = pending.action is Action.SHRINK and outcomes.is_ample(self.state.scores, noise_sd)
-        self.state = replace(self.state, pending=None, streak=ample)
+        stride = outcomes.next_stride(self.state.stride, before, after, noise_sd) if ample else 1
+        self.state = replace(self.state, pending=None, stride=stride)
         return self._undo(pending, text) if undo else None
 
     def _undo(self, pending: Pending, why: str) -> Move:
         wait_s = self._regret(pending.after)
         kept = tuple(r for r in self.state.regrets if r.allocation != pending.before)
-        self.state = replace(self.state, pending=None, slack_since_s=None, regrets=kept)
+        self.state = replace(self.state, pending=None, slack_since_s=None, regrets=kept, stride=1)
         reason = f"{why}: taken back, nothing like it is tried for {wait_s:.0f} s"
         return Move(Action.ROLLBACK, pending.before, reason)
 
