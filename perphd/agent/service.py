@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -69,6 +70,7 @@ class Service:
         try:
             await server.start()
             self._watch_signals(agent)
+            spare_the_start()
             self._notifier.ready(f"{self._config.daemon.mode}, {self._config.count} workloads")
             log.info("ready: mode %s, policy %s", self._config.daemon.mode, self._config.daemon.policy)
             await self._loop(agent)
@@ -227,6 +229,12 @@ class Service:
         finally:
             self._notifier.ready("reloaded")
         return config
+
+
+def spare_the_start() -> None:
+    """Modules and all else that was made at the start stay: the garbage collector need not look at them again."""
+    gc.collect()
+    gc.freeze()
 
 
 def protect_self() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 from perphd.domain.errors import ParseError
 
@@ -42,20 +43,7 @@ class CpuSet:
         Raises:
             ParseError: anything else.
         """
-        body = text[:-1] if text.endswith("\n") else text
-        if body == "":
-            return cls(0)
-        mask = 0
-        for part in body.split(","):
-            found = _PART.fullmatch(part)
-            if found is None or not part.isascii():
-                raise ParseError("a CPU list", text, _ALLOWED)
-            low = int(found[1])
-            high = int(found[2]) if found[2] is not None else low
-            if high < low or high > MAX_CPU:
-                raise ParseError("a CPU list", text, _ALLOWED)
-            mask |= ((1 << (high - low + 1)) - 1) << low
-        return cls(mask)
+        return cls(_mask_of(text))
 
     def __str__(self) -> str:
         parts: list[str] = []
@@ -98,3 +86,22 @@ class CpuSet:
 
     def __le__(self, other: CpuSet) -> bool:
         return self.mask & ~other.mask == 0
+
+
+@lru_cache(maxsize=512)
+def _mask_of(text: str) -> int:
+    """See ``CpuSet.parse``. The same few lists are read again and again."""
+    body = text[:-1] if text.endswith("\n") else text
+    mask = 0
+    if body == "":
+        return mask
+    for part in body.split(","):
+        found = _PART.fullmatch(part)
+        if found is None or not part.isascii():
+            raise ParseError("a CPU list", text, _ALLOWED)
+        low = int(found[1])
+        high = int(found[2]) if found[2] is not None else low
+        if high < low or high > MAX_CPU:
+            raise ParseError("a CPU list", text, _ALLOWED)
+        mask |= ((1 << (high - low + 1)) - 1) << low
+    return mask

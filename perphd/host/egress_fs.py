@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import rdt
 
 MOUNT: Final = "/perphd.egress"
+_BELOW: Final = f"{MOUNT}/"
 DEFAULT_QDISC: Final = "/proc/sys/net/core/default_qdisc"
 NO_DEVICE: Final = "no network device is named for egress ceilings ([network] devices in the configuration)"
 _PROCESSES_LOOKED_AT: Final = 16
@@ -91,7 +92,7 @@ class EgressFs:
 
     def _real(self, path: str) -> str:
         """The real directory that a path of the tree mirrors; empty for other paths."""
-        if not self._mount or not path.startswith(f"{MOUNT}/"):
+        if not path.startswith(_BELOW) or not self._mount:
             return ""
         return self._mount + (dirname(path) if basename(path) == EGRESS else path)[len(MOUNT) :]
 
@@ -367,4 +368,4 @@ def _is_own(qdisc: Qdisc) -> bool:
 
 def is_egress(path: str) -> bool:
     """True for the files of this tree."""
-    return path.startswith(f"{MOUNT}/")
+    return path.startswith(_BELOW)

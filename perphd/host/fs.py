@@ -97,13 +97,7 @@ class _RealFile:
     def read(self) -> bytes:
         try:
             data = os.pread(self._fd, _FIRST_BYTES, 0)
-            if len(data) < _WHOLE_BYTES:
-                return data
-            parts, offset = [data], len(data)
-            while chunk := os.pread(self._fd, _READ_BYTES, offset):
-                parts.append(chunk)
-                offset += len(chunk)
-            return b"".join(parts)
+            return data if len(data) < _WHOLE_BYTES else _rest(self._fd, data)
         except OSError as exc:
             raise kernel_error(exc, self._path, "read") from exc
 
@@ -114,6 +108,20 @@ class _RealFile:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _whole(fd: int) -> bytes:
+    data = os.pread(fd, _FIRST_BYTES, 0)
+    return data if len(data) < _WHOLE_BYTES else _rest(fd, data)
+
+
+def _rest(fd: int, data: bytes) -> bytes:
+    """All of a file that begins so."""
+    parts, offset = [data], len(data)
+    while chunk := os.pread(fd, _READ_BYTES, offset):
+        parts.append(chunk)
+        offset += len(chunk)
+    return b"".join(parts)
 
 
 class RealFs:
@@ -141,11 +149,16 @@ class RealFs:
 
     def read(self, path: str) -> bytes:
         """Open, read whole, close."""
-        file = self.open(path)
         try:
-            return file.read()
+            fd = os.open(self._root + path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError as exc:
+            raise kernel_error(exc, path, "open") from exc
+        try:
+            return _whole(fd)
+        except OSError as exc:
+            raise kernel_error(exc, path, "read") from exc
         finally:
-            file.close()
+            os.close(fd)
 
     def read_strangers(self, path: str, most_bytes: int) -> tuple[int, bytes]:
         """See ``ReadsStrangers``. O_NONBLOCK: a FIFO would keep open(2) waiting for a writer, for ever."""
@@ -240,8 +253,8 @@ def write_within(fs: KernelFs, path: str, data: bytes, identity: Identity | None
     """
     if identity is None:
         fs.write(path, data)
-    elif isinstance(fs, WritesWithin):
-        fs.write_within(path, data, identity)
+    elif (within := getattr(fs, "write_within", None)) is not None:  # isinstance of a Protocol takes 15 us
+        within(path, data, identity)
     elif fs.identity(dirname(path)) != identity:
         raise not_the_same(path, data.decode(errors="replace").rstrip("\n"))
     else:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from posixpath import basename, dirname
+from posixpath import basename
 
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.errors import Broken, Busy, Gone, KernelError
@@ -169,7 +169,7 @@ class Executor:
         if self._worker.is_busy:
             self._standing.waiting(targets, specs)
             return ChangeSet((), (), "an earlier change is still being written")
-        changed = {(dirname(entry.path), entry.knob) for entry in self._journal.originals.values()}
+        changed = {(entry.path.rpartition("/")[0], entry.knob) for entry in self._journal.originals.values()}
         held = self._still_adopted(targets, now_s)
         self._survey.begin({spec.cgroup for spec in specs}, changed, now_s, held)
         wanted: list[Wanted] = []

@@ -34,6 +34,7 @@ _COMPACT_ABOVE_BYTES = 1 << 20
 _encode = json.JSONEncoder(
     separators=(",", ":")
 ).encode  # one for all lines: json.dumps would make one a call
+_quoted = json.encoder.encode_basestring_ascii
 _NOTHING_WRITTEN = "no kernel file is changed while its original cannot be recorded"
 
 
@@ -454,22 +455,18 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def _original_line(entry: Original) -> str:
-    return _line(
-        {
-            "kind": "original",
-            "seq": entry.sequence,
-            "workload": entry.workload,
-            "knob": entry.knob,
-            "path": entry.path,
-            "raw": entry.raw.decode("latin-1"),
-            "dev": entry.identity[0],
-            "ino": entry.identity[1],
-        }
+    body = (
+        f'{{"kind":"original","seq":{entry.sequence},"workload":{_quoted(entry.workload)},'
+        f'"knob":{_quoted(entry.knob)},"path":{_quoted(entry.path)},"raw":{_quoted(entry.raw.decode("latin-1"))},'
+        f'"dev":{entry.identity[0]},"ino":{entry.identity[1]}'
     )
+    return f'{body},"crc":{zlib.crc32(body.encode() + b"}")}}}\n'
 
 
 def _intent_line(path: str, value: str) -> str:
-    return _line({"kind": "intent", "path": path, "value": value})
+    # As _line would, in a quarter of the time: there is one of these for every write.
+    body = f'{{"kind":"intent","path":{_quoted(path)},"value":{_quoted(value)}'
+    return f'{body},"crc":{zlib.crc32(body.encode() + b"}")}}}\n'
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

@@ -51,6 +51,8 @@ class Standing:
 
     def blocked(self, name: str) -> tuple[str, ...]:
         """Fields of ``Settings`` of this workload that are not as the last plan wanted them."""
+        if name not in self._skipped and not self._pending:
+            return ()
         missing = {left_out.knob for left_out in self._skipped.get(name, ())}
         missing |= {knob for workload, knob in list(self._pending) if workload == name}
         return tuple(field.name for field in fields(Settings) if field.name in missing)

@@ -100,9 +100,12 @@ class Survey:
         """The settings of this workload in its cgroup that are wanted, or that are to be given back."""
         items: list[Wanted | NotEnforceable] = []
         active: list[str] = []
+        directories: dict[str, str] = {}
         for setting, controller in CONTROLLERS.items():
-            hierarchy = self._hierarchies.of(controller)
-            directory = "" if hierarchy is None else hierarchy.path(spec.cgroup)
+            if (directory := directories.get(controller)) is None:
+                hierarchy = self._hierarchies.of(controller)
+                directory = "" if hierarchy is None else hierarchy.path(spec.cgroup)
+                directories[controller] = directory
             if getattr(target, setting) is not KEEP or (directory, setting) in self._changed:
                 active.append(setting)
             else:

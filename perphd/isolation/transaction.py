@@ -134,7 +134,10 @@ class Transaction:
         """Files that the kernel changes by itself when this one is written, with the values it may choose."""
         known = self._follow.get(path)
         if known is None:
-            candidates = FOLLOWERS.get(basename(path), {})
+            candidates = FOLLOWERS.get(path.rpartition("/")[2])
+            if candidates is None:
+                known = self._follow[path] = {}
+                return known
             paths = {f"{dirname(path)}/{name}": values for name, values in candidates.items()}
             known = {path: values for path, values in paths.items() if self._fs.exists(path)}
             self._follow[path] = known

@@ -5,6 +5,7 @@ A file that is missing makes its readings Unavailable with the reason; the other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -87,7 +88,8 @@ class _Source:
         self._absent: Readings = dict.fromkeys(self._want.fields, Unavailable(reason))
 
     def _forget(self) -> None:
-        self._data, self._at_s = b"", 0.0
+        self._data: bytes | None = None
+        self._at_s = -math.inf
         self._held: Readings | None = None
         self._lags = False
 
@@ -131,12 +133,13 @@ class _Source:
             out.update(dict.fromkeys(self._want.fields, Unavailable(str(exc))))
             return False
         if data != self._data or now_s <= self._at_s:
-            if self._lags:
+            if self._lags and self._data is not None:
                 meter.take(self._data, self._at_s, {})
                 self._lags = False
             self._held = None
             meter.take(data, now_s, out)
-            self._data = data
+            # Where no time has passed, growth belongs to the next interval: what comes then is not the same yet.
+            self._data = data if now_s > self._at_s else None
         elif self._held is not None:
             out.update(self._held)
             self._lags = True

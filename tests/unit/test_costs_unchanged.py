@@ -17,6 +17,7 @@ from perphd.domain.reading import Unavailable
 from perphd.domain.sample import NOTHING_MEASURED, Quality, Sample, sample_of, with_flag
 from perphd.host.cgroup.hierarchy import Hierarchy
 from perphd.host.fs import KernelFile
+from perphd.isolation import journal
 from perphd.monitor.files import _Place, _Source, _Want
 from perphd.monitor.meters import CpuStat, Gauge, MemoryStat, Meter, Pressure, Readings
 
@@ -146,3 +147,20 @@ def test_only_plain_frozen_values_are_made_fast() -> None:
             maker(kind)
     with pytest.raises(TypeError, match="no field mops"):
         changer(Sample, "mops")
+
+
+@given(st.text(), st.text(), st.binary(), st.integers(0, 2**64), st.integers(0, 2**64), st.text())
+def test_the_journals_lines_are_those_of_a_json_library(
+    path: str, text: str, raw: bytes, device: int, inode: int, name: str
+) -> None:
+    """They are put together by hand because there is one for every write; what reads them does not know that."""
+    entry = journal.Original(path, raw, (device, inode), text, name, 7)
+    for line, wanted in (
+        (journal._intent_line(path, text), {"kind": "intent", "path": path, "value": text}),
+        (
+            journal._original_line(entry),
+            {"kind": "original", "seq": 7, "workload": name, "knob": text, "path": path}
+            | {"raw": raw.decode("latin-1"), "dev": device, "ino": inode},
+        ),
+    ):
+        assert line == journal._line(wanted)

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from perphd.agent.service import spare_the_start
 from perphd.domain.allocation import IDLE, Settings
 from perphd.domain.policy import Policy, Snapshot, TargetState
 from perphd.domain.workload import Kind
@@ -99,6 +100,7 @@ async def measure(workloads: int, changes: int) -> Reaction:
 async def _measure(scene: Scene, disk: DiskMeter, workloads: int, changes: int) -> Reaction:
     for _ in range(SETTLE_TICKS):
         await scene.tick()
+    spare_the_start()  # as the daemon does
     agent: Any = scene.agent
     agent._parts = replace(agent._parts, policy=_Turning(agent._parts.policy))
     scene.stopwatch.attach(agent)

@@ -310,7 +310,7 @@ def same(path: str, wanted: str, read: str) -> bool:
     """True if ``read`` is how the kernel shows a file to which ``wanted`` was written."""
     if wanted == read:
         return True
-    file = basename(path)
+    file = path.rpartition("/")[2]
     if file in lines.FORMATS:
         return lines.equal(file, wanted, read)
     try:
