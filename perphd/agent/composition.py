@@ -43,7 +43,7 @@ from perphd.host.systemd_dbus import open_bus
 from perphd.host.systemd_fs import asks_systemd, refusal, unit_files
 from perphd.host.taskstats import TaskStats, open_taskstats
 from perphd.host.tc_netlink import open_tc
-from perphd.host.topology import read_topology
+from perphd.host.topology import Processors, read_topology
 from perphd.isolation.executor import Executor
 from perphd.isolation.journal import Journal
 from perphd.monitor.hostload import HostLoad
@@ -141,16 +141,18 @@ def build_agent(
     monitor = Monitor(
         fs,
         hierarchies,
-        cpus=topology.online,
+        cpus=topology.online | topology.offline,
         opener=opener,
         run_delay=lambda: RunDelayReader(fs, delays if taskstats is None else taskstats),
         expected_period_s=config.daemon.period_s,
     )
-    host_load = HostLoad(fs, topology.usable)
+    host_load = HostLoad(fs, (topology.online | topology.offline) - topology.isolated)
+    processors = Processors(fs)
     links = LinkLoad(fs)
     tap = RoundTap(policy if policy is not None else POLICIES[config.daemon.policy](config))
     parts = Parts(
         topology=topology,
+        processors=processors,
         capabilities=capabilities,
         monitor=monitor,
         host_load=host_load,
@@ -175,6 +177,7 @@ def build_agent(
         else None,
         owned=(
             host_load,
+            processors,
             links,
             journal,
             *(() if taskstats is None else (taskstats,)),

@@ -42,6 +42,7 @@ from perphd.domain.topology import Topology
 from perphd.domain.whatif import Arrival, WhatIf
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.actuators import Actuators
+from perphd.host.topology import Processors
 from perphd.isolation.executor import Executor
 from perphd.isolation.restore import RestoreReport
 from perphd.monitor.hostload import HostLoad
@@ -75,6 +76,7 @@ class Parts:
     """What the composition root puts together; ``owned`` is closed, in order, when the agent stops."""
 
     topology: Topology
+    processors: Processors
     capabilities: Capabilities
     monitor: Monitor
     host_load: HostLoad
@@ -125,6 +127,7 @@ class Agent:
         self._halted = False  # by restore: whatever mode a workload has of its own, or is found with
         self._specs: dict[str, WorkloadSpec] = {spec.name: spec for spec in config.workloads}
         self._models = parts.models
+        self._topology = parts.topology
         self._memory: object = None
         self._actuators = parts.actuators()
         self._declared = {spec.name: spec for spec in config.matches}
@@ -159,6 +162,7 @@ class Agent:
             waited = time.perf_counter()
             self._now_s = now_s
             self._began_s = now_s if self._began_s is None else self._began_s
+            self._follow_processors(now_s)
             specs = self._all_specs()
             self._models.follow(specs, now_s)
             samples = self._parts.monitor.sample(now_s, specs, readings)
@@ -188,6 +192,22 @@ class Agent:
         waker.follow({s.name: s.cgroup for s in lras if not self._samples[s.name].has(Quality.GONE)})
         troubled = (Health.SUSPECT, Health.DEGRADED)
         waker.answered(waker.take(), {d.workload for d in target.decisions if d.verdict.health in troubled})
+
+    def _follow_processors(self, now_s: float) -> None:
+        """CPUs came or went: what was decided counts and numbers cores that mean others now. It is decided anew.
+
+        Until then nothing is held back, as without perphd; and what the kernel refused it may take now.
+        """
+        found = self._parts.processors.look()
+        if found is None:
+            return
+        text = f"CPUs {found.online} are online, before {self._topology.online}: everything is decided anew"
+        self._topology = found
+        self._memory = self._planned = None
+        self._protections.clear()
+        self._enforceable.clear()
+        self._parts.executor.forget_conflicts()
+        self._parts.records.event(Event(now_s, EventKind.HOST, text))
 
     async def _discover(self, now_s: float) -> None:
         """Take in what the declared matches stand for now, follow what has moved, let go what stays away."""
@@ -254,7 +274,7 @@ class Agent:
             at_s=now_s,
             period_s=self._config.daemon.period_s,
             host=HostView(
-                self._parts.topology,
+                self._topology,
                 busy_cores=self._busy_cores,
                 llc_ways=self._actuators.llc_ways,
                 min_cbm_bits=self._actuators.min_cbm_bits,
@@ -351,7 +371,7 @@ class Agent:
             if spec is None:
                 continue
             before = self._protections.get(spec.name)
-            nothing = untouched(len(self._parts.topology.usable_cores) or 1)
+            nothing = untouched(len(self._topology.usable_cores) or 1)
             # Cores of its own an LRA can have without any batch, too.
             protects = batch_enforced or decision.chosen.cpu.own_cores is not None
             enforced = protects and self.mode_of(spec) is Mode.ENFORCE
@@ -416,8 +436,8 @@ class Agent:
 
     @property
     def topology(self) -> Topology:
-        """The host's processors, as found at start."""
-        return self._parts.topology
+        """The host's processors, as of the last round."""
+        return self._topology
 
     @property
     def samples(self) -> Mapping[str, Sample]:

@@ -19,6 +19,7 @@ class EventKind(StrEnum):
     MODE = "mode"  # observe or enforce was set
     WORKLOAD = "workload"  # a workload was added, removed, appeared or vanished
     RESTORE = "restore"  # original values were put back
+    HOST = "host"  # the host itself changed: CPUs came or went
     RELOAD = "reload"  # the configuration was read again
     PROBLEM = "problem"  # something that an operator should read
 

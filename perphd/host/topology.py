@@ -15,7 +15,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, KernelError, ParseError
 from perphd.domain.topology import Core, L3Domain, NumaNode, Topology
 from perphd.domain.units import parse_size_bytes
-from perphd.host.fs import KernelFs, read_text
+from perphd.host.fs import KernelFile, KernelFs, read_text
 
 CPU_ROOT = "/sys/devices/system/cpu"
 NODE_ROOT = "/sys/devices/system/node"
@@ -59,6 +59,41 @@ def read_topology(fs: KernelFs) -> Topology:
         isolated=isolated,
         memory_bytes=memory_bytes,
     )
+
+
+class Processors:
+    """Notices that CPUs came or went. One file is kept open, and read once a look."""
+
+    def __init__(self, fs: KernelFs) -> None:
+        self._fs = fs
+        self._file: KernelFile | None = None
+        self._last = self._online()
+
+    def look(self) -> Topology | None:
+        """The topology anew if other CPUs are online than at the last look; None: the same, or it cannot be told."""
+        now = self._online()
+        if now is None or now == self._last:
+            return None
+        try:
+            found = read_topology(self._fs)
+        except (KernelError, ParseError):
+            return None  # in the middle of it; the next look tries again
+        self._last = now
+        return found
+
+    def _online(self) -> bytes | None:
+        try:
+            if self._file is None:
+                self._file = self._fs.open(f"{CPU_ROOT}/online")
+            return self._file.read()
+        except KernelError:
+            return None
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
 
 
 def _online(fs: KernelFs) -> CpuSet:

@@ -246,6 +246,10 @@ def _wanted_list(state: KnobState, target: Value, around: CpuSet) -> dict[str, C
             raise _Pinned(f"the operator pinned it to {_found_list(root)}, which does not meet {target}")
     else:
         cpus = _found_list(root)
+        if (
+            state.knob.version == 1
+        ):  # v1 takes nothing that is switched off: the rest goes back, and that when it is on
+            cpus = cpus & around or cpus
     wanted = {root.path: cpus}
     for file in below:
         parent = wanted[f"{dirname(dirname(file.path))}/{basename(root.path)}"]

@@ -17,7 +17,7 @@ from pathlib import Path
 from posixpath import basename, dirname
 
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import Busy, Full, Gone, Invalid, KernelError, ParseError
+from perphd.domain.errors import Busy, Denied, Full, Gone, Invalid, KernelError, ParseError
 from perphd.host.cgroup import discover, lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, RESCTRL_SETTINGS, same
@@ -224,6 +224,16 @@ def is_own(path: str, found: str, original: str, intents: Iterable[str]) -> bool
     return any(same(path, value, found) for value in intents)
 
 
+def is_what_is_left(expected: str, now: str, around: str) -> bool:
+    """True if a list lost what is not there any more, and nothing else: CPUs that were switched off (cgroup v1)."""
+    if not around or not now:
+        return False
+    try:
+        return CpuSet.parse(now) == CpuSet.parse(expected) & CpuSet.parse(around)
+    except ParseError:
+        return False
+
+
 class _Run:
     """One pass over the originals, sorting every file into its list."""
 
@@ -316,10 +326,16 @@ class _Run:
         self._add(self.gone, entry, note="the cgroup, or its controller, is gone")
 
     def _is_own(self, entry: Original, found: str) -> bool:
-        if is_own(entry.path, found, entry.text, self._journal.intents(entry.path)):
+        intents = self._journal.intents(entry.path)
+        if is_own(entry.path, found, entry.text, intents):
             return True
-        # What an interrupted restore leaves where it could not empty the file.
-        return not entry.text and found == parent_list(self._fs, entry.path)
+        if basename(entry.path) not in EMPTY_ALLOWED:
+            return False
+        around = parent_list(self._fs, entry.path)
+        if not entry.text:  # what an interrupted restore leaves where it could not empty the file
+            return found == around
+        is_v1 = not self._fs.exists(f"{entry.path}.effective")
+        return is_v1 and any(is_what_is_left(text, found, around) for text in (entry.text, *intents))
 
     def _write(self, entry: Original, found: str) -> None:
         try:
@@ -331,8 +347,10 @@ class _Run:
             self._gone(entry)
             return
         except (KernelError, ParseError) as exc:
-            self._add(self.failed, entry, found, note=str(exc))
-            self.notes.append(f"{entry.path}: not given back: {exc}")
+            left = self._what_is_left(entry, found) if isinstance(exc, Invalid | Denied) else ""
+            note = f"{exc}; {left}" if left else str(exc)
+            self._add(self.failed, entry, found, note=note)
+            self.notes.append(f"{entry.path}: not given back: {note}")
             return
         if is_original(entry.path, entry.raw, f"{now}\n".encode()):
             self._add(self.restored, entry, found, now)
@@ -346,6 +364,21 @@ class _Run:
             note = f"not given back: {entry.text!r} was written and {now!r} is read"
             self._add(self.failed, entry, found, now, note)
             self.notes.append(f"{entry.path}: {note}")
+
+    def _what_is_left(self, entry: Original, found: str) -> str:
+        """Cgroup v1 takes no CPU that is switched off: give back those that are on. Says so; empty: it was not that."""
+        if basename(entry.path) not in EMPTY_ALLOWED or not entry.text:
+            return ""
+        try:
+            want, around = CpuSet.parse(entry.text), CpuSet.parse(parent_list(self._fs, entry.path))
+            if not want & around or want <= around:
+                return ""
+            if want & around != CpuSet.parse(found):
+                self._journal.intend([(entry.path, str(want & around))])
+                put(self._fs, entry.path, f"{want & around}\n".encode(), entry.identity)
+        except (KernelError, ParseError):
+            return ""
+        return f"it has {want & around} of {want} now; the rest can be given back when {want - around} is there again"
 
     def _give_back_lists(self, entries: Iterable[Original]) -> None:
         """CPU sets, or memory nodes: from the top to old and new together, then from the bottom to the originals.
@@ -369,12 +402,15 @@ class _Run:
     def _widen(self, entry: Original, found: str) -> None:
         try:
             have, want = CpuSet.parse(found), CpuSet.parse(entry.text)
-            if have | want not in (have, want):
+            want = (
+                want & CpuSet.parse(parent_list(self._fs, entry.path)) or want
+            )  # what is switched off is refused
+            if want <= have:
+                return
+            if str(have | want) != entry.text:
                 with suppress(KernelError):  # lost only if this restore is cut short here as well
                     self._journal.intend([(entry.path, str(have | want))])
-                write_within(self._fs, entry.path, f"{have | want}\n".encode(), entry.identity)
-            elif want != have and have <= want:
-                write_within(self._fs, entry.path, entry.raw, entry.identity)
+            write_within(self._fs, entry.path, f"{have | want}\n".encode(), entry.identity)
         except (KernelError, ParseError):
             return  # the write of the original itself will say what is wrong
 

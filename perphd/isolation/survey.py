@@ -151,8 +151,8 @@ class Survey:
             for path in knob.paths:
                 self._watch.forget(path)  # what a device takes along that goes is nobody's interference
             return reason
-        self._watch.look(key, identity, files)
         around = self._read.around(knob.directory, knob.paths[0]) if setting in LIST_SETTINGS else ""
+        self._watch.look(key, identity, files, around if knob.version == 1 else "")
         self._standing.note(key, knob, files, around)
         conflict = self._watch.yielded(key)
         if conflict is not None:

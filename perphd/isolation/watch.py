@@ -12,7 +12,7 @@ from perphd.host.cgroup.knobs import Value, same
 from perphd.host.fs import Identity
 from perphd.isolation.journal import Journal
 from perphd.isolation.planner import FileState
-from perphd.isolation.restore import is_own
+from perphd.isolation.restore import is_own, is_what_is_left
 
 CONFLICTS_BEFORE_YIELD: Final = 2
 """So many changes by somebody else to one knob, and perphd leaves it alone."""
@@ -93,8 +93,11 @@ class Watch:
         """True if the file holds a value of somebody else, which is not perphd's to give back."""
         return self._foreign.get(file.path) == file.now
 
-    def look(self, key: Key, identity: Identity, files: Iterable[FileState]) -> None:
-        """Take note of what a knob's files read; a change that is not perphd's is a conflict, counted once."""
+    def look(self, key: Key, identity: Identity, files: Iterable[FileState], around: str = "") -> None:
+        """Take note of what a knob's files read; a change that is not perphd's is a conflict, counted once.
+
+        ``around``: all that there is, where the kernel itself takes out of a list what went (cgroup v1).
+        """
         conflict: tuple[FileState, str] | None = None
         for file in files:
             if file.original is None:
@@ -103,7 +106,7 @@ class Watch:
                 continue
             expected = self._expected(file, identity)
             self._seen[file.path] = (identity, file.now)
-            if expected is not None:
+            if expected is not None and not is_what_is_left(expected, file.now, around):
                 self._foreign[file.path] = file.now
                 conflict = conflict or (file, expected)
         if conflict is not None:

@@ -76,7 +76,7 @@ class SimHost:
         self._random = Random(seed)
         root = Directory()
         self._proc = root.make("/proc")
-        add_processors(root, self.machine)
+        add_processors(root, self.machine, lambda: self.cgroups.online)
         self.cgroups = CgroupTree(
             root.make(CGROUP_ROOT), self.machine.online, self.machine.nodes, self.machine.cpus
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from perphd.domain.cpuset import CpuSet
 from perphd.sim.kernel import Directory, formats
 from perphd.sim.node.machine import Machine
 from perphd.sim.pressure import PressureState
@@ -13,20 +14,21 @@ __all__ = ["CGROUP_ROOT", "Machine", "add_proc", "add_processors"]
 CGROUP_ROOT = "/sys/fs/cgroup"
 
 
-def add_processors(root: Directory, machine: Machine) -> None:
-    """/sys/devices/system/{cpu,node}."""
+def add_processors(root: Directory, machine: Machine, online: Callable[[], CpuSet]) -> None:
+    """/sys/devices/system/{cpu,node}. ``online``: the CPUs that are on now."""
     system = root.make("/sys/devices/system/cpu")
     everything = f"{machine.online}\n"
-    for name, text in (
-        ("online", everything),
+    files: tuple[tuple[str, str | Callable[[], str]], ...] = (
+        ("online", lambda: f"{online()}\n"),
         ("possible", everything),
         ("present", everything),
-        ("offline", "\n"),
+        ("offline", lambda: f"{machine.online - online()}\n"),
         ("isolated", "\n"),
         ("kernel_max", f"{machine.cpus - 1}\n"),
         ("smt/active", f"{int(machine.threads_per_core > 1)}\n"),
         ("smt/control", "on\n" if machine.threads_per_core > 1 else "notsupported\n"),
-    ):
+    )
+    for name, text in files:
         folder, _, last = name.rpartition("/")
         (system.make(folder) if folder else system).add(last, text)
     for cpu in range(machine.cpus):

@@ -15,7 +15,9 @@ from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
+from perphd.domain.allocation import Settings
 from perphd.domain.cpuset import CpuSet
+from perphd.domain.policy import Policy, Snapshot, TargetState
 from perphd.domain.sample import Quality
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
 from perphd.isolation import JournalInUse
@@ -36,7 +38,7 @@ SPECS = (
 class Bench:
     """A simulated host whose kernel files are behind a gate, and an agent on it."""
 
-    def __init__(self, state: Path) -> None:
+    def __init__(self, state: Path, policy: Policy | None = None) -> None:
         work = (
             Lra("db", "/t/db", clients=10, service_ms=2.0, serial_ms=0.05, wait_ms=1.5),
             Batch("pi", "/t/pi", threads=8),
@@ -50,6 +52,7 @@ class Bench:
         self.state = state
         self.wall_s = 1.8e9
         self.before = self.files()
+        self.policy = policy
         self.agent = self.start()
 
     def start(self) -> Agent:
@@ -64,6 +67,7 @@ class Bench:
             opener=self.host.perf_opener,
             sli_opener=simulated_sli(self.host),
             wall_clock=lambda: self.wall_s,
+            policy=self.policy,
         )
 
     async def run(self, seconds: int) -> None:
@@ -82,6 +86,10 @@ class Bench:
             await self.run(1)
         raise AssertionError(f"not within {PATIENCE_S} s; problems: {self.agent.status().problems}")
 
+    def effective(self, cgroup: str) -> CpuSet:
+        """The CPUs that a group's processes may run on now."""
+        return CpuSet.parse(self.host.fs.read(f"{CGROUP_ROOT}{cgroup}/cpuset.cpus.effective").decode())
+
     def files(self) -> dict[str, bytes]:
         return {
             path: self.host.fs.read(path)
@@ -91,9 +99,22 @@ class Bench:
         }
 
 
+class Partition:
+    """The last two cores are the LRA's alone, whatever cores there are."""
+
+    name = "partition"
+
+    def decide(self, snapshot: Snapshot) -> TargetState:
+        topology = snapshot.host.topology
+        own = topology.cpus_of(topology.usable_cores[-2:])
+        left = topology.usable - own or topology.usable
+        settings = {"db": Settings(cpus=own), "pi": Settings(cpus=left)}
+        return TargetState(settings, (), memory=None)
+
+
 @asynccontextmanager
-async def bench(state: Path) -> AsyncIterator[Bench]:
-    here = Bench(state)
+async def bench(state: Path, policy: Policy | None = None) -> AsyncIterator[Bench]:
+    here = Bench(state, policy)
     try:
         yield here
     finally:
@@ -170,15 +191,44 @@ async def test_a_clock_that_jumps_and_a_host_that_slept_make_no_action_and_lose_
 async def test_processors_that_go_and_come_lose_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """Nothing is written that names a CPU which is off, but originals; the LRA never has less than without perphd."""
     async with bench(tmp_path) as here:
+        originals = {text.strip() for text in here.before.values()}
+
+        def check(_number: int, operation: Operation) -> None:
+            if operation.path.endswith("cpuset.cpus") and operation.text.encode() not in originals:
+                assert CpuSet.parse(operation.text) <= here.host.cgroups.online, operation
+
+        here.gate.after = check
         await here.until(True)
-        for online in ("0-3", "0,4-7", "0", "0-7"):
+        for online in ("0-3", "0,4-7", "0", "0-7", "4-7", "0-7"):
             here.host.cgroups.set_online(CpuSet.parse(online))
-            await here.run(8)
+            for _ in range(8):
+                await here.run(1)
+                lra, batch = here.effective("/t/db"), here.effective("/t/pi")
+                assert lra == here.host.cgroups.online or (lra and not lra & batch)
+            assert here.agent.topology.online == CpuSet.parse(online)
             assert not [record for record in caplog.records if record.exc_info]
-        assert here.agent.status().journal_entries
+        await here.until(True)
         await here.run(5)
         assert not [line for line in lines(caplog) if "could not be made" in line]
+
+
+async def test_an_lra_whose_own_cpus_are_switched_off_gets_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bench(tmp_path, Partition()) as here:
+        await here.run(20)
+        assert here.effective("/t/db") == CpuSet.parse("6-7")
+        for online, own in (("0-5", "4-5"), ("0-2,7", "2,7"), ("0-7", "6-7"), ("0", "0"), ("0-7", "6-7")):
+            here.host.cgroups.set_online(CpuSet.parse(online))
+            assert here.effective("/t/db") <= CpuSet.parse(online), "the kernel falls back by itself"
+            await here.run(1)
+            lra, batch = here.effective("/t/db"), here.effective("/t/pi")
+            assert lra == CpuSet.parse(own)
+            assert not lra & batch or len(here.host.cgroups.online) == 1
+        assert not here.agent.status().problems
+        assert not lines(caplog)
 
 
 async def test_a_cgroup_that_vanishes_and_comes_back_is_taken_up_again(

@@ -88,6 +88,8 @@ class FakeKernel:
     writes: list[tuple[str, str]] = field(default_factory=list)
     before_write: Callable[[int, str, str], int | None] | None = None
     """(number of the write from 0, path, text) -> errno to fail with, or None."""
+    possible: str = ""
+    """CPUs that are there or switched off; empty: ``cpus``."""
     deaf: set[str] = field(default_factory=set)
     """Files that accept writes and keep their value."""
     attempts: int = 0
@@ -163,6 +165,16 @@ class FakeKernel:
     def set(self, path: str, text: str) -> None:
         """Somebody else writes (no fault, not counted)."""
         self._write(path, text)
+
+    def set_online(self, cpus: str) -> None:
+        """CPUs are switched on or off. v1 takes what is off out of every list, for good; v2's lists stay."""
+        self.possible = self.possible or self.cpus
+        self.cpus = cpus
+        for path, directory in self.directories.items():
+            if directory.version == 1 and "cpuset.cpus" in directory.files:
+                is_root = path in V1_MOUNTS.values()
+                left = CpuSet.parse(directory.files["cpuset.cpus"]) & CpuSet.parse(cpus)
+                directory.files["cpuset.cpus"] = cpus if is_root else str(left)
 
     def texts(self) -> dict[str, str]:
         """Every settable file's content, for comparing before and after."""
@@ -286,8 +298,12 @@ class FakeKernel:
             wanted = CpuSet.parse(text)
         except ParseError:
             return errno.EINVAL
-        if not wanted <= CpuSet.parse(self.cpus if file == "cpuset.cpus" else self.nodes):
+        there = CpuSet.parse(self.cpus if file == "cpuset.cpus" else self.nodes)
+        possible = CpuSet.parse(self.possible or self.cpus) if file == "cpuset.cpus" else there
+        if not wanted <= possible:
             return errno.ERANGE
+        if self.directories[directory].version == 1 and not wanted <= there:
+            return errno.EINVAL
         if not wanted and self._populated(directory):
             return errno.ENOSPC
         if self.directories[directory].version == 1:
