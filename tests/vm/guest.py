@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tools.vm.machine import Machine
 
-INSTALL_S = 400.0
+INSTALL_S = 1200.0
 
 
 class Vm:
@@ -19,12 +19,12 @@ class Vm:
     def __init__(self, machine: Machine, package: Path) -> None:
         self.machine, self.package = machine, package
 
-    def try_(self, command: str, timeout_s: float = 120.0) -> subprocess.CompletedProcess[str]:
+    def try_(self, command: str, timeout_s: float = 300.0) -> subprocess.CompletedProcess[str]:
         done = self.machine.run(command, timeout_s=timeout_s)
         out, err = done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace")
         return subprocess.CompletedProcess(command, done.returncode, out, err)
 
-    def sh(self, command: str, timeout_s: float = 120.0) -> str:
+    def sh(self, command: str, timeout_s: float = 300.0) -> str:
         done = self.try_(command, timeout_s)
         assert done.returncode == 0, f"{command}\nended with {done.returncode}:\n{done.stdout}\n{done.stderr}"
         return done.stdout.strip()
@@ -34,11 +34,11 @@ class Vm:
         done = self.machine.run(f"cat > {target} && chmod {mode:o} {target}", text.encode())
         assert done.returncode == 0, done.stderr
 
-    def wait_for(self, done: Callable[[], object], what: str, patience_s: float = 90.0) -> None:
+    def wait_for(self, done: Callable[[], object], what: str, patience_s: float = 240.0) -> None:
         end_s = time.monotonic() + patience_s
         while not done():
             log = (
                 "" if time.monotonic() < end_s else self.try_("journalctl -u perphd -n 30 --no-pager").stdout
             )
             assert time.monotonic() < end_s, f"{what}\n{log}"
-            time.sleep(1.0)
+            time.sleep(0.5)

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 NAME = f"perphd-test-vm-{os.getpid()}"
 TOP = f"/{NAME}"
 JOB = f"{NAME}-job.service"
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0
 SPIN = "while True: pass"
 # An application in a closed loop: two workers that each answer "requests" of 5 ms CPU time, and tell how many.
 APPLICATION = """

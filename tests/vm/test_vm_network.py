@@ -163,7 +163,7 @@ def programs(vm: Vm) -> str:
 
 
 def is_as_found(vm: Vm, as_found: str) -> None:
-    vm.wait_for(lambda: state(vm) == as_found, f"the links were left differently:\n{as_found}\n", 20.0)
+    vm.wait_for(lambda: state(vm) == as_found, f"the links were left differently:\n{as_found}\n", 60.0)
 
 
 def test_the_unit_as_shipped_says_what_it_lacks_and_touches_no_link(vm: Vm, as_found: str) -> None:

@@ -18,8 +18,9 @@ from pathlib import Path
 
 from tools.vm.image import Image, VmError
 
-BOOT_S = 240.0
-COMMAND_S = 120.0
+# Patience, for machines that are busy with other things as well.
+BOOT_S = 600.0
+COMMAND_S = 300.0
 COMMAND_LINE = (
     "console=ttyS0 root=/dev/vda rw quiet loglevel=4 systemd.show_status=false mitigations=off tsc=reliable "
     "no_timer_check cryptomgr.notests systemd.unified_cgroup_hierarchy=1 net.ifnames=0 panic=-1"
