@@ -77,11 +77,6 @@ class DetectorState:
     work: Baseline = Baseline()
     delay: Baseline = Baseline()
 
-    @property
-    def cusum(self) -> float:
-        """The evidence for a lasting shift, in sigma: the worse of both channels."""
-        return max(self.work.evidence, self.delay.evidence)
-
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
@@ -177,7 +172,14 @@ def judge(
     part = min(1.0, sample.interval_s / period_s) if period_s and sample.interval_s > 0 else 1.0
     part = part if part < ALMOST_WHOLE else 1.0
     counts = part >= SHORT_SHARE
-    h = cusum.threshold(settings.false_alarms_per_day, period_s or sample.interval_s, settings.cusum_k)
+    # The accepted rate is the LRA's: channels that are judged share it.
+    channels = max(1, sum(base.n >= cusum.LEAST_SAMPLES for base in (state.work, state.delay)))
+    rate, k, whole_s = (
+        settings.false_alarms_per_day / channels,
+        settings.cusum_k,
+        period_s or sample.interval_s,
+    )
+    h = cusum.threshold(rate, whole_s, k)
     work_residual, delay_residual = _residuals(perf, target, work_score)
     known_sd = state.scatter.sd
     noise_sd = (
@@ -191,9 +193,10 @@ def judge(
         state,
         extra=extra,
         cause=cause,
-        work=cusum.step(state.work, work_residual, settings.cusum_k, h, part),
-        delay=cusum.step(state.delay, delay_residual, settings.cusum_k, h, part),
+        work=cusum.step(state.work, work_residual, k, h, part),
+        delay=cusum.step(state.delay, delay_residual, k, h, part),
     )
+    moved = any(cusum.has_moved(base, h, rate, whole_s, k) for base in (new.work, new.delay))
     if counts or blatant:
         severe = below and score < 1.0 - settings.min_effect_pct / 100.0
         new = replace(
@@ -204,10 +207,10 @@ def judge(
             severe=state.severe + 1 if severe else 0,
             above=0 if below else state.above + 1,
         )
-    if not below and new.above >= settings.confirm_ticks and new.cusum >= h:
+    if not below and new.above >= settings.confirm_ticks and moved:
         # It has moved, and the target is kept: that is what is usual now.
-        new = replace(new, work=cusum.cleared(new.work), delay=cusum.cleared(new.delay))
-    confirmed = below and (_is_confirmed(new, h, alert, settings) or (blatant and (alert or protected)))
+        new = replace(new, work=cusum.cleared(new.work, h), delay=cusum.cleared(new.delay, h))
+    confirmed = below and (_is_confirmed(new, moved, alert, settings) or (blatant and (alert or protected)))
     health = _health(state.health, new, below, confirmed, settings)
     since_s = state.since_s if health is state.health else now_s
     new = replace(new, health=health, since_s=since_s)
@@ -253,10 +256,10 @@ def _known(band: Band | None, enough: float) -> Band | None:
     return band if band is not None and band.support >= enough else None
 
 
-def _is_confirmed(state: DetectorState, h: float, alert: bool, settings: PolicySettings) -> bool:
+def _is_confirmed(state: DetectorState, moved: bool, alert: bool, settings: PolicySettings) -> bool:
     lasting = state.severe >= settings.confirm_ticks or state.below >= MILD_FACTOR * settings.confirm_ticks
     significant = alert or state.short_sigma >= SIGNIFICANT_SIGMA * math.sqrt(max(state.below, 1))
-    return (lasting and significant) or state.cusum >= h
+    return (lasting and significant) or moved
 
 
 def _health(

@@ -256,7 +256,7 @@ def test_a_short_sample_is_one_that_covers_less_than_half_a_period() -> None:
     assert not is_short(Sample("db", 1.0, 0.0), 1.0)  # the first has no interval at all
 
 
-@given(parts=st.lists(st.floats(0.05, 0.85), min_size=1, max_size=6), shift=st.floats(0.6, 3.5))
+@given(parts=st.lists(st.floats(0.05, 0.85), min_size=1, max_size=6), shift=st.floats(0.6, cusum.CLIP_SIGMA))
 def test_a_period_seen_in_parts_gives_the_evidence_of_the_whole(parts: list[float], shift: float) -> None:
     known = cusum.Baseline(n=600, mean=0.0, variance=1.0, lagged=0.0, deviation=1.0 / 1.2533)
     share = sum(parts)

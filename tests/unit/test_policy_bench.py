@@ -19,7 +19,7 @@ from perphd.sim.node.grant import Grant
 from perphd.sim.node.load import Steps
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.model import Node
-from tools.bench.policies import grids, knee, measure, oracle, report, results, scenarios
+from tools.bench.policies import enough, grids, knee, measure, oracle, report, results, scenarios
 from tools.bench.policies.catalogue import ENTRANTS
 from tools.bench.policies.driver import run
 from tools.bench.policies.scene import GRACE, Actor, Goal, Scenario
@@ -207,6 +207,84 @@ def test_the_knee_is_looked_at_on_every_dimension():
     cores = [p for p in points if p.dimension == "batch's cores"]
     assert [p.value for p in cores if p.chosen] == ["2"]
     assert [p.batch for p in cores] == sorted(p.batch for p in cores), "more cores, more work"
+
+
+def test_every_single_step_away_from_what_was_chosen_is_judged():
+    scenario = small()
+    here = measure.situation_at(scenario, 20.0)
+    first, last = CpuSet.of([0, 1]), CpuSet.of([2, 3])
+    chosen = {
+        "masstree": Settings(cpus=first, memory_low_bytes=1 << 30),
+        "batch-thrash": Settings(cpus=last, llc_masks=((0, 0b1100),), mba_pct=((0, 50),)),
+    }
+    found = enough.neighbours(scenario, "x", 0, here, chosen)
+    less = {n.dimension: (n.chosen, n.step) for n in found if n.less}
+    assert less == {
+        "cores, exclusive": ("batch on 2", "batch on 3"),
+        "cache ways": ("batch has 2", "batch has 3"),
+        "bandwidth": ("50 %", "100 %"),
+        "memory": ("protected", "not protected"),
+    }
+    more = {n.dimension: n.step for n in found if not n.less}
+    assert more == {"cores, exclusive": "batch on 1", "cache ways": "batch has 1", "bandwidth": "10 %"}
+    by_hand = dict(chosen)
+    by_hand["masstree"] = replace(chosen["masstree"], cpus=CpuSet.of([0]))
+    by_hand["batch-thrash"] = replace(chosen["batch-thrash"], cpus=CpuSet.of([1, 2, 3]))
+    told = Node(SMALL, here.works).solve([[grant_of(SMALL, by_hand[w.name]) for w in here.works]], here.loads)
+    cores = next(n for n in found if n.less and n.dimension == "cores, exclusive")
+    assert cores.score == pytest.approx(float(oracle.scores(here, told)[0]))
+    assert cores.batch == pytest.approx(float(oracle.batch_work(here, told.work_per_s)[0]))
+    assert enough.Neighbour.from_dict(json.loads(json.dumps(cores.as_dict()))) == cores
+
+
+def test_lras_on_cores_of_their_own_give_one_of_them_each():
+    actors = (
+        scenarios.service(SMALL, "masstree", 0.3),
+        scenarios.service(SMALL, "memcached", 0.1),
+        scenarios.batch("batch-thrash", threads=4),
+    )
+    scenario = Scenario("three", "test", "", SMALL, actors, 10.0)
+    chosen = {
+        "masstree": Settings(cpus=CpuSet.of([0, 1])),
+        "memcached": Settings(cpus=CpuSet.of([2])),
+        "batch-thrash": Settings(cpus=CpuSet.of([3])),
+    }
+    found = enough.neighbours(scenario, "x", 0, measure.situation_at(scenario, 0.0), chosen)
+    own = [n for n in found if n.dimension == "own cores"]
+    assert [(n.lra, n.less, n.chosen, n.step) for n in own] == [("masstree", True, "2", "1")], (
+        "batch keeps a core"
+    )
+    assert own[0].batch > own[0].batch_here
+
+
+def test_what_perph_settles_on_is_just_enough_on_a_small_host():
+    found = []
+    for level in (0.35, 0.6):
+        scenario, watcher = small(60.0, level), enough.Watcher()
+        found += enough.steps_of(run(scenario, PerphPolicy(), 1.0, 0, models=True, watch=watcher), watcher)
+    less = [n for n in found if n.less]
+    assert less
+    assert all(n.met for n in less)
+    spare = [n for n in less if not n.needed and n.batch_gain >= enough.WORTH]
+    assert len(spare) <= 0.2 * len(less), "more than a fifth of its steps could be batch's"
+    assert all(n.work_gain < enough.WORTH for n in found if not n.less), "a step more gives the LRA little"
+    text = "\n".join(enough.section(found))
+    assert "## Just enough?" in text
+    assert f"of {len(less)} steps cannot be spared" in text
+    assert enough.section([]) == []
+
+
+def test_what_was_settled_on_is_what_lasted_and_not_the_last_trial():
+    scenario, done = small(), run(small(), NonePolicy(), 1.0, 0)
+    watcher, usual, trial = enough.Watcher(), {"batch-thrash": Settings(cpu_weight=6)}, {}
+    for at_s in range(1, 31):
+        done.last = TargetState(trial if at_s > 27 else usual)
+        watcher.seen.append((float(at_s), tuple(sorted(done.last.settings.items()))))
+    here, chosen = watcher.chosen(done)
+    assert chosen == usual
+    assert [here.works[i].name for i in here.batch] == ["batch-thrash"]
+    alone = run(replace(scenario, actors=scenario.actors[:1]), NonePolicy(), 1.0, 0)
+    assert watcher.chosen(alone) is None
 
 
 def test_the_report_says_how_everybody_did(tmp_path):

@@ -37,35 +37,33 @@ class Noise:
             yield self.sd * value
 
 
-def false_alarms(days: int, noise: Noise, seed: int, settings: PolicySettings) -> float:
-    """Alarms per day where nothing is wrong."""
-    k = settings.cusum_k
-    h = cusum.threshold(settings.false_alarms_per_day, 1.0, k)
-    alarms = 0
-    for day in range(days):
-        state = cusum.Baseline()
-        for residual in noise.draw(random.Random(f"{seed}-{day}"), _DAY):
-            state = cusum.step(state, residual, k, h)
-            if state.evidence >= h:
-                alarms += 1
-                state = cusum.cleared(state)
-    return alarms / days
+def false_alarms(days: int, noise: Noise, seed: int, settings: PolicySettings) -> list[int]:
+    """Alarms where nothing is wrong, of every day of one application's life."""
+    k, rate = settings.cusum_k, settings.false_alarms_per_day
+    h = cusum.threshold(rate, 1.0, k)
+    alarms, state = [0] * days, cusum.Baseline()
+    for at, residual in enumerate(noise.draw(random.Random(f"{seed}"), days * _DAY)):
+        state = cusum.step(state, residual, k, h)
+        if cusum.has_moved(state, h, rate, 1.0, k):
+            alarms[at // _DAY] += 1
+            state = cusum.cleared(state, h)
+    return alarms
 
 
 def delays(shift_sd: float, runs: int, noise: Noise, seed: int, settings: PolicySettings) -> list[float]:
     """Samples from a lasting shift to the alarm, sorted; infinite where it was missed for 15 minutes."""
-    k = settings.cusum_k
-    h = cusum.threshold(settings.false_alarms_per_day, 1.0, k)
+    k, rate = settings.cusum_k, settings.false_alarms_per_day
+    h = cusum.threshold(rate, 1.0, k)
     found: list[float] = []
     for run in range(runs):
         state, delay = cusum.Baseline(), math.inf
         for at, residual in enumerate(noise.draw(random.Random(f"{seed}+{run}"), _BEFORE + _GIVE_UP)):
             shifted = residual + (shift_sd * noise.sd if at >= _BEFORE else 0.0)
             state = cusum.step(state, shifted, k, h)
-            if state.evidence >= h:
+            if cusum.has_moved(state, h, rate, 1.0, k):
                 if at >= _BEFORE:
                     delay = float(at - _BEFORE + 1)
                     break
-                state = cusum.cleared(state)
+                state = cusum.cleared(state, h)
         found.append(delay)
     return sorted(found)

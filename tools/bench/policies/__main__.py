@@ -25,6 +25,7 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 from tools.bench.policies import (  # noqa: E402
     agentmode,
+    enough,
     grids,
     knee,
     measure,
@@ -82,12 +83,24 @@ def main() -> int:
     }
     kept = [measure.Result.from_dict(v) for k, v in runs.known.items() if k in wanted]
     results.write_csv(out / "results.csv", (item.as_dict() for item in kept))
+    steps = [
+        enough.Neighbour.from_dict(s)
+        for k, v in runs.known.items()
+        if k in wanted
+        for s in v.get("steps", ())
+    ]
     about = report.About(
         command=_command(), wall_s=time.monotonic() - began, worker_s=progress.worker_s, jobs=options.jobs,
         computed=progress.done, failed=tuple(progress.failed), cut=_cut(options),
     )  # fmt: skip
     head = report.write(
-        out, kept, list(cells.known.values()), list(knees.known.values()), list(agents.known.values()), about
+        out,
+        kept,
+        list(cells.known.values()),
+        list(knees.known.values()),
+        list(agents.known.values()),
+        about,
+        steps,
     )
     print(head)
     print(f"Written to {out}/report.md, report.html, headline.md and results.csv")
@@ -213,10 +226,14 @@ def _run_tasks(
 
 
 def one_run(scenario: Scenario, policy: str, seed: int, optima: dict[str, Optimum]) -> dict[str, object]:
-    """One run, measured."""
-    entrant = ENTRANTS[policy]
-    done = run(scenario, entrant.make(scenario, seed), entrant.period_s, seed, models=entrant.models)
-    return measure.measure(done, optima).as_dict()
+    """One run, measured; of the policies of ``KNEE_OF`` also every step away from what they settled on."""
+    entrant, judged = ENTRANTS[policy], policy in KNEE_OF and scenario.family != "quiet"
+    watcher = enough.Watcher() if judged else None
+    done = run(
+        scenario, entrant.make(scenario, seed), entrant.period_s, seed, models=entrant.models, watch=watcher
+    )
+    steps = enough.steps_of(done, watcher) if watcher is not None else []
+    return measure.measure(done, optima).as_dict() | {"steps": [step.as_dict() for step in steps]}
 
 
 def _knee_tasks(chosen: list[Scenario], options: argparse.Namespace, known: results.Lines) -> Iterator[Task]:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from tools.bench.policies import enough
 from tools.bench.policies.catalogue import ENTRANTS
 from tools.bench.policies.measure import Result
 
@@ -47,13 +48,13 @@ class About:
 
 def write(
     out: Path, runs: Sequence[Result], cells: list[dict[str, Any]], knees: list[list[dict[str, Any]]],
-    agents: list[dict[str, Any]], about: About,
+    agents: list[dict[str, Any]], about: About, steps: Sequence[enough.Neighbour] = (),
 ) -> str:  # fmt: skip
     """Write report.md, report.html and headline.md (the README's table); returns the head of the Markdown."""
     head = [*_head(about), *_headline(runs)]
     parts = [
-        *head, *_quiet(runs), *_grids(cells), *_families(runs), *_losses(runs), *_knees(knees), *_agents(agents),
-        *_scenarios(runs),
+        *head, *_quiet(runs), *_grids(cells), *_families(runs), *_losses(runs), *enough.section(steps), *_knees(knees),
+        *_agents(agents), *_scenarios(runs),
     ]  # fmt: skip
     text = "\n".join(parts) + "\n"
     (out / "report.md").write_text(text)
