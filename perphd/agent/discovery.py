@@ -56,6 +56,7 @@ class Discovery:
         own = [path for _, path in own_cgroups(self._fs)]
         taken = {spec.cgroup: spec.name for spec in others}
         names = {spec.name for spec in (*others, *declared)}
+        self.forget_processes(declared)
         specs: dict[str, WorkloadSpec] = {}
         declared_as: dict[str, str] = {}
         problems: dict[str, str] = {}
@@ -90,6 +91,12 @@ class Discovery:
                 more = f" (and {len(said) - _SHOWN} more)" if len(said) > _SHOWN else ""
                 problems[spec.name] = f"{spec.kind} {spec.name!r}: {'; '.join(said[:_SHOWN])}{more}"
         return Found(specs, declared_as, problems)
+
+    def forget_processes(self, declared: Sequence[WorkloadSpec]) -> None:
+        """Of those that none of these declarations names: when one is named again it may be another's number."""
+        if self._starts:
+            named = {spec.match for spec in declared}
+            self._starts = {pid: start for pid, start in self._starts.items() if f"pid:{pid}" in named}
 
     def _hits(self, match: Match) -> tuple[list[_Hit], str]:
         """The control groups, sorted by path, and what is odd."""

@@ -22,7 +22,7 @@ from perphd.agent.learning import observations
 from perphd.agent.match import is_lasting
 from perphd.agent.model_view import model_view
 from perphd.agent.models import Models
-from perphd.agent.records import Records
+from perphd.agent.records import KEPT_LEFT, Records
 from perphd.agent.rounds import Round, RoundTap
 from perphd.agent.selfcost import CostMeter
 from perphd.agent.sli import SliBoard
@@ -58,6 +58,8 @@ _SHARED_KNOBS = frozenset({"cpus", "cpu_weight", "llc_masks", "mba_pct"})
 """What of batch makes up every LRA's protection: if one of them is blocked, nobody has what was chosen for it."""
 DISCOVER_S = 5.0
 """Control groups that are to be found are looked for so often."""
+LEFT_S = 30.0
+"""What could not be given back of a workload that is off the list is tried again so often."""
 FORGET_S = 60.0
 """One of many that was found is forgotten, and what was set on it given back, when it has been gone so long."""
 ENFORCEABLE_S = 30.0
@@ -132,6 +134,7 @@ class Agent:
         self._actuators = parts.actuators()
         self._declared = {spec.name: spec for spec in config.matches}
         self._found: dict[str, _FoundAs] = {}
+        self._left: dict[str, float] = {}
         self._looked_s: float | None = None
         self._samples: dict[str, Sample] = {}
         self._protections: dict[str, _Protection] = {}
@@ -152,6 +155,7 @@ class Agent:
     async def tick(self, now_s: float) -> None:
         """One round at ``now_s`` (monotonic seconds). Failures of single workloads do not lose the round."""
         await self._discover(now_s)
+        await self._give_back_left(now_s)
         async with self._lock:
             if not self._sli_followed:
                 await self._parts.sli.follow(self._all_specs())
@@ -231,6 +235,25 @@ class Agent:
                 await self._let_go(name)
         for name in self._declared:
             self._parts.records.problem(f"match:{name}", found.problems.get(name), now_s)
+
+    async def _give_back_left(self, now_s: float) -> None:
+        """What could not be given back of workloads that are off the list is tried again, until nothing is left."""
+        for name, tried_s in list(self._left.items()):
+            if 0 <= now_s - tried_s < LEFT_S:
+                continue
+            async with self._lock:
+                back = name in self._specs  # then the loop looks after it
+                report = RestoreReport() if back else await self._parts.executor.restore((name,))
+                self._note_left(name, report, now_s)
+
+    def _note_left(self, name: str, report: RestoreReport, now_s: float) -> None:
+        text = f"{name}: not all was given back: {report}" if report.failed or report.foreign else None
+        self._parts.records.left_behind(f"left:{name}", text, now_s)
+        self._left.pop(name, None)
+        if text is not None:
+            self._left[name] = now_s
+            while len(self._left) > KEPT_LEFT:
+                del self._left[next(iter(self._left))]
 
     async def _move(self, spec: WorkloadSpec) -> None:
         """A workload that has another control group now; what was set on the one before goes back."""
@@ -548,6 +571,8 @@ class Agent:
             for found in [one for one, known in self._found.items() if known.declaration == name]:
                 await self._let_go(found)
             self._forget_modes(name)
+            if self._parts.discovery is not None:
+                self._parts.discovery.forget_processes(self.declared)
             return
         if name not in self._specs:
             known = ", ".join(self._declared | self._specs)
@@ -577,8 +602,7 @@ class Agent:
                 return
             self._found.pop(name, None)
             report = await self._parts.executor.restore((name,))
-            left = f"{name}: not all was given back: {report}" if report.failed or report.foreign else None
-            self._parts.records.problem(f"left:{name}", left, self._now_s)
+            self._note_left(name, report, self._now_s)
             del self._specs[name]
             for kept in (self._protections, self._enforceable, self._samples):
                 kept.pop(name, None)

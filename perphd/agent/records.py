@@ -20,6 +20,8 @@ REPEAT_S = 60.0
 """An unchanged decision is written to the store again after so long."""
 REMIND_S = 3600.0
 """A problem that goes on is logged again after so long."""
+KEPT_LEFT = 64
+"""Problems that workloads left behind and that may never be solved: so many, the newest, are shown."""
 QUEUED_EVENTS = 256
 """Events that a slow subscriber may lag behind before it loses the oldest."""
 
@@ -45,6 +47,7 @@ class Records:
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
         self._problems: dict[str, str] = {}
         self._told: dict[str, float] = {}
+        self._left: dict[str, None] = {}
 
     # -- taking -------------------------------------------------------------------------------------
 
@@ -118,6 +121,17 @@ class Records:
                 self._told[about] = at_s
             log.warning("%s", text, extra={"fields": {"event": EventKind.PROBLEM}})
             self.event(Event(at_s, EventKind.PROBLEM, text))
+
+    def left_behind(self, key: str, text: str | None, at_s: float) -> None:
+        """As ``problem``, of a workload that is off the list: where nobody clears it, newer ones take its place."""
+        self.problem(key, text, at_s)
+        self._left.pop(key, None)
+        if text is not None:
+            self._left[key] = None
+            if len(self._left) > KEPT_LEFT:
+                oldest = next(iter(self._left))
+                del self._left[oldest]
+                self._problems.pop(oldest, None)
 
     def healed(self, about: str) -> None:
         """What this is about works (again): the next time that it does not is news."""

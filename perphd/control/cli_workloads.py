@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from perphd.control.cli_base import EXIT_NOT_FOUND, Out, command
+from perphd.control.cli_base import Out, command
 
 
 def add_workload_commands(cli: click.Group) -> None:
@@ -163,11 +163,7 @@ def _list(out: Out, kind: str) -> None:
 
 
 def _remove(out: Out, kind: str, name: str) -> None:
-    found = {item["name"]: item["kind"] for item in out.client.get("workloads")["workloads"]}
-    if name in found and found[name] != kind:
-        click.echo(f"perphctl: {name!r} is {found[name]}: perphctl {found[name]} rm {name}", err=True)
-        raise SystemExit(EXIT_NOT_FOUND)
-    answer = out.client.send("DELETE", f"workloads/{_quoted(name)}")
+    answer = out.client.send("DELETE", f"workloads/{_quoted(name)}?kind={kind}")
     out.warn(answer["warnings"])
     out.say(answer, f"{kind} {name} removed")
 

@@ -189,7 +189,10 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         status=201,
     ),
     ("DELETE", "/v1/workloads/{name}"): Operation(
-        "Give its settings back and forget it", _of(removed=TEXT, kind=TEXT, warnings=_TEXTS), changes=True
+        "Give its settings back and forget it",
+        _of(removed=TEXT, kind=TEXT, warnings=_TEXTS),
+        (_query("kind", {"enum": list(Kind)}),),
+        changes=True,
     ),
     ("POST", "/v1/workloads/{name}/sli"): Operation(
         "A reading from the application itself", _of(workload=TEXT), body=_SLI_BODY, changes=True

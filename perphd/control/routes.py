@@ -271,8 +271,15 @@ class Routes:
         return {"added": {"kind": kind.value, **_table(spec)}, "warnings": warnings}
 
     async def _remove(self, request: web.Request, peer: Peer) -> Any:
-        name = request.match_info["name"]
+        _only(request.query, ("kind",))
+        name, kind = request.match_info["name"], request.query.get("kind")
+        if kind is not None and kind not in tuple(Kind):
+            raise ApiError(Code.REFUSED, f"{show(kind)} is not a kind", "kind", ", ".join(Kind))
         spec = self._declared(name) or self._workload(name).spec
+        if kind not in (None, spec.kind):
+            raise ApiError(
+                Code.NOT_FOUND, f"{show(name)} is {spec.kind}: perphctl {spec.kind} rm {name}", "kind"
+            )
         if spec.match and self._declared(name) is None:
             self._refuse_to_remove(spec)
         await _done(self._agent.remove_workload(name))

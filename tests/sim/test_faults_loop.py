@@ -248,6 +248,26 @@ async def test_a_cgroup_that_vanishes_and_comes_back_is_taken_up_again(
         await here.until(True)
 
 
+async def test_what_a_workload_left_behind_is_given_back_later_and_is_then_no_problem(tmp_path: Path) -> None:
+    async with bench(tmp_path) as here:
+        await here.until(True)
+        here.gate.refuse = lambda _, operation: (
+            errno.EIO if operation.kind == "write" and "/t/pi/" in operation.path else None
+        )
+        await here.agent.remove_workload("pi")
+        await here.run(35)
+        assert [
+            text for text in here.agent.status().problems if text.startswith("pi: not all was given back")
+        ]
+        here.gate.heal()
+        await here.run(31)
+        assert not [text for text in here.agent.status().problems if "given back" in text]
+        after = here.files()
+        assert {p: t for p, t in after.items() if "/t/pi/" in p} == {
+            p: t for p, t in here.before.items() if "/t/pi/" in p
+        }
+
+
 async def test_a_second_daemon_ends_with_a_sentence(tmp_path: Path) -> None:
     async with bench(tmp_path) as here:
         with pytest.raises(JournalInUse, match="only one perphd may write"):

@@ -354,6 +354,21 @@ def test_a_process_is_a_workload_until_the_daemon_ends(served: Served):
     assert ask(served, "DELETE", "/v1/workloads/new")[1]["warnings"] == []
 
 
+def test_a_declaration_of_the_other_kind_is_not_removed_by_mistake(served: Served):
+    """What was found for it has names of its own: its kind is told by the declaration."""
+    jobs = WorkloadSpec("jobs", Kind.BATCH, "", match="cgroup:/jobs/*")
+    served.agent.declared = (jobs,)
+    served.agent.specs["jobs.a"] = replace(jobs, name="jobs.a", cgroup="/jobs/a")
+    error = error_of(served, "DELETE", "/v1/workloads/jobs?kind=lra")
+    assert (error["status"], error["code"]) == (404, "not-found")
+    assert "'jobs' is batch: perphctl batch rm jobs" in error["message"]
+    assert error_of(served, "DELETE", "/v1/workloads/jobs?kind=slice")["code"] == "refused"
+    assert error_of(served, "DELETE", "/v1/workloads/jobs?sort=lra")["status"] == 400
+    assert served.agent.calls == []
+    status, answer = ask(served, "DELETE", "/v1/workloads/jobs?kind=batch")
+    assert (status, answer["kind"], served.agent.declared) == (200, "batch", ())
+
+
 def test_removing_a_declared_workload_says_that_it_comes_back(served: Served):
     _, answer = ask(served, "DELETE", "/v1/workloads/pi")
     assert "comes back" in answer["warnings"][0]
