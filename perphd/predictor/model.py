@@ -22,7 +22,7 @@ from perphd.predictor.features import Covariates, cell_key
 from perphd.predictor.gate import Gate
 from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt
 from perphd.predictor.persist import ModelState, Skipped
-from perphd.predictor.physics import CpuGrants, Floats, expect
+from perphd.predictor.physics import CpuGrants, Expected, Floats, expect
 from perphd.predictor.reference import Reference
 from perphd.predictor.residual import Residual
 
@@ -239,8 +239,9 @@ class LraModel:
     def _learn_ratio(self, seen: Observation, perf: Performance, work: float) -> None:
         delay, load = perf.delay, perf.load
         reference = self._reference.get(f"work:{perf.work_source}", load)
+        prior = expect(CpuGrants.of([seen.allocation]), seen.context)
         if reference is None or reference.support < BOOTSTRAP_SUPPORT:
-            self._bootstrap(seen, perf)
+            self._bootstrap(seen, perf, prior)
             if reference is None:
                 return
         delay_reference = self._reference.get(f"delay:{perf.delay_source}", load)
@@ -254,7 +255,6 @@ class LraModel:
         work_ratio = contended_ratio(raw_ratio, delay_ratio, in_flight_ratio, self.is_closed)
         x = features.features([seen.allocation], seen.context, self._around)
         key = cell_key(seen.allocation, seen.context)
-        prior = expect(CpuGrants.of([seen.allocation]), seen.context)
         at_s = seen.sample.at_s
         residual = math.log(work_ratio) - math.log(prior.work[0])
         self.work_gate.update(self._work.update(key, x[0], residual, at_s))
@@ -275,14 +275,13 @@ class LraModel:
         before = self._elasticity if self._elasticity is not None else seen
         self._elasticity = before + _ELASTIC_GAIN * (seen - before)
 
-    def _bootstrap(self, seen: Observation, perf: Performance) -> None:
+    def _bootstrap(self, seen: Observation, perf: Performance, prior: Expected) -> None:
         """No undisturbed sample yet: a strongly protected one tells the reference through the prior.
 
         Only where the LRA has cores without batch to spare: on shared cores the use that is seen may be all that
         it could get, and a squeezed application would pass for an undisturbed one.
         """
         grant = seen.allocation.cpu
-        prior = expect(CpuGrants.of([seen.allocation]), seen.context)
         spare = seen.context.lra_demand_cores <= BOOTSTRAP_LOAD * seen.context.total_cores
         protected = grant.instrument is not CpuInstrument.NONE and (
             grant.batch_cores < grant.total_cores or spare

@@ -102,6 +102,8 @@ class SimHost:
         self._next_pid = 1000
         self._events = sorted(events, key=lambda event: event.at_s)
         self._in_force = InForce(self.machine, self.resctrl)
+        self._written = True
+        """Since the last step something may have been written to the trees, or have come or gone."""
         self._node: Node | None = None
         self._state: State | None = None
         self.cgroups.make(OWN_CGROUP)
@@ -115,6 +117,7 @@ class SimHost:
 
     def advance(self, to_s: float) -> None:
         """Let virtual time pass until ``to_s``; the past is ignored."""
+        self._written = True
         while self.now_s < to_s - 1e-9:
             while self._events and self._events[0].at_s <= self.now_s + 1e-9:
                 self._happen(self._events.pop(0))
@@ -163,6 +166,7 @@ class SimHost:
     # -- events ---------------------------------------------------------------------------------------
 
     def _happen(self, event: Event) -> None:
+        self._written = True
         if isinstance(event, Arrival):
             self._start(event.name)
         elif isinstance(event, Departure):
@@ -221,6 +225,7 @@ class SimHost:
 
     def _repopulate(self) -> None:
         """Workloads came, went or changed: the node model is made anew, what it remembers is kept."""
+        self._written = True
         node = Node(self.machine, [running.node for running in self._running.values()])
         if self._node is None or self._state is None:
             self._state = node.start()
@@ -270,7 +275,8 @@ class SimHost:
             if running.process not in running.group.processes:
                 running.group = self._home(running)
         tenants = [Tenant(r.node, r.group, r.process.pid, r.outcome.runnable or 1.0) for r in order]
-        in_force = self._in_force.read(tenants)
+        in_force = self._in_force.read(tenants) if self._written else self._in_force.again(tenants)
+        self._written = False
         self._state.resident = np.array([[r.group.memory.file_bytes for r in order]])
         loads, needs = self._asked(order, dt_s)
         patience = np.array([_patience(running.node) for running in order])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -79,17 +79,38 @@ class Balance:
         # the channels are so full that nothing hides it.
         self._queueing = _CHANNEL_DELAY * people.miss_cycles[:, None] + _QUEUED_CYCLES
         self._any_open = bool((people.lra * (1.0 - people.closed)).any())
+        # What the population and the machine alone say is computed once, not at every step.
+        self._is_lra, self._is_batch, self._is_closed = people.lra > 0, people.lra < 1, people.closed > 0
+        self._cpi, self._miss_cycles = people.cpi[:, None], people.miss_cycles[:, None]
+        self._written, self._refs_pki = people.written[:, None], people.refs_pki[:, None]
+        self._own_disk = (
+            people.disk_ops * machine.disk_ms / 1000.0 + people.disk_bytes / machine.disk_bytes_per_s
+        )
+        self._own_link = people.net_bytes / machine.net_bytes_per_s
+        self._disk_bytes = np.maximum(people.disk_bytes, _TINY)
+        self._net_bytes = np.maximum(people.net_bytes, _TINY)
+        self._own_use = (
+            people.disk_ops / machine.disk_ops_per_s + people.disk_bytes / machine.disk_bytes_per_s
+        )
+        self._page_s = machine.disk_ms / 1000.0 + 4096.0 / machine.disk_bytes_per_s
+        self._page_use = 1.0 / machine.disk_ops_per_s + 4096.0 / machine.disk_bytes_per_s
+        self._has_cache, self._cache = people.cache > 0, np.maximum(people.cache, 1.0)
+        self._hot, self._cold = (
+            np.maximum(people.hot_share, _TINY),
+            np.maximum(1.0 - people.hot_share, _TINY),
+        )
+        self._is_hot, self._cold_hits = people.hot_share < 1, 1.0 - people.hot_hits
 
     def look(self, state: State, rows: Grants, cpu: Cpu, load: Array, needs: Array | None = None) -> Flow:
         """Once through the balance: CPU time of an operation, rates, traffic."""
         people, machine = self._people, self._machine
         # Instructions per second of a busy CPU: base, misses on channels as crowded as they are, throttle.
         mpki = cache.misses_pki(people, state.occupancy)
-        per_miss = people.miss_cycles[:, None] + self._queueing * state.channels[:, None, :]
-        cpi = people.cpi[:, None] + per_miss * mpki / 1000.0
-        missed = mpki * people.written[:, None]
+        per_miss = self._miss_cycles + self._queueing * state.channels[:, None, :]
+        cpi = self._cpi + per_miss * mpki / 1000.0
+        missed = mpki * self._written
         line = cache.LINE / 1000.0
-        asked = (missed + _HIT_TRAFFIC * np.maximum(people.refs_pki[:, None] - mpki, 0.0)) * line
+        asked = (missed + _HIT_TRAFFIC * np.maximum(self._refs_pki - mpki, 0.0)) * line
         ips = machine.ghz * 1e9 / cpi * cpu.smt[..., None]
         limit = rows.core_limit * (1.0 - 0.5 * np.sqrt(cpu.overlap))[..., None]
         ips = ips / (1.0 + (ips * asked / limit) ** 8) ** 0.125
@@ -106,17 +127,16 @@ class Balance:
         slow = 1.0 + state.disk
         disk_s = (faults * machine.disk_ms / 1000.0 + faults * 4096.0 / machine.disk_bytes_per_s) * slow
         stall_memory = disk_s + np.where(stuck, service * (1.0 / _STUCK_SPEED - 1.0), 0.0)
-        own_disk = people.disk_ops * machine.disk_ms / 1000.0 + people.disk_bytes / machine.disk_bytes_per_s
-        own_link = people.net_bytes / machine.net_bytes_per_s
+        own_disk, own_link = self._own_disk, self._own_link
         on_link = own_link * (1.0 + state.link)
         stall_io = own_disk * slow + on_link
         caps = np.minimum(
-            rows.disk_cap / np.maximum(people.disk_bytes, _TINY),
-            rows.net_cap / np.maximum(people.net_bytes, _TINY),
+            rows.disk_cap / self._disk_bytes,
+            rows.net_cap / self._net_bytes,
         )
         # A job that is held to a rate waits for its disk or link, not for a CPU.
         held = people.threads * load / np.maximum(caps, _TINY) - service - stall_memory
-        stall_io = np.where(people.lra > 0, stall_io, np.maximum(stall_io, held))
+        stall_io = np.where(self._is_lra, stall_io, np.maximum(stall_io, held))
         wake = _WAKE_FLOOR_S * cpu.hit + _WAKE_S * np.minimum(cpu.ratio**_WAKE_POWER, _WAKE_CEILING)
         # Rates.
         waits = people.wait_s + people.think_s + stall_memory + stall_io
@@ -139,13 +159,13 @@ class Balance:
                 servers,
                 people.bursts,
             )
-            loop = _chosen(people.closed > 0, loop, opened)
+            loop = _chosen(self._is_closed, loop, opened)
         free = latency.closed_step(
             state.free_rate, clients, service, people.serial_s, waits, servers, servers
         )
         batch_rate = cpu.usage / service
         loop.rate = np.minimum(loop.rate, caps)
-        rate = np.where(people.lra > 0, loop.rate, np.minimum(batch_rate, caps))
+        rate = np.where(self._is_lra, loop.rate, np.minimum(batch_rate, caps))
         usage = rate * service
         # Traffic.
         by_domain = usage[..., None] * cpu.domain * ips
@@ -177,7 +197,7 @@ class Balance:
     ) -> None:
         """Let the state follow what was found; the cache only as far as ``dt_s`` allows, if given."""
         people, machine = self._people, self._machine
-        is_batch = people.lra < 1
+        is_batch = self._is_batch
         state.rate, state.free_rate = flow.rate, flow.free_rate
         state.service = state.service + damping * (flow.service - state.service)
         state.stalled = flow.stall_memory + flow.stall_io
@@ -198,12 +218,9 @@ class Balance:
             -(flow.bandwidth * share * yields[..., None]).sum(1) / peak,
         )
         cycle = np.where(is_batch, flow.service + state.stalled, flow.loop.response_s)
-        page_s = machine.disk_ms / 1000.0 + 4096.0 / machine.disk_bytes_per_s
-        page_use = 1.0 / machine.disk_ops_per_s + 4096.0 / machine.disk_bytes_per_s
-        own_use = people.disk_ops / machine.disk_ops_per_s + people.disk_bytes / machine.disk_bytes_per_s
-        disk = flow.rate * (own_use + flow.faults * page_use)
+        disk = flow.rate * (self._own_use + flow.faults * self._page_use)
         # Batch that only waits uses little CPU: the CPU that it was given bounds it before the division follows.
-        waiting = (flow.own_disk_s + flow.faults * page_s) / cycle
+        waiting = (flow.own_disk_s + flow.faults * self._page_s) / cycle
         state.disk = congestion.balance(
             state.disk, disk.sum(1, keepdims=True), -(disk * yields * waiting).sum(1, keepdims=True)
         )
@@ -223,15 +240,19 @@ class Balance:
     def _faults(self, state: State) -> Array:
         """Pages per operation that are not in memory."""
         people = self._people
-        held = np.where(people.cache > 0, state.resident / np.maximum(people.cache, 1.0), 1.0)
-        hot = np.minimum(held / np.maximum(people.hot_share, _TINY), 1.0)
-        cold = np.clip((held - people.hot_share) / np.maximum(1.0 - people.hot_share, _TINY), 0.0, 1.0)
-        found = people.hot_hits * hot + (1.0 - people.hot_hits) * np.where(people.hot_share < 1, cold, hot)
+        held = np.where(self._has_cache, state.resident / self._cache, 1.0)
+        hot = np.minimum(held / self._hot, 1.0)
+        cold = np.minimum(np.maximum((held - people.hot_share) / self._cold, 0.0), 1.0)
+        found = people.hot_hits * hot + self._cold_hits * np.where(self._is_hot, cold, hot)
         faults: Array = people.pages * (1.0 - found)
         return faults
 
 
 def _chosen(first: npt.NDArray[np.bool_], one: latency.Loop, other: latency.Loop) -> latency.Loop:
     return latency.Loop(
-        *(np.where(first, getattr(one, f.name), getattr(other, f.name)) for f in fields(latency.Loop))
+        np.where(first, one.rate, other.rate),
+        np.where(first, one.response_s, other.response_s),
+        np.where(first, one.cpu_wait_s, other.cpu_wait_s),
+        np.where(first, one.queued, other.queued),
+        np.where(first, one.burst_s, other.burst_s),
     )

@@ -40,7 +40,8 @@ def occupancy_target(people: Population, mask: Array, pressure: Array, way_bytes
 
 def settled_share(pressure: Array, size_bytes: float, dt_s: float) -> Array:
     """How far contents move to their target in ``dt_s``: one share per cache [B,1,D]; no byte is given twice."""
-    time_s = np.clip(_TURNOVERS * size_bytes / np.maximum(pressure.sum(1), 1.0), _SETTLE_MIN_S, _SETTLE_MAX_S)
+    time_s = _TURNOVERS * size_bytes / np.maximum(pressure.sum(1), 1.0)
+    time_s = np.minimum(np.maximum(time_s, _SETTLE_MIN_S), _SETTLE_MAX_S)
     share: Array = 1.0 - np.exp(-dt_s / time_s)
     return share[:, None, :]
 

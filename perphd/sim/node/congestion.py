@@ -38,6 +38,6 @@ def balance(congestion: Array, offered: Array, slope: Array) -> Array:
     # On log(offered) - log(used): both are nearly straight in log x over decades.
     gap = np.log(np.maximum(offered, 1e-9) / np.maximum(used, 1e-12))
     bend = slope * x / np.maximum(offered, 1e-9) - rise * x / np.maximum(used, 1e-12)
-    step = np.clip(-gap / np.minimum(bend, -1e-3), -_STEP, _STEP)
-    moved: Array = np.clip(x * np.exp(step), MIN, MAX)
+    step = np.minimum(np.maximum(-gap / np.minimum(bend, -1e-3), -_STEP), _STEP)
+    moved: Array = np.minimum(np.maximum(x * np.exp(step), MIN), MAX)
     return moved

@@ -49,20 +49,27 @@ class Division:
 
     def __init__(self, machine: Machine, people: Population) -> None:
         self._machine, self._people = machine, people
-        self._lras = np.flatnonzero(people.lra)
+        self._lras = np.flatnonzero(people.lra).tolist()
+        # What the population alone says is computed once, not at every step.
+        self._is_lra = people.lra > 0
+        self._is_open = people.lra * (1.0 - people.closed) > 0
+        self._bonus = np.where(self._is_lra, _WAKER_BONUS, 1.0)
+        self._pair = 1.0 - np.eye(people.count)
+        self._rival = np.where(self._is_lra, _LRA_RIVAL, 1.0)
+        self._feels_near = bool(people.neighbour_cost.any())
 
     def divide(self, state: State, rows: Grants, load: Array) -> Cpu:
         """With the demands that the state shows."""
         people, layout = self._people, rows.layout
         room = np.minimum(layout.cpus, rows.limit_cores)
-        most = np.minimum(people.threads * np.where(people.lra > 0, 1.0, load), room)
+        is_lra = self._is_lra
+        most = np.minimum(people.threads * np.where(is_lra, 1.0, load), room)
         service = state.service
-        is_open = people.lra * (1.0 - people.closed)
         asked = people.rate * load + state.backlog / DRAIN_S
-        lra_cores = np.where(is_open > 0, asked, state.free_rate) * service
+        lra_cores = np.where(self._is_open, asked, state.free_rate) * service
         batch_cores = people.threads * load * service / (service + state.stalled)
-        wanted = np.minimum(np.where(people.lra > 0, lra_cores, batch_cores), most)
-        weight = rows.weight * np.where(people.lra > 0, _WAKER_BONUS, 1.0)
+        wanted = np.minimum(np.where(is_lra, lra_cores, batch_cores), most)
+        weight = rows.weight * self._bonus
         # First what everybody could have, and each LRA if it asked for everything; then what is really used.
         crowded = [index for index in self._lras if layout.shares[index]]
         demands = [wanted]
@@ -78,27 +85,25 @@ class Division:
         if state.last is not None and state.last[0] is rows:
             final = state.last[1]
         else:
-            used = np.where(people.lra > 0, np.minimum(state.rate * service, entitled), wanted)
+            used = np.where(is_lra, np.minimum(state.rate * service, entitled), wanted)
             (final,) = self._divisions(layout, weight, [used])
         usage = final.sum(2)
         overlap = np.zeros_like(usage)
         if self._machine.threads_per_core > 1:
-            busy = np.minimum(final.sum(1) / np.maximum(layout.size, _TINY), 1.0)
+            busy = np.minimum(final.sum(1) / layout.size_floor, 1.0)
             beside = np.einsum("bkl,bl->bk", layout.sibling, busy)
             spread = np.einsum("bwk,bk->bw", layout.member, layout.size * beside)
-            overlap = (spread / np.maximum(layout.cpus, 1.0)) ** 2
+            overlap = (spread / layout.cpus_floor) ** 2
         ratio, hit, mix, near = self._contention(state, rows, first)
         by_domain = np.einsum("bwk,bkd->bwd", final, layout.domain)
-        where = np.einsum("bwk,bk,bkd->bwd", layout.member, layout.size, layout.domain)
-        where = where / np.maximum(layout.cpus, 1.0)[..., None]
         total = usage[..., None]
-        domain = np.where(total > 1e-6, by_domain / np.maximum(total, 1e-6), where)
+        domain = np.where(total > 1e-6, by_domain / np.maximum(total, 1e-6), layout.spread)
         smt = 1.0 - people.smt_loss * overlap
         return Cpu(entitled, most, usage, domain, smt, overlap, ratio, hit, mix, near, weight, wanted)
 
     def share_out(self, state: State, rows: Grants, cpu: Cpu, used: Array) -> Array:
         """CPU time that each gets, [B,W], when LRAs use ``used`` and batch the rest: never more than there is."""
-        lra = self._people.lra > 0
+        lra = self._is_lra
         if not any(rows.layout.shares):
             return np.where(lra, np.minimum(used, cpu.most), cpu.usage)
         (got,) = self._divisions(rows.layout, cpu.weight, [np.where(lra, used, cpu.wanted)])
@@ -110,7 +115,7 @@ class Division:
         """What neighbours on the same CPUs, and beside them, do to each LRA: see ``mix_cost``."""
         people, layout = self._people, rows.layout
         zero = np.zeros_like(state.rate)
-        if not any(layout.shares[index] for index in self._lras) and not people.neighbour_cost.any():
+        if not any(layout.shares[index] for index in self._lras) and not self._feels_near:
             return zero, zero, zero, zero
         total = got.sum(2)
         own, theirs = got[:, :, None, :], got[:, None, :, :]
@@ -118,22 +123,21 @@ class Division:
         part = own / np.maximum(total, _TINY)[:, :, None, None]
         size = layout.size[:, None, None, :]
         present = np.minimum(1.0, theirs / np.maximum(size - own, np.maximum(0.05 * size, _TINY)))
-        pair = 1.0 - np.eye(people.count)
+        pair = self._pair
         # A waking thread finds another CPU while some are free.
         share = np.where(met, part * present * present, 0.0).sum(3) * pair
         hits = people.pollution * share
         between = people.pollution[None, None, :, None] * theirs / np.maximum(own + theirs, _TINY)
         dirt = np.where(met, part * between / (between + _MIX_HALF) * (1.0 + _MIX_HALF), 0.0).sum(3) * pair
-        awake = np.clip(state.runnable, 1.0, layout.cpus)
+        awake = np.minimum(np.maximum(state.runnable, 1.0), layout.cpus)
         mine = rows.weight[:, :, None] if rows.mine is None else rows.mine
         theirs_w = rows.weight[:, None, :] if rows.theirs is None else rows.theirs
         one_thread = mine / awake[:, :, None]
         if rows.flat is not None:
             one_thread = np.where(rows.flat[:, :, None] > 0, mine, one_thread)
-        rival = np.where(people.lra > 0, _LRA_RIVAL, 1.0)
-        ratio = (share * rival * theirs_w / layout.cpus[:, None, :] / one_thread).sum(2)
+        ratio = (share * self._rival * theirs_w / layout.cpus[:, None, :] / one_thread).sum(2)
         near = zero
-        if people.neighbour_cost.any():
+        if self._feels_near:
             beside = np.where(own <= 0, layout.near[:, :, None, :] * theirs, 0.0).sum(3) * pair
             around = np.einsum("bwk,bk->bw", layout.near, layout.size)
             near = (people.pollution * beside).sum(2) / np.maximum(around, 1.0)

@@ -83,6 +83,11 @@ class CpuLayout:
     sibling: Array
     cpus: Array
     near: Array = field(init=False)
+    spread: Array = field(init=False)
+    """[B,W,D]: share of the CPUs that each may use in each domain."""
+    size_floor: Array = field(init=False)
+    cpus_floor: Array = field(init=False)
+    """``size`` and ``cpus`` to divide by."""
     shares: tuple[bool, ...] = field(init=False)
     """Per workload: whether it shares a CPU with another one in any of the alternatives."""
     _plain: tuple[list[float], list[list[int]]] | None = field(init=False, default=None)
@@ -92,6 +97,10 @@ class CpuLayout:
         self.shares = tuple(
             bool((common & (self.member[:, w] > 0)).any()) for w in range(self.member.shape[1])
         )
+        self.size_floor = np.maximum(self.size, 1e-12)
+        self.cpus_floor = np.maximum(self.cpus, 1.0)
+        everywhere = np.einsum("bwk,bk,bkd->bwd", self.member, self.size, self.domain)
+        self.spread = everywhere / self.cpus_floor[..., None]
         touches = np.einsum("bwk,bkd->bwd", self.member, self.domain) > 0
         self.near = np.einsum(
             "bwd,bkd->bwk", touches.astype(float), self.domain

@@ -82,7 +82,7 @@ def closed_step(
     wait_d = (paced_d + z_d * slot + wait * z_d) / np.maximum(1.0 - z, _TINY)
     slope = response + rate * (wait_d + others * lock * lock)
     moved = rate - gap / slope
-    moved = np.clip(moved, 0.02 * rate, rate + 0.9 * (pole - rate))
+    moved = np.minimum(np.maximum(moved, 0.02 * rate), rate + 0.9 * (pole - rate))
     zero = np.zeros_like(rate)
     return Loop(moved, clients / np.maximum(moved, _TINY), wait, zero, zero)
 

@@ -122,7 +122,7 @@ class Node:
         people = self.people
         is_open = people.lra * (1.0 - people.closed)
         lacking = people.rate * load - flow.loop.rate
-        state.backlog = np.clip(state.backlog + lacking * dt_s, 0.0, max_backlog) * is_open
+        state.backlog = np.minimum(np.maximum(state.backlog + lacking * dt_s, 0.0), max_backlog) * is_open
         return told
 
     def _balanced(self, rows: Grants, load: Array) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+from perphd.domain.quick import maker
 from perphd.sim.node.grant import Array
 
 
@@ -97,10 +98,11 @@ class Outcomes:
     def all(self, alternative: int = 0) -> tuple[Outcome, ...]:
         """Every workload of one alternative."""
         columns = [getattr(self, name)[alternative].tolist() for name in _CELL]
-        return tuple(Outcome(*cells) for cells in zip(*columns, strict=True))
+        return tuple([_make(*cells) for cells in zip(*columns, strict=True)])
 
 
 _CELL = tuple(f.name for f in fields(Outcome))
+_make = maker(Outcome)
 
 NOTHING = Outcome(**dict.fromkeys(_CELL, 0.0))
 """What a workload does that does not run."""
