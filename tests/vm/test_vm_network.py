@@ -18,7 +18,7 @@ from tests.vm.guest import INSTALL_S, Vm
 pytestmark = pytest.mark.requires_vm
 
 LINK, OWN = "perphdv0", "eth0"
-CEILING = 200_000
+CEILING = 20_000
 BURST = 1 << 16
 """What HTB lets through at once, beyond its ceiling."""
 WINDOW_S = 8
@@ -57,8 +57,8 @@ ExecStart=/usr/bin/python3 -S /usr/local/lib/perphd-sender.py 10.99.0.2 {port} {
 """
 # The flood would send several times the ceiling; the application little, and often.
 UNITS = {
-    "flood": UNIT.format(slice="batch", port=9001, size=5000, pause_s=0.002),
-    "calls": UNIT.format(slice="lra", port=9002, size=100, pause_s=0.05),
+    "flood": UNIT.format(slice="batch", port=9001, size=5000, pause_s=0.05),
+    "calls": UNIT.format(slice="lra", port=9002, size=100, pause_s=0.1),
 }
 # The far end takes what comes: a closed port would answer.
 MAKE = f"""set -e
@@ -109,7 +109,7 @@ def vm(installed: Vm) -> Iterator[Vm]:
         files = " ".join(f"/etc/systemd/system/{name}.service" for name in UNITS)
         installed.try_(
             f"systemctl stop perphd {' '.join(UNITS)}; perphd restore; ip link del {LINK}; ip netns del perphdvm; "
-            f"rm -rf {DROP_INS} {files}; cp -p /root/config-before {CONFIG_FILE}; systemctl daemon-reload; "
+            f"rm -f {DROP_INS}/network.conf {DROP_INS}/tested.conf {files}; cp -p /root/config-before {CONFIG_FILE}; systemctl daemon-reload; "
             "systemctl reset-failed perphd; systemctl start perphd",
             INSTALL_S,
         )
@@ -142,7 +142,7 @@ def sent(vm: Vm, device: str) -> Sent | None:
     """Of batch's class on this device; None: there is none."""
     told = vm.sh(f"tc -s class show dev {device}")
     found = re.search(
-        r"class htb 7e50:10 parent 7e50:1 .* ceil 1600Kbit .*\n Sent (\d+) bytes (\d+) pkt "
+        r"class htb 7e50:10 parent 7e50:1 .* ceil 160Kbit .*\n Sent (\d+) bytes (\d+) pkt "
         r"\(dropped \d+, overlimits (\d+) ",
         told,
     )
