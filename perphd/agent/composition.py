@@ -29,6 +29,7 @@ from perphd.domain.capability import Capabilities
 from perphd.domain.errors import Unsupported
 from perphd.domain.policy import Policy
 from perphd.host.actuators import Actuators, actuators
+from perphd.host.app_version import AppVersions
 from perphd.host.capabilities import probe
 from perphd.host.cgroup import Hierarchies, discover
 from perphd.host.egress_fs import EgressFs, with_egress
@@ -169,6 +170,7 @@ def build_agent(
             len(topology.usable_cores),
             _actuators(fs).llc_ways,
             virtual=clock is None,
+            versions=AppVersions(fs, hierarchies, os.stat if real and not elsewhere else None),
         ),
         actuators=lambda: _actuators(fs),
         discovery=Discovery(fs, Lookup(fs, hierarchies)),
@@ -259,6 +261,7 @@ def _models(
     llc_ways: int,
     *,
     virtual: bool,
+    versions: AppVersions,
 ) -> Models:
     """``virtual``: ticks bring the time, so that nothing goes on beside them."""
     files = ModelFiles(Path(config.daemon.state_dir) / "models")
@@ -266,7 +269,7 @@ def _models(
     rebuilds = None if virtual else Rebuilds(registry, records)
     return Models(
         registry, files, records, wall_clock, socket.gethostname(), cores, rebuilds,
-        rebuild=config.model.rebuild, llc_ways=llc_ways,
+        rebuild=config.model.rebuild, llc_ways=llc_ways, versions=versions,
     )  # fmt: skip
 
 

@@ -18,6 +18,8 @@ from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
 from perphd.monitor.sli import validate_options
 
 RUNTIME_FILE = "workloads.toml"
+VERSION_FROM = '"auto", "none", "file:/PATH" or "label:KEY"'
+MAX_VERSION_FROM = 1000
 _NAME_DOC = "its name everywhere: commands, metrics, records"
 _CGROUP_DOC = (
     "its control group: the path below the cgroup root, the same in every hierarchy; "
@@ -81,6 +83,12 @@ class LraTable:
         "what kind of application it is: its model begins from what is known of the class; perphd profile, or a model "
         "that was learned here, says more and comes first",
         key="class",
+    )
+    version_from: str = setting(
+        "auto",
+        "what tells one version of it from another; each has a model of its own, a new one beginning from the last. "
+        "auto: a container's image, else the program's file; file:PATH: the first line of that; label:KEY: a label "
+        "of its container; none: all versions share one model",
     )
 
 
@@ -174,10 +182,18 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
         )
     names = [item.name for item in fields(Objective) if item.name in values]
     objective = Objective(**{name: values.pop(name) for name in names})
+    _check_version_from(values.get("version_from", "auto"), source, f"{key}.version_from")
     own = read_values(PolicySettings, raw["policy"], source, f"{key}.policy") if "policy" in raw else {}
     return WorkloadSpec(
         kind=Kind.LRA, objective=objective, sli=sli, policy=tuple(sorted(own.items())), **values
     )
+
+
+def _check_version_from(value: str, source: str, key: str) -> None:
+    kind, colon, rest = value.partition(":")
+    fits = value in ("auto", "none") or (kind == "file" and rest.startswith("/")) or (kind == "label" and rest)
+    if not fits or "\0" in value or len(value) > MAX_VERSION_FROM or (colon and kind in ("auto", "none")):
+        raise ConfigError(source, key, f"{show(value)} says nothing of a version", VERSION_FROM)
 
 
 def _placed(values: dict[str, Any], source: str, key: str) -> dict[str, Any]:

@@ -2,6 +2,9 @@
 
 What goes wrong with a file is a problem that ``perphctl status`` shows; it never stops the loop. Files are written
 by a thread of their own, because a disk may take its time.
+
+An application's version is part of what a model is of. When another one runs, the model of the last is kept on disk;
+the new one begins from it, doubted, or from where it was left if it ran here before.
 """
 
 from __future__ import annotations
@@ -12,14 +15,17 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from perphd import __version__
 from perphd.agent.rebuilds import Rebuilds
 from perphd.agent.records import Records
 from perphd.domain.belief import ModelSummary
 from perphd.domain.errors import PerphError
+from perphd.domain.event import Event, EventKind
 from perphd.domain.reading import Unavailable
 from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.host.app_version import Version
 from perphd.predictor import LraModel, Registry
 from perphd.predictor.files import ModelFiles
 from perphd.predictor.persist import ModelFile, ModelFileError, Provenance, from_text, ranges_of, to_text
@@ -28,9 +34,25 @@ from perphd.predictor.profile.warm import corrections
 
 log = logging.getLogger("perphd")
 
+_T = TypeVar("_T")
+
 CLOCK_SLACK_S = 60.0
 """A file from so far in the future means that the clock went back."""
 NEVER_SAVED = Unavailable("not saved yet")
+VERSION_LOOK_S = 30.0
+"""An application's version is looked at so often ..."""
+LOOKS_PER_TICK = 2
+"""... and of no more LRAs in one tick: a look reads some files of /proc."""
+
+
+class Versions(Protocol):
+    """See ``host.app_version.AppVersions``."""
+
+    def look(self, spec: WorkloadSpec) -> Version:
+        """The version that runs now, or why that cannot be told. Never raises."""
+
+    def forget(self, name: str) -> None:
+        """The workload was taken off the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +67,8 @@ class _Life:
     origin: str
     saved_unix_s: float | None = None
     saved_samples: int = 0
+    version: str = ""
+    looked_s: float | None = None
 
 
 class Models:
@@ -59,6 +83,7 @@ class Models:
         rebuilds: rebuilds trees in a worker process; None: they are rebuilt in place, as suits virtual time.
         rebuild: trees are rebuilt at all.
         llc_ways: of the last-level cache that can be set here.
+        versions: tells applications' versions; None: all count as one.
     """
 
     def __init__(
@@ -73,11 +98,12 @@ class Models:
         *,
         rebuild: bool = True,
         llc_ways: int = 0,
+        versions: Versions | None = None,
     ) -> None:
         self._registry, self._files, self._records = registry, files, records
         self._wall_clock, self._host, self._cores = wall_clock, host, cores
         self._rebuilds, self._rebuild = rebuilds, rebuild
-        self._llc_ways = llc_ways
+        self._llc_ways, self._versions = llc_ways, versions
         self._lives: dict[str, _Life] = {}
         self._due_s: float | None = None
         self._writer: ThreadPoolExecutor | None = None
@@ -106,9 +132,52 @@ class Models:
                     problems.append(odd)
                 life.saved_unix_s = found.file.provenance.saved_at_unix_s
                 life.saved_samples = found.file.state.samples
+                life.version = found.file.provenance.app_version
             self._begin(spec, life, found.file is None, problems)
             if problems:
                 self._records.problem(_key(spec.name), f"model of {spec.name}: {'; '.join(problems)}", now_s)
+        self._follow_versions(specs, now_s)
+
+    def _follow_versions(self, specs: Iterable[WorkloadSpec], now_s: float) -> None:
+        if self._versions is None:
+            return
+        looks = 0
+        for spec in specs:
+            life = self._lives.get(spec.name)
+            if life is None or (life.looked_s is not None and 0 <= now_s - life.looked_s < VERSION_LOOK_S):
+                continue
+            looks += 1
+            if looks > LOOKS_PER_TICK:
+                return
+            life.looked_s = now_s
+            version = self._versions.look(spec)
+            if isinstance(version, Unavailable) or version == life.version:
+                continue
+            if life.version:
+                self._change_version(spec, life, version, now_s)
+            life.version = (
+                version  # until now it was not known of what version what was learned is: of this one
+            )
+
+    def _change_version(self, spec: WorkloadSpec, life: _Life, version: str, now_s: float) -> None:
+        """Another version runs: keep the model of the last, go on with this one's own if there is one."""
+        self._wait(now_s)
+        old = self._file(spec, now_s)
+        earlier = self._files.load_version(spec.name, version, partial(self._misfit, spec))
+        if earlier.file is not None:
+            self._put(earlier.file, spec.name, now_s, life)
+            said = f"version {version} runs again: its own model is taken up"
+            life.origin = f"taken up again, learned on {earlier.file.provenance.host}"
+        else:
+            self.model(spec.name).doubt()
+            said = f"version {version} instead of {life.version}: its model begins from that one's"
+            life.origin = f"began from version {life.version}"
+        self._writing = self._in_writer(self._keep, old)
+        life.saved_samples = -1  # it is to be written, however much it has learned
+        self._due_s = now_s
+        self._records.event(Event(now_s, EventKind.WORKLOAD, said, spec.name))
+        odd = f"model of {spec.name}: {'; '.join(earlier.problems)}" if earlier.problems else None
+        self._records.problem(f"version:{spec.name}", odd, now_s)
 
     def _begin(self, spec: WorkloadSpec, life: _Life, fresh: bool, problems: list[str]) -> None:
         """An LRA that was explored, or says of what class it is, begins from that.
@@ -137,9 +206,7 @@ class Models:
         files = self._changed(specs, now_s)
         if not files:
             return
-        if self._writer is None:
-            self._writer = ThreadPoolExecutor(1, thread_name_prefix="perphd-models")
-        self._writing = self._writer.submit(self._write, files)
+        self._writing = self._in_writer(self._write, files)
 
     def close(self, specs: Iterable[WorkloadSpec], now_s: float, save: bool) -> None:
         """The end: write what was learned since, unless ``save`` is False."""
@@ -164,6 +231,8 @@ class Models:
             saved_ago_s=NEVER_SAVED
             if life.saved_unix_s is None
             else max(0.0, self._wall_clock() - life.saved_unix_s),
+            version=life.version,
+            earlier_versions=self._files.kept_versions(spec.name, life.version),
         )
 
     def export(self, spec: WorkloadSpec, now_s: float) -> str:
@@ -220,20 +289,23 @@ class Models:
         self._wait(now_s)
         self._files.put_aside(spec.name)
         self._registry.forget(spec.name)
-        self._lives[spec.name] = _Life(spec.cgroup, "learned here")
+        self._lives[spec.name] = _Life(spec.cgroup, "learned here", version=self._life(spec).version)
         self._records.problem(_key(spec.name), None, now_s)
 
     def forget(self, lra: str, now_s: float) -> None:
         """The workload was taken off the list: so is its model. Its files are put aside."""
         self._wait(now_s)
         self._registry.forget(lra)
+        if self._versions is not None:
+            self._versions.forget(lra)
+        self._records.problem(f"version:{lra}", None, now_s)
         problem = None
         if self._lives.pop(lra, None) is not None:
             try:
                 self._files.put_aside(lra)
             except PerphError as exc:
                 problem = f"model of {lra}: {exc}"
-        self._records.problem(_key(lra), problem, now_s)
+        self._records.left_behind(_key(lra), problem, now_s)
 
     def keep_if_counted_alike(self, old: WorkloadSpec, new: WorkloadSpec, now_s: float) -> None:
         """An LRA whose work is counted by another kind of SLI from now on is learned anew."""
@@ -276,6 +348,7 @@ class Models:
             cores=self._cores,
             perphd_version=__version__,
             saved_at_unix_s=self._wall_clock(),
+            app_version=self._life(spec).version,
         )
         return ModelFile(source, ranges_of(state), state)
 
@@ -301,6 +374,20 @@ class Models:
             done.append(_Written(file, problem))
         return done
 
+    def _keep(self, file: ModelFile) -> Sequence[_Written]:
+        """Runs in the writer's thread: the model of a version that does not run any more."""
+        lra, problem = file.provenance.lra, None
+        try:
+            self._files.keep_version(lra, file.provenance.app_version, to_text(file))
+        except PerphError as exc:
+            problem = f"model of {lra}: that of the version before could not be kept: {exc}"
+        return (_Written(file, problem),)
+
+    def _in_writer(self, write: Callable[[_T], Sequence[_Written]], what: _T) -> Future[Sequence[_Written]]:
+        if self._writer is None:
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="perphd-models")
+        return self._writer.submit(write, what)
+
     def _collect(self, now_s: float) -> None:
         if self._writing is not None and self._writing.done():
             self._wait(now_s)
@@ -315,7 +402,7 @@ class Models:
             source = written.file.provenance
             self._records.problem(_key(source.lra), written.problem, now_s)
             life = self._lives.get(source.lra)
-            if life is not None and written.problem is None:
+            if life is not None and written.problem is None and source.app_version == life.version:
                 life.saved_unix_s = source.saved_at_unix_s
                 life.saved_samples = written.file.state.samples
 

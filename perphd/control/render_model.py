@@ -16,7 +16,7 @@ BAR = 20
 KNOWN_SUPPORT = 2.0
 """Samples that must speak for a prediction before it is shown as more than an expectation."""
 _SHOWN_WEIGHTS = (100, IDLE)
-_LIST_HEADS = ("LRA", "SAMPLES", "CELLS", "LOAD", "SAVED", "ORIGIN")
+_LIST_HEADS = ("LRA", "VERSION", "SAMPLES", "CELLS", "LOAD", "SAVED", "ORIGIN")
 _REFERENCE_HEADS = ("SIGNAL", "LOAD/S", "", "VALUE", "BOUNDS", "SUPPORT")
 _LATTICE_HEADS = ("BATCH ON", "WEIGHT", "WORK", "", "BOUNDS", "DELAY", "BOUNDS", "BATCH GETS", "SUPPORT")
 
@@ -25,8 +25,10 @@ def list_parts(summaries: Sequence[ModelSummary]) -> list[Part]:
     """``perphctl model list``."""
     if not summaries:
         return [text("No LRA is declared, so there is no model: perphctl lra add NAME CGROUP")]
-    rows = [(s.lra, str(s.samples), str(s.cells), _kind(s), _saved(s), s.origin) for s in summaries]
-    return [table("", _LIST_HEADS, rows, right=(1, 2))]
+    rows = [
+        (s.lra, _version(s), str(s.samples), str(s.cells), _kind(s), _saved(s), s.origin) for s in summaries
+    ]
+    return [table("", _LIST_HEADS, rows, right=(2, 3))]
 
 
 def model_parts(view: ModelView, everything: bool = False) -> Iterator[Part]:
@@ -78,6 +80,11 @@ def bar(low: float, high: float, most: float) -> str:
 
 def _kind(summary: ModelSummary) -> str:
     return "closed" if summary.closed else "open"
+
+
+def _version(summary: ModelSummary) -> str:
+    more = f" (+{summary.earlier_versions} earlier)" if summary.earlier_versions else ""
+    return f"{summary.version or NONE}{more}"
 
 
 def _saved(summary: ModelSummary) -> str:

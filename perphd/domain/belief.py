@@ -14,7 +14,8 @@ class ModelSummary:
     """One model in a line.
 
     ``samples``: learned from so far; ``cells``: allocations and regimes that it has visited; ``origin``: where it
-    began; ``saved_ago_s``: age of its newest file.
+    began; ``saved_ago_s``: age of its newest file; ``version``: of the application (empty: it is not known);
+    ``earlier_versions``: so many others have a model that is kept.
     """
 
     lra: str
@@ -23,6 +24,8 @@ class ModelSummary:
     closed: bool
     origin: str
     saved_ago_s: Reading
+    version: str = ""
+    earlier_versions: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,8 @@ class WorkloadSpec:
     ``match``: how that path was, or is to be, found (docs/config.md); empty where it was given. As declared, a
     workload that is to be found has no ``cgroup`` yet. ``app_class``: what kind of application it is, for the
     beginning of its model; ``none`` if it does not say. ``policy``: thresholds, rates and delays that differ from the
-    host's for this LRA, sorted pairs of key and value, already validated.
+    host's for this LRA, sorted pairs of key and value, already validated. ``version_from``: what tells one version of
+    the application from another: ``auto``, ``none``, ``file:PATH`` or ``label:KEY``.
     """
 
     name: str
@@ -74,3 +75,4 @@ class WorkloadSpec:
     match: str = ""
     app_class: str = "none"
     policy: tuple[tuple[str, float], ...] = ()
+    version_from: str = "auto"

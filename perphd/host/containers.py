@@ -35,6 +35,12 @@ _NAME_NOTES: Final = (
     "io.kubernetes.container.name",
     "io.podman.annotations.name",
 )
+_IMAGE_NOTES: Final = (
+    "io.kubernetes.cri-o.ImageRef",
+    "io.kubernetes.cri-o.Image",
+    "io.kubernetes.cri-o.ImageName",
+    "io.kubernetes.cri.image-name",
+)
 _CRI_NOTES: Final = {
     "io.kubernetes.cri.container-name": "io.kubernetes.container.name",
     "io.kubernetes.cri.sandbox-name": "io.kubernetes.pod.name",
@@ -120,6 +126,15 @@ class ContainerNames:
                 found |= {str(key): str(value) for key, value in _table(json.loads(crio)).items()}
         known = found or self._is_there(container_id)
         return found if known else None
+
+    def image(self, cgroup: str) -> str:
+        """What this container was made from: the image's digest where it is noted, else its name; empty: neither is."""
+        container_id = parse_path(cgroup).container_id
+        docker = self._json(DOCKER.format(container_id))
+        if digest := docker.get("Image"):
+            return str(digest)
+        notes = next((notes for path in self._configs(container_id) if (notes := self._notes(path))), {})
+        return next((str(notes[key]) for key in _IMAGE_NOTES if notes.get(key)), "")
 
     def _is_there(self, container_id: str) -> bool:
         return any(

@@ -56,6 +56,9 @@ class Correction(Protocol):
     def predict(self, x: Floats, at_s: float) -> tuple[Floats, Floats, Floats]:
         """Mean and sd of the correction, and support, for rows (n, D); each (n,)."""
 
+    def doubt(self) -> None:
+        """The application is another one now: what is known is a beginning, and gives way at once."""
+
     def to_state(self, now_s: float) -> ResidualState:
         """Everything, as plain values; times become ages."""
 
@@ -138,6 +141,12 @@ class Boosted:
         said, far, own_sd = self._advice(x)
         mean, sd, support = self._local.predict(x, at_s, said)
         return mean, far * sd + (1.0 - far) * np.minimum(sd, own_sd), support
+
+    def doubt(self) -> None:
+        """See ``Correction``."""
+        self._local.doubt()
+        if self._trees is not None:
+            self._trees.doubt()
 
     def to_state(self, now_s: float) -> ResidualState:
         """See ``Correction``."""

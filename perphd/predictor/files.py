@@ -1,12 +1,14 @@
 """Models on disk: one file an LRA, replaced atomically, with the last good one beside it.
 
 ``NAME.json`` is the model; ``NAME.json.last`` the one before it, read when that is damaged; ``NAME.json.aside`` what
-was refused, reset or removed, never read by itself (``perphctl model import`` takes it back).
+was refused, reset or removed, never read by itself (``perphctl model import`` takes it back). Models of earlier
+versions of an application are in ``versions/NAME/``, a file each, the newest few.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,6 +22,9 @@ LAST: Final = ".last"
 ASIDE: Final = ".aside"
 KEPT_ASIDE: Final = 64
 """So many files that were put aside are kept, the newest: workloads of ever new names must not fill the disk."""
+KEPT_VERSIONS: Final = 4
+"""Earlier versions of an application whose models are kept, the newest."""
+_VERSIONS: Final = "versions"
 _NEW: Final = ".new"
 _LOST: Final = "what was learned since the last save would be lost with this process"
 
@@ -83,26 +88,83 @@ class ModelFiles:
             KernelError: it could not be written; the old one is still there.
         """
         path = self.path(lra)
-        temporary = path + _NEW
+        self._replace(path, text, keep_last=lra in self._good)
+        self._good.add(lra)
+
+    def keep_version(self, lra: str, version: str, text: str) -> None:
+        """Keep the model of a version that does not run any more; the oldest beyond ``KEPT_VERSIONS`` go.
+
+        Raises:
+            KernelError: it could not be written.
+        """
+        path = self._version_path(lra, version)
+        self._replace(path, text, keep_last=False)
+        with contextlib.suppress(OSError):
+            kept = sorted(self._version_files(lra), key=lambda entry: entry.stat().st_mtime_ns)
+            for entry in kept[:-KEPT_VERSIONS]:
+                os.unlink(entry.path)
+
+    def load_version(self, lra: str, version: str, fits: Callable[[ModelFile], str]) -> Loaded:
+        """The kept model of this version of an application, if there is one. Never raises."""
+        path = self._version_path(lra, version)
         try:
-            os.makedirs(self.directory, mode=0o700, exist_ok=True)
+            file = self._read(path)
+            reason = fits(file)
+            if not reason and file.provenance.app_version != version:
+                reason = f"it is of version {file.provenance.app_version!r}"
+            if reason:
+                raise ModelFileError(reason)
+        except FileNotFoundError:
+            return Loaded(None)
+        except OSError as exc:
+            return Loaded(None, (f"{path}: cannot be read: {exc.strerror}",))
+        except ModelFileError as exc:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+            return Loaded(None, (f"{path}: not used: {exc}",))
+        return Loaded(file)
+
+    def kept_versions(self, lra: str, but: str) -> int:
+        """Of how many versions other than ``but`` there is a model."""
+        try:
+            names = {entry.name for entry in self._version_files(lra)}
+        except OSError:
+            return 0
+        return len(names - {os.path.basename(self._version_path(lra, but))})
+
+    def _version_path(self, lra: str, version: str) -> str:
+        key = hashlib.sha256(version.encode(errors="replace")).hexdigest()[:16]
+        return f"{self.directory}/{_VERSIONS}/{lra}/{key}.json"
+
+    def _version_files(self, lra: str) -> list[os.DirEntry[str]]:
+        with (
+            contextlib.suppress(FileNotFoundError),
+            os.scandir(f"{self.directory}/{_VERSIONS}/{lra}") as found,
+        ):
+            return [entry for entry in found if entry.name.endswith(".json")]
+        return []
+
+    def _replace(self, path: str, text: str, keep_last: bool) -> None:
+        temporary = path + _NEW
+        directory = os.path.dirname(path)
+        try:
+            os.makedirs(directory, mode=0o700, exist_ok=True)
             fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
             with os.fdopen(fd, "w", encoding="utf-8") as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
-            if lra in self._good:
+            if keep_last:
                 with contextlib.suppress(FileNotFoundError):
                     os.replace(path, path + LAST)
             os.replace(temporary, path)
-            self._sync()
+            self._sync(directory)
         except OSError as exc:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
             raise kernel_error(
                 exc, path, "write", advice="what was learned since the last save is lost at stop"
             ) from exc
-        self._good.add(lra)
 
     def put_aside(self, lra: str) -> None:
         """Begin anew: neither the file nor the one before it is read again.
@@ -118,7 +180,9 @@ class ModelFiles:
                     os.replace(name, path + ASIDE)
             with contextlib.suppress(FileNotFoundError):
                 self._drop_oldest_aside()
-                self._sync()
+                self._sync(self.directory)
+            for entry in self._version_files(lra):
+                os.unlink(entry.path)
         except OSError as exc:
             raise kernel_error(exc, path, "rename") from exc
 
@@ -134,8 +198,8 @@ class ModelFiles:
             data = file.read(MAX_BYTES + 1)
         return from_text(data)
 
-    def _sync(self) -> None:
-        fd = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    def _sync(self, directory: str) -> None:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(fd)
         finally:

@@ -47,6 +47,10 @@ class Gate:
         """Mean relative error of late."""
         return math.expm1(abs(self.mean))
 
+    def anew(self) -> Gate:
+        """One with the same limit that has seen nothing."""
+        return Gate(self._most)
+
     def restore(self, mean: float, closed: bool) -> None:
         """Go on from this."""
         self.mean, self._closed = mean, closed and self._most > 0

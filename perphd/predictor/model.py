@@ -156,6 +156,18 @@ class LraModel:
             self._work.restore(known, self._now_s)
         self._work.begin(x, y)
 
+    def doubt(self) -> None:
+        """The application is another one from now on (a new version): what was learned is where this one begins.
+
+        Bands widen, and every sample counts for more than what is remembered. ``samples`` counts anew.
+        """
+        self._reference.doubt()
+        for correction in (self._work, self._delay, self._batch):
+            correction.doubt()
+        self.work_gate, self.delay_gate = self.work_gate.anew(), self.delay_gate.anew()
+        self.samples = 0
+        self.skipped.clear()
+
     # -- rebuilding ---------------------------------------------------------------------------------
 
     def next_rebuild(self) -> tuple[str, RebuildJob] | None:

@@ -21,9 +21,11 @@ from perphd.domain.allocation import IDLE, CpuGrant, Weight
 from perphd.domain.errors import PerphError
 
 FORMAT: Final = "perphd-model"
-VERSION: Final = 2
-"""2 added the boosted corrections (``BoostedState``); files of version 1 are read as models without any."""
-READ_VERSIONS: Final = (1, 2)
+VERSION: Final = 3
+"""2 added the boosted corrections (``BoostedState``); files of version 1 are read as models without any. 3 added the
+application's version; older files are of whatever version runs.
+"""
+READ_VERSIONS: Final = (1, 2, 3)
 MAX_BYTES: Final = 1024 * 1024
 """A longer text is no model."""
 FEATURES: Final = 7
@@ -215,7 +217,9 @@ class ModelState:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """Whose model this is, and where and when it was learned. ``cores``: usable physical cores of that host."""
+    """Whose model this is, and where and when it was learned. ``cores``: usable physical cores of that host;
+    ``app_version``: of the application, as ``host.app_version`` tells it; empty: it was not known.
+    """
 
     lra: str
     cgroup: str
@@ -224,6 +228,7 @@ class Provenance:
     cores: int = _number(0, 65536)
     perphd_version: str = _given()
     saved_at_unix_s: float = _number(0.0, 1e11)
+    app_version: str = field(default="")
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +305,7 @@ def from_text(text: str | bytes) -> ModelFile:
         raise ModelFileError(f"it is no model of perphd's: its format is not {FORMAT!r}")
     version = data.get("version")
     if type(version) is not int or version not in READ_VERSIONS:
-        known = " and ".join(map(str, READ_VERSIONS))
+        known = f"{READ_VERSIONS[0]} to {READ_VERSIONS[-1]}"
         raise ModelFileError(f"its version is {_shown(version)}; this perphd reads versions {known}")
     if extra := data.keys() - {"format", "version", "sha256", "body"}:
         raise ModelFileError(f"unknown key {_shown(min(extra))}")

@@ -100,6 +100,11 @@ class Reference:
             for (signal, bucket), s in ordered
         )
 
+    def doubt(self) -> None:
+        """The application is another one now: what is known gives way after a few samples."""
+        for stat in self._stats.values():
+            stat.count = min(stat.count, _WELL_KNOWN)
+
     def to_state(self) -> tuple[RunningState, ...]:
         """Everything, as plain values."""
         return tuple(

@@ -72,8 +72,8 @@ class Residual:
         """Places that it knows."""
         return len(self._row)
 
-    def doubt(self, but: Hashable) -> None:
-        """The application has changed: what is known of all cells but one counts little from now on."""
+    def doubt(self, but: Hashable = None) -> None:
+        """The application has changed: what is known of all cells (but one) counts little from now on."""
         kept = self._row.get(but)
         count = self._count[kept] if kept is not None else 0.0
         np.minimum(self._count, DOUBTED_COUNT, out=self._count)

@@ -140,8 +140,8 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
     "emptied": (lambda _: "", "not JSON"),
     "a bit turned": (lambda text: text.replace('"samples":', '"samples":1', 1), "checksum is wrong"),
     "of a later version": (
-        lambda text: resealed(text, lambda d: d.update(version=3)),
-        "version is 3; this perphd reads versions 1 and 2",
+        lambda text: resealed(text, lambda d: d.update(version=4)),
+        "version is 4; this perphd reads versions 1 to 3",
     ),
     "not a number": (lambda text: text.replace('"samples":', '"samples":NaN,"x":', 1), "NaN"),
     "absurd": (

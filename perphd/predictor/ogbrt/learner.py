@@ -281,6 +281,13 @@ class Ogbrt:
         for row in x[:: max(1, len(x) // self._explored.capacity)]:
             self._explored.visit(row)
 
+    def doubt(self) -> None:
+        """The application is another one now: follow faster, count no place as seen; as after a drift alarm."""
+        self._changed_at = self._seen
+        self._champion.ensemble.alarm()
+        self._challenger = None
+        self._explored.clear()
+
     # -- learning -----------------------------------------------------------------------------------------------
 
     def observe(self, x: Floats, y: float, at_s: float | None = None) -> Learned:
