@@ -109,8 +109,8 @@ def vm(installed: Vm) -> Iterator[Vm]:
         files = " ".join(f"/etc/systemd/system/{name}.service" for name in UNITS)
         installed.try_(
             f"systemctl stop perphd {' '.join(UNITS)}; perphd restore; ip link del {LINK}; ip netns del perphdvm; "
-            f"rm -f {DROP_INS}/network.conf {DROP_INS}/tested.conf {files}; cp -p /root/config-before {CONFIG_FILE}; systemctl daemon-reload; "
-            "systemctl reset-failed perphd; systemctl start perphd",
+            f"rm -f {DROP_INS}/network.conf {DROP_INS}/tested.conf {files}; cp -p /root/config-before {CONFIG_FILE}; "
+            "systemctl daemon-reload; systemctl reset-failed perphd; systemctl start perphd",
             INSTALL_S,
         )
 
