@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from perphd.admission import inferer
 from perphd.admission.backoff import doubled_s
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
@@ -92,7 +93,9 @@ def judge(
     before = pending.score_before
     if not available(before) or after >= 1.0:
         return Came.HELPED
-    if pending.before.cpu != nothing.cpu and after < before * WORSE_RATIO:
+    # What only takes more from batch does no harm: if it is worse since, the trouble has grown.
+    only_more = inferer.asks_no_more(pending.before, pending.after)
+    if pending.before.cpu != nothing.cpu and not only_more and after < before * WORSE_RATIO:
         both = noise_sd * math.sqrt(1.0 / n + 1.0 / _BEFORE_SAMPLES)
         if math.log(before / after) > _CLEAR * both:
             return Came.WORSE
@@ -115,18 +118,18 @@ def is_ample(scores: Sequence[float], noise_sd: float) -> bool:
     return math.log(mean(scores)) > _AMPLE + _CERTAIN * noise_sd / math.sqrt(len(scores))
 
 
-def next_stride(stride: int, before: Reading, after: float, noise_sd: float) -> int:
+def next_stride(stride: int, before: Reading, after: float, doubt: float) -> int:
     """How many units may be given back next: twice as many, if what these cost leaves room for that.
 
     Args:
         stride: units of the step that was just judged.
         before: score before it.
         after: score since.
-        noise_sd: scatter of one score, in log units: what a step may have cost unseen.
+        doubt: scatter of that score, in log units: what the step may have cost unseen.
     """
     if not available(before):
         return 1
-    cost = max(math.log(before / after), noise_sd) / stride
+    cost = max(math.log(before / after), doubt) / stride
     room = math.log(after) / (_COSTLIER * cost)
     return max(1, min(2 * stride, int(room), MOST_STRIDE))
 

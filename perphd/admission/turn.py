@@ -33,6 +33,8 @@ ALERT_S = 30.0
 """For so long after batch arrived, trouble is expected and believed sooner."""
 LOAD_ROSE = 1.2
 """Growth of the load that makes what was enough before no measure of what is enough now."""
+FIRST_STRIDE = 2
+"""Units of the first step back after a rescue that gave more than enough."""
 BEYOND_STEP = 0.4
 """A score so low after one step back is not that step's doing alone: something else has come."""
 LEAST_SCORES = 30
@@ -170,7 +172,7 @@ class Turn:
         pending = self.state.pending
         if pending is not None and pending.action is Action.SHRINK and judged.blatant:
             # Taking back does not wait: whatever is still settling, this is far too little.
-            if available(perf.load) and available(pending.load) and perf.load > LOAD_ROSE * pending.load:
+            if self._load_rose(perf, pending):
                 self.state = replace(self.state, pending=None)
                 return self._rescue(judged, model, "its load has risen: ")
             if self._blatant is not None and self._blatant < BEYOND_STEP and not self._quarantined:
@@ -178,6 +180,10 @@ class Turn:
                 self.state = replace(self.state, pending=None)
                 return self._rescue(judged, model, "far below its target, more than the last step explains: ")
             return self._undo(pending, f"score {judged.score:.2f}: far too little is left")
+        if not clean and pending is not None and judged.blatant and self._load_rose(perf, pending):
+            # What was decided was for a load that is no more.
+            self.state = replace(self.state, pending=None)
+            return self._rescue(judged, model, "its load goes on rising: ")
         if not clean:
             return self._hold("the last change is settling")
         if blind and self.current != self.nothing:
@@ -220,6 +226,11 @@ class Turn:
         self._regret(self.current)
         text = f"what it does undisturbed could not be learned in {waited_s:.0f} s: everything is given back"
         return Move(Action.RELEASE, self.nothing, text)
+
+    @staticmethod
+    def _load_rose(perf: Performance, pending: Pending) -> bool:
+        """True if clearly more is asked of it than when that change was decided."""
+        return available(perf.load) and available(pending.load) and perf.load > LOAD_ROSE * pending.load
 
     def _rescue(self, judged: Judgement, model: ResPerfModel, why: str = "") -> Move:
         self.state = replace(self.state, slack_since_s=None, stride=1)
@@ -471,8 +482,13 @@ class Turn:
         self.outcome = Outcome(
             self.now_s, self.view.spec.name, pending.at_s, before, after, kept=not undo, text=text
         )
-        ample = pending.action is Action.SHRINK and outcomes.is_ample(self.state.scores, noise_sd)
-        stride = outcomes.next_stride(self.state.stride, before, after, noise_sd) if ample else 1
+        doubt = noise_sd / math.sqrt(len(self.state.scores))
+        if came is not Came.HELPED:
+            stride = 1
+        elif pending.action is Action.SHRINK:
+            stride = outcomes.next_stride(self.state.stride, before, after, doubt)
+        else:
+            stride = FIRST_STRIDE if outcomes.is_ample(self.state.scores, noise_sd) else 1
         self.state = replace(self.state, pending=None, stride=stride)
         return self._undo(pending, text) if undo else None
 

@@ -34,6 +34,17 @@ def host(ways: int = WAYS, min_bits: int = 1, levels: tuple[int, ...] = LEVELS) 
 BATCH = (WorkloadView(WorkloadSpec("pi", Kind.BATCH, "/pi"), None, enforceable=RDT_KNOBS),)
 
 
+def test_several_units_are_given_back_at_once_and_never_more_than_is_held() -> None:
+    held = replace(untouched(4), llc_ways=3, mbw_pct=50)
+    assert ladder.weaker(held, host()) == (replace(held, mbw_pct=60), replace(held, llc_ways=2))
+    both, bandwidth, ways = ladder.weaker(held, host(), 2)
+    assert (both.llc_ways, both.mbw_pct) == (1, 70)
+    assert (bandwidth, ways) == (replace(held, mbw_pct=70), replace(held, llc_ways=1))
+    everything = ladder.weaker(held, host(), 8)[0]
+    assert everything == untouched(4)
+    assert ladder.weaker(untouched(4), host(), 8) == ()
+
+
 @dataclass
 class CacheWorld(World):
     """The antagonist takes cache, or bandwidth, and no CPU that is missed: 8 cores for a demand of 2."""

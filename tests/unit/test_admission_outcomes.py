@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+import math
 
-from perphd.admission.outcomes import Came, Pending, alive, judge, regret, still_short
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perphd.admission.outcomes import (
+    MOST_STRIDE,
+    Came,
+    Pending,
+    alive,
+    judge,
+    next_stride,
+    regret,
+    still_short,
+)
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Action
@@ -12,6 +25,7 @@ from perphd.domain.reading import Unavailable
 
 NOTHING = Allocation(CpuGrant(4, 4))
 DEMOTED = Allocation(CpuGrant(4, 4, IDLE))
+OWN = Allocation(CpuGrant(4, 3, 100, exclusive=True))
 CONFINED = Allocation(CpuGrant(4, 2, IDLE))
 SETTINGS = PolicySettings()
 
@@ -36,13 +50,37 @@ def test_a_step_back_is_taken_back_when_it_is_clear(scores: list[float], noise: 
 
 
 def test_a_rescue_is_worse_only_against_another_rescue() -> None:
-    made_worse = pending(Action.GROW, DEMOTED, 0.9)
+    made_worse = pending(Action.GROW, OWN, 0.9)
     assert judge(made_worse, [0.6, 0.6], 0.05, NOTHING, SETTINGS) is Came.WORSE
     assert judge(made_worse, [0.82, 0.83], 0.3, NOTHING, SETTINGS) is Came.OPEN
     assert judge(pending(Action.GROW, NOTHING, 0.9), [0.6, 0.6], 0.05, NOTHING, SETTINGS) is Came.NO_HELP
     assert judge(pending(Action.GROW, NOTHING, 0.5), [0.7, 0.8], 0.05, NOTHING, SETTINGS) is Came.HELPED
     unknown = pending(Action.GROW, DEMOTED, Unavailable("not seen"))
     assert judge(unknown, [0.1, 0.1], 0.05, NOTHING, SETTINGS) is Came.HELPED
+
+
+def test_what_only_takes_more_from_batch_is_never_called_worse() -> None:
+    """If it is worse since, the trouble has grown: going back would be the last thing to do."""
+    assert judge(pending(Action.GROW, DEMOTED, 0.9), [0.6, 0.6], 0.05, NOTHING, SETTINGS) is Came.NO_HELP
+
+
+@given(
+    stride=st.integers(1, MOST_STRIDE),
+    before=st.floats(0.5, 3.0),
+    after=st.floats(0.5, 3.0),
+    doubt=st.floats(0.005, 0.3),
+)
+def test_steps_back_grow_only_where_there_is_room(
+    stride: int, before: float, after: float, doubt: float
+) -> None:
+    found = next_stride(stride, before, after, doubt)
+    assert 1 <= found <= min(2 * stride, MOST_STRIDE)
+    if found > 1:
+        # As many units again, each as dear as the last ones, leave the target met.
+        cost = max(math.log(before / after), doubt) / stride
+        assert math.log(after) - found * cost >= 0.0
+    assert next_stride(stride, before, after, 2.0 * doubt) <= found
+    assert next_stride(stride, Unavailable("not seen"), after, doubt) == 1
 
 
 def test_what_stays_short_is_told_from_a_bad_spell() -> None:

@@ -255,6 +255,23 @@ def test_steps_are_neighbours() -> None:
     assert not is_step(a, CpuGrant(8, 6, IDLE), range(1, 9))
     assert is_step(a, CpuGrant(8, 6, IDLE), (1, 2, 4, 6, 8))
     assert not is_step(a, CpuGrant(8, 5, 6), range(1, 9))
+    assert is_step(a, CpuGrant(8, 6, IDLE), range(1, 9), stride=2)
+    assert not is_step(a, CpuGrant(8, 7, IDLE), range(1, 9), stride=2)
+
+
+def test_one_bad_sample_is_no_reason_to_explore() -> None:
+    """What has kept the target for long keeps being trusted when a single sample falls out."""
+    world = World(cores=2, lra_demand=1.7, noise=0.03, loss=lambda a: 1.0)
+    world.step(20)
+    world.antagonist(True)
+    world.step(60)
+    began = len(world.history)
+    alone = world.work_alone
+    world.work_alone = 0.6 * alone
+    world.step(1)
+    world.work_alone = alone
+    world.step(5)
+    assert not [d for d in world.history[began:] if d.action is Action.EXPLORE]
 
 
 def test_chance_of_meeting_the_target() -> None:
