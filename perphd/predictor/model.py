@@ -21,6 +21,7 @@ from perphd.predictor.boosted import Boosted, Correction
 from perphd.predictor.features import Covariates, cell_key
 from perphd.predictor.gate import Gate
 from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt
+from perphd.predictor.ogbrt.trees import Trees
 from perphd.predictor.persist import ModelState, Skipped
 from perphd.predictor.physics import CpuGrants, Expected, Floats, expect
 from perphd.predictor.reference import Reference
@@ -82,6 +83,7 @@ class LraModel:
         self._delay = _correction(self.learner, _DELAY_SD, 0.15, features.DELAY_SIGNS)
         self._batch = _correction("residual", 0.3, 0.15, features.NO_SIGNS)
         self._around = Covariates()
+        self._asked: _Question | None = None
         self._elasticity: float | None = None
         self._now_s = 0.0
         self.samples = 0
@@ -155,6 +157,12 @@ class LraModel:
             self._work = Boosted(_SCALES, 0.2, 0.06, features.WORK_SIGNS)
             self._work.restore(known, self._now_s)
         self._work.begin(x, y)
+
+    def begin_channel(self, channel: str, trees: Trees, x: Floats, y: Floats) -> None:
+        """Begin one channel from trees that were fitted to these rows (n, D), corrections (n,), elsewhere."""
+        for name, correction in self._boosted():
+            if name == channel:
+                correction.begin_from(trees, x, y)
 
     def doubt(self) -> None:
         """The application is another one from now on (a new version): what was learned is where this one begins.
@@ -330,49 +338,64 @@ class LraModel:
 
     def predict_work(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Work ratio to the reference, at most 1.05, never falling as batch's weight falls on the same cores."""
-        seen = _as_seen(allocations)
-        grants = CpuGrants.of(seen)
-        prior = expect(grants, context)
-        answer = self._answer(self._work, prior.work, seen, grants, context, self.work_gate, _WORK_SD)
-        return answer.at_most(1.05).monotone(seen, grants).bands()
+        asked = self._question(_as_seen(allocations), context)
+        answer = self._answer(self._work, asked.prior.work, asked, self.work_gate, _WORK_SD)
+        return answer.at_most(1.05).monotone(asked.allocations, asked.grants).bands()
 
     def predict_delay(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """Delay ratio to the reference."""
-        seen = _as_seen(allocations)
-        grants = CpuGrants.of(seen)
-        prior = expect(grants, context)
-        return self._answer(
-            self._delay, prior.delay, seen, grants, context, self.delay_gate, _DELAY_SD
-        ).bands()
+        asked = self._question(_as_seen(allocations), context)
+        return self._answer(self._delay, asked.prior.delay, asked, self.delay_gate, _DELAY_SD).bands()
 
     def batch_cores(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
         """CPU that batch is predicted to get, in cores: what sharing leaves it, corrected by experience."""
-        grants = CpuGrants.of(allocations)
-        prior = expect(grants, context)
-        left = np.maximum(prior.batch_cores, _LEAST_CORES)
-        answer = self._answer(self._batch, left, allocations, grants, context)
-        most = np.minimum(grants.batch, max(context.batch_demand_cores, 0.0))
-        return answer.at_most(most).monotone(allocations, grants, heavier_is_more=True).bands()
+        asked = self._question(tuple(allocations), context)
+        left = np.maximum(asked.prior.batch_cores, _LEAST_CORES)
+        answer = self._answer(self._batch, left, asked)
+        most = np.minimum(asked.grants.batch, max(context.batch_demand_cores, 0.0))
+        return answer.at_most(most).monotone(asked.allocations, asked.grants, heavier_is_more=True).bands()
+
+    def _question(self, allocations: tuple[Allocation, ...], context: ModelContext) -> _Question:
+        """What the three answers have in common: they are asked one after the other, of the same allocations."""
+        last = self._asked
+        same = last is not None and last.around is self._around and last.context == context
+        if last is None or not same or last.allocations != allocations:
+            grants = CpuGrants.of(allocations)
+            rows = features.features(allocations, context, self._around, grants)
+            last = _Question(allocations, context, self._around, grants, expect(grants, context), rows)
+            self._asked = last
+        return last
 
     def _answer(
         self,
         learned: Correction,
         prior: Floats,
-        allocations: Sequence[Allocation],
-        grants: CpuGrants,
-        context: ModelContext,
+        asked: _Question,
         gate: Gate | None = None,
         prior_sd: float = 0.0,
     ) -> Answer:
-        x = features.features(allocations, context, self._around, grants)
-        mean, sd, support = learned.predict(x, self._now_s)
+        mean, sd, support = learned.predict(asked.rows, self._now_s)
         if gate is not None:
             sd = gate.widen(sd, support, prior_sd)
         return Answer(prior * np.exp(mean), sd, support)
 
 
-def _as_seen(allocations: Sequence[Allocation]) -> list[Allocation]:
-    return [a if a.cpu.own_cores is None else replace(a, cpu=a.cpu.as_its_lra_sees_it()) for a in allocations]
+@dataclass(frozen=True, slots=True, eq=False)
+class _Question:
+    """Allocations under a context, and what follows from these alone; ``rows``: features. Nobody changes the arrays."""
+
+    allocations: tuple[Allocation, ...]
+    context: ModelContext
+    around: Covariates
+    grants: CpuGrants
+    prior: Expected
+    rows: Floats
+
+
+def _as_seen(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
+    return tuple(
+        a if a.cpu.own_cores is None else replace(a, cpu=a.cpu.as_its_lra_sees_it()) for a in allocations
+    )
 
 
 def _correction(learner: Learner, prior_sd: float, noise_sd: float, signs: Sequence[int]) -> Correction:
