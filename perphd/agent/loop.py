@@ -7,6 +7,7 @@ time); on a real host a clock may be given, because reading SLIs takes a while.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import suppress
@@ -60,6 +61,8 @@ DISCOVER_S = 5.0
 """Control groups that are to be found are looked for so often."""
 LEFT_S = 30.0
 """What could not be given back of a workload that is off the list is tried again so often."""
+CALM_TIMES = 3.0
+"""Of the time, one part in so many at most is spent on settling after groups that (re)appear."""
 FORGET_S = 60.0
 """One of many that was found is forgotten, and what was set on it given back, when it has been gone so long."""
 ENFORCEABLE_S = 30.0
@@ -97,8 +100,11 @@ class Parts:
 
 @dataclass(slots=True)
 class _Protection:
+    """``disturbed_s``: when it last began to settle anew for groups that (re)appeared and were set alone."""
+
     allocation: Allocation
     since_s: float
+    disturbed_s: float = -math.inf
 
 
 @dataclass(slots=True)
@@ -344,8 +350,8 @@ class Agent:
             for name, spec in self._specs.items()
         }
         # A cgroup that (re)appeared has the kernel's defaults, whatever was written to the one before it.
-        fresh = any(s.has(Quality.FIRST, Quality.RESTARTED) for s in self._samples.values())
-        new = fresh or self._planned is None or self._planned[0] != wanted
+        fresh = {s.workload for s in self._samples.values() if s.has(Quality.FIRST, Quality.RESTARTED)}
+        new = bool(fresh) or self._planned is None or self._planned[0] != wanted
         if not new and self._planned is not None and now_s - self._planned[1] < RESYNC_S:
             self._note_protections(target, now_s, changed=False)
             return
@@ -367,7 +373,8 @@ class Agent:
             for about in ("nothing can be written", *(write.path for write in applied.written)):
                 self._parts.records.healed(about)
             steady = all(write.knob in _STEADY_KNOBS for write in changes.writes)
-            self._note_protections(target, now_s, changed=not steady)
+            again = all(write.workload in fresh for write in changes.writes)
+            self._note_protections(target, now_s, changed=not steady, again=again)
         else:
             self._planned = None
             self._parts.records.change(now_s, changes, "failed and undone")
@@ -377,8 +384,13 @@ class Agent:
             about = applied.failed.path if applied.failed is not None else "apply"
             self._parts.records.problem("apply", text, now_s, about)
 
-    def _note_protections(self, target: TargetState, now_s: float, changed: bool) -> None:
-        """Remember what is now in force for each LRA: its decision's choice, if it and some batch are enforced."""
+    def _note_protections(
+        self, target: TargetState, now_s: float, changed: bool, again: bool = False
+    ) -> None:
+        """Remember what is now in force for each LRA: its decision's choice, if it and some batch are enforced.
+
+        ``again``: what changed was set on groups that (re)appeared, and on nobody else.
+        """
         batch_enforced = any(
             spec.kind is Kind.BATCH and self.mode_of(spec) is Mode.ENFORCE for spec in self._specs.values()
         )
@@ -405,9 +417,18 @@ class Agent:
                 continue
             if before is None or before.allocation != allocation:
                 self._protections[spec.name] = _Protection(allocation, when_s)
-            elif changed:
-                # Another LRA's change moved batch as well: this one's surroundings changed too.
+            elif changed and not (again and when_s - before.disturbed_s < self._calm_s):
+                # Another LRA's change moved batch as well: this one's surroundings changed too. But batch that comes
+                # and goes for ever, and is set each time, must not keep everybody from ever being judged.
                 before.since_s = when_s
+                if again:
+                    before.disturbed_s = when_s
+
+    @property
+    def _calm_s(self) -> float:
+        """So long after groups that (re)appeared were set, others that do count for nothing."""
+        policy = self._config.policy
+        return CALM_TIMES * (policy.settle_s + policy.evaluate_ticks * self._config.daemon.period_s)
 
     def _gives_way(self, spec: WorkloadSpec) -> bool:
         """True for batch that the operator lets perphd set and of which something can be set."""

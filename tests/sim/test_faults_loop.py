@@ -15,7 +15,7 @@ from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
-from perphd.domain.allocation import Settings
+from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.policy import Policy, Snapshot, TargetState
 from perphd.domain.sample import Quality
@@ -38,12 +38,15 @@ SPECS = (
 class Bench:
     """A simulated host whose kernel files are behind a gate, and an agent on it."""
 
-    def __init__(self, state: Path, policy: Policy | None = None) -> None:
-        work = (
+    def __init__(self, state: Path, policy: Policy | None = None, crashing: int = 0) -> None:
+        names = [f"crash{number}" for number in range(crashing)]
+        self.specs = (*SPECS, *(WorkloadSpec(name, Kind.BATCH, f"/t/{name}") for name in names))
+        work: tuple[Lra | Batch, ...] = (
             Lra("db", "/t/db", clients=10, service_ms=2.0, serial_ms=0.05, wait_ms=1.5),
             Batch("pi", "/t/pi", threads=8),
+            *(Batch(name, f"/t/{name}", threads=1) for name in names),
         )
-        arrival = (Arrival(ARRIVES_S, "pi"),)
+        arrival = (Arrival(ARRIVES_S, "pi"), *(Arrival(2.0, name) for name in names))
         self.host = SimHost(work, machine=Machine(1, 8), events=arrival, seed=3, pmu=True)
         for one in work:
             self.host.fs.write(f"{CGROUP_ROOT}{one.cgroup}/cpuset.cpus", b"0-7")
@@ -59,7 +62,7 @@ class Bench:
         config = Config(
             daemon=DaemonConfig(mode=Mode.ENFORCE, state_dir=str(self.state)),
             store=StoreConfig(enabled=False),
-            workloads=SPECS,
+            workloads=self.specs,
         )
         return build_agent(
             config,
@@ -113,8 +116,8 @@ class Partition:
 
 
 @asynccontextmanager
-async def bench(state: Path, policy: Policy | None = None) -> AsyncIterator[Bench]:
-    here = Bench(state, policy)
+async def bench(state: Path, policy: Policy | None = None, crashing: int = 0) -> AsyncIterator[Bench]:
+    here = Bench(state, policy, crashing)
     try:
         yield here
     finally:
@@ -266,6 +269,24 @@ async def test_what_a_workload_left_behind_is_given_back_later_and_is_then_no_pr
         assert {p: t for p, t in after.items() if "/t/pi/" in p} == {
             p: t for p, t in here.before.items() if "/t/pi/" in p
         }
+
+
+async def test_batch_that_crashes_and_starts_for_ever_keeps_nobody_from_being_judged(tmp_path: Path) -> None:
+    """Each time that a group comes back it is set anew: the LRA settles after that at times, and not always."""
+    async with bench(tmp_path, crashing=3) as here:
+        settling = 0
+        for second in range(1, 51):
+            await here.run(1)
+            for number in range(3):
+                name, phase = f"crash{number}", (second - 6 - number) % 3
+                if second >= 8 + number and phase == 2:
+                    here.host._stop(name)
+                    here.host.cgroups.remove(f"/t/{name}")
+                elif second >= 9 + number and phase == 0:
+                    here.host._start(name)
+            settling += second > 20 and here.agent.samples["db"].has(Quality.SETTLING)
+        assert 0 < settling <= 14, "of 30 samples"
+        assert here.agent.in_force("pi") != UNTOUCHED, "what protects it is in force"
 
 
 async def test_a_second_daemon_ends_with_a_sentence(tmp_path: Path) -> None:
