@@ -36,8 +36,9 @@ from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import NotEnforceable
 from perphd.domain.policy import HostView, Policy, Snapshot, TargetState, WorkloadView
+from perphd.domain.quick import maker
 from perphd.domain.reading import NOT_MEASURED, Reading
-from perphd.domain.sample import Quality, Sample
+from perphd.domain.sample import Quality, Sample, with_flag
 from perphd.domain.status import AgentStatus, WorkloadStatus
 from perphd.domain.topology import Topology
 from perphd.domain.whatif import Arrival, WhatIf
@@ -65,8 +66,11 @@ CALM_TIMES = 3.0
 """Of the time, one part in so many at most is spent on settling after groups that (re)appear."""
 FORGET_S = 60.0
 """One of many that was found is forgotten, and what was set on it given back, when it has been gone so long."""
-ENFORCEABLE_S = 30.0
+ENFORCEABLE_S = 60.0
 """What can be enforced on a workload is looked at anew so often, and when its cgroup (re)appears."""
+
+
+_make_view = maker(WorkloadView)
 
 
 class Closable(Protocol):
@@ -294,7 +298,7 @@ class Agent:
         begin_s = sample.at_s - sample.interval_s + 0.2 * self._config.daemon.period_s
         if begin_s >= protection.since_s + self._config.policy.settle_s:
             return sample
-        return replace(sample, quality=(*sample.quality, Quality.SETTLING))
+        return with_flag(sample, Quality.SETTLING)
 
     def _snapshot(self, now_s: float) -> Snapshot:
         views = tuple(self._view(spec, now_s) for spec in self._all_specs())
@@ -319,7 +323,7 @@ class Agent:
         present = sample is not None and not sample.has(Quality.GONE)
         is_lra = spec.kind is Kind.LRA
         protection = self._protections.get(spec.name)
-        return WorkloadView(
+        return _make_view(
             spec=spec,
             sample=sample if present else None,
             model=self._models.model(spec.name) if is_lra else None,
@@ -335,7 +339,9 @@ class Agent:
             knobs, missing = self._parts.executor.enforceable(spec)
             if knobs & {"llc_masks", "mba_pct"} and self._actuators == Actuators():
                 self._actuators = self._parts.actuators()  # resctrl was mounted after the start
-            known = _Enforceable(knobs, missing, now_s, present)
+            # All are looked at when they are first seen, and then in turns, so that no later tick pays for all.
+            early_s = len(self._enforceable) % ENFORCEABLE_S if known is None else 0.0
+            known = _Enforceable(knobs, missing, now_s - early_s, present)
             self._enforceable[spec.name] = known
         return known.knobs
 
@@ -401,12 +407,12 @@ class Agent:
             if self._gives_way(spec)
         ):
             return  # what was chosen is not what is in force: the policy goes on judging what is
+        nothing = untouched(len(self._topology.usable_cores) or 1)
         for decision in target.decisions:
             spec = self._specs.get(decision.workload)
             if spec is None:
                 continue
             before = self._protections.get(spec.name)
-            nothing = untouched(len(self._topology.usable_cores) or 1)
             # Cores of its own an LRA can have without any batch, too.
             protects = batch_enforced or decision.chosen.cpu.own_cores is not None
             enforced = protects and self.mode_of(spec) is Mode.ENFORCE
@@ -446,8 +452,10 @@ class Agent:
             records.outcome(outcome)
         for name, spec in self._specs.items():
             missing = name not in self._samples or self._samples[name].has(Quality.GONE)
-            text = f"{spec.kind} {name!r}: cgroup {spec.cgroup} does not exist; waiting for it"
-            records.problem(f"missing:{name}", text if missing else None, now_s)
+            text = None
+            if missing:
+                text = f"{spec.kind} {name!r}: cgroup {spec.cgroup} does not exist; waiting for it"
+            records.problem(f"missing:{name}", text, now_s)
         conflicts = {f"conflict:{c.path}": str(c) for c in self._parts.executor.conflicts() if c.yielded}
         for key in self._conflicts - conflicts.keys():
             records.problem(key, None, now_s)

@@ -63,6 +63,8 @@ class EventGroup(Protocol):
     def read(self) -> Mapping[EventKind, Reading]:
         """Counts since opening, summed over CPUs, scaled for multiplexing; never falling from call to call.
 
+        May be the very object of the call before where nothing was counted meanwhile.
+
         Unavailable while no counter ran in the interval since the last call although the workload did.
         """
 
@@ -236,10 +238,11 @@ class PerfEventGroup:
         self._lost = lost_cpus
         self._totals = [0.0] * len(events)
         self._ratio = 1.0
+        self._counts: Mapping[EventKind, Reading] = {}
 
     def read(self) -> Mapping[EventKind, Reading]:
         """Counts since opening; see ``EventGroup.read``."""
-        enabled = running = 0
+        enabled = running = moved = 0
         gone: list[_CpuCounters] = []
         for counters in self._cpus:
             grown = counters.advance()
@@ -248,6 +251,7 @@ class PerfEventGroup:
                 continue
             if grown is counters.still:
                 continue
+            moved += 1
             enabled += grown.enabled
             running += grown.running
             for index, count in enumerate(grown.counts):
@@ -257,12 +261,16 @@ class PerfEventGroup:
             self._cpus.remove(counters)
             self._lost = self._lost | CpuSet.of([counters.cpu])
         self._ratio = min(running / enabled, 1.0) if enabled else 1.0
+        if self._counts and not moved and not gone:
+            return self._counts
+        self._counts = {}
         if not self._cpus:
             return dict.fromkeys(self._events, Unavailable("the counters were lost with their CPUs"))
         if enabled and not running:
             reason = Unavailable("the counters did not run in this interval: more events than counters")
             return dict.fromkeys(self._events, reason)
-        return dict(zip(self._events, self._totals, strict=True))
+        self._counts = dict(zip(self._events, self._totals, strict=True))
+        return self._counts
 
     @property
     def running_ratio(self) -> float:

@@ -5,11 +5,13 @@ Which events a kernel counts is found by asking for fewer and fewer; the first a
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from typing import Final
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import KernelError, Unsupported
-from perphd.domain.reading import Unavailable, fmap, ratio
+from perphd.domain.reading import Reading, Unavailable, fmap, ratio
 from perphd.host.perf_events import EventGroup, EventKind, EventOpener
 from perphd.monitor.meters import Readings
 from perphd.monitor.rates import Rate
@@ -65,6 +67,10 @@ class EventMeter:
 
     def _forget_counts(self) -> None:
         self._rates = {kind: Rate() for kind in EventKind}
+        self._counts: Mapping[EventKind, Reading] = {}
+        self._at_s = -math.inf
+        self._held: Readings | None = None
+        self._lags = False
 
     def open(self, online: CpuSet | None = None) -> None:
         """Open if not open; open anew if CPUs that were lost are among ``online``."""
@@ -89,10 +95,31 @@ class EventMeter:
             for field in EVENT_FIELDS:
                 out[field] = self._missing
             return False
+        counts = self._group.read()
+        if counts is self._counts and now_s > self._at_s:
+            if self._held is not None:  # nothing has moved for the second time: as the last time
+                self._at_s, self._lags = now_s, True
+                out.update(self._held)
+                if isinstance(out.get("cpu_usage_cores"), Unavailable):
+                    out["cpu_usage_cores"] = 0.0
+                return False
+            self._update(counts, now_s, out)
+            self._held = {field: out[field] for field in EVENT_FIELDS}
+        else:
+            if self._lags:
+                self._update(self._counts, self._at_s, {})
+            self._update(counts, now_s, out)
+            self._held, self._lags = None, False
+        # Where no time has passed, growth belongs to the next interval: what comes then is not the same yet.
+        self._counts = counts if now_s > self._at_s else {}
+        self._at_s = now_s
+        return self._group.running_ratio < MIN_RUNNING_RATIO
+
+    def _update(self, counts: Mapping[EventKind, Reading], now_s: float, out: Readings) -> None:
         rates = self._rates
         grown = {
             kind: count if isinstance(count, Unavailable) else rates[kind].update(count, now_s)
-            for kind, count in self._group.read().items()
+            for kind, count in counts.items()
         }
         instructions = grown.get(EventKind.INSTRUCTIONS)
         if instructions is None:
@@ -105,7 +132,6 @@ class EventMeter:
         out["context_switches_per_s"] = grown[EventKind.CONTEXT_SWITCHES]
         if isinstance(out.get("cpu_usage_cores"), Unavailable):
             out["cpu_usage_cores"] = fmap(_seconds, grown[EventKind.TASK_CLOCK_NS])
-        return self._group.running_ratio < MIN_RUNNING_RATIO
 
     @property
     def fds(self) -> int:

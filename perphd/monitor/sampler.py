@@ -24,6 +24,8 @@ from perphd.monitor.sli.reading import SLI_FIELDS, SliReading
 
 LOOK_OVER_EVERY: Final = 10
 """Samples between two looks for what cannot be seen by reading: another cgroup of the same name, new controllers."""
+LOOK_BATCH_OVER_EVERY: Final = 30
+"""The same for batch, of which there is more, and whose subgroups need not be followed."""
 
 LATE_FACTOR: Final = 2.0
 """An interval longer than this many periods is LATE."""
@@ -156,6 +158,7 @@ class _Workload:
     def __init__(self, host: _Host, spec: WorkloadSpec, turn: int) -> None:
         self._host, self._cgroup, self._kind = host, spec.cgroup, spec.kind
         self._turn = turn
+        self._look_every = LOOK_OVER_EVERY if spec.kind is Kind.LRA else LOOK_BATCH_OVER_EVERY
         self._identity: Identity = {}
         self._seen_identity: Identity = {}
         self._files: WorkloadFiles | None = None
@@ -173,7 +176,7 @@ class _Workload:
     ) -> Sample:
         """Read everything; find out about restarts and disappearance on the way."""
         flags: list[Quality] = []
-        if self._files is None or (tick + self._turn) % LOOK_OVER_EVERY == 0:
+        if self._files is None or (tick + self._turn) % self._look_every == 0:
             self._look_over(flags)
         out: Readings = dict(NOTHING_MEASURED)
         if self._files is not None and self._files.take(now_s, out):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import kernel_error
@@ -31,6 +32,18 @@ class SimPerf:
         return SimEventGroup(group, tuple(events))
 
 
+_TOTALS: Final[Mapping[EventKind, Callable[[SimCgroup], float]]] = {
+    EventKind.INSTRUCTIONS: lambda group: group.perf.instructions,
+    EventKind.CYCLES: lambda group: group.perf.cycles,
+    EventKind.LLC_REFERENCES: lambda group: group.perf.llc_references,
+    EventKind.LLC_MISSES: lambda group: group.perf.llc_misses,
+    EventKind.TASK_CLOCK_NS: lambda group: group.perf.task_clock_s * 1e9,
+    EventKind.CONTEXT_SWITCHES: lambda group: group.perf.switches,
+    EventKind.CPU_MIGRATIONS: lambda group: group.perf.switches * 0.05,
+    EventKind.PAGE_FAULTS: lambda group: group.memory.faults,
+}
+
+
 class SimEventGroup:
     """Counts since opening. Never multiplexed, holds no descriptors."""
 
@@ -39,17 +52,7 @@ class SimEventGroup:
         self._start = {event: self._total(event) for event in events}
 
     def _total(self, event: EventKind) -> float:
-        perf = self._group.perf
-        return {
-            EventKind.INSTRUCTIONS: perf.instructions,
-            EventKind.CYCLES: perf.cycles,
-            EventKind.LLC_REFERENCES: perf.llc_references,
-            EventKind.LLC_MISSES: perf.llc_misses,
-            EventKind.TASK_CLOCK_NS: perf.task_clock_s * 1e9,
-            EventKind.CONTEXT_SWITCHES: perf.switches,
-            EventKind.CPU_MIGRATIONS: perf.switches * 0.05,
-            EventKind.PAGE_FAULTS: self._group.memory.faults,
-        }[event]
+        return _TOTALS[event](self._group)
 
     def read(self) -> Mapping[EventKind, Reading]:
         """Counts since opening."""

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import copy
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import FrozenInstanceError, dataclass, replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, KernelError
 from perphd.domain.quick import changer, maker
-from perphd.domain.reading import Unavailable
+from perphd.domain.reading import Reading, Unavailable
 from perphd.domain.sample import NOTHING_MEASURED, Quality, Sample, sample_of, with_flag
 from perphd.host.cgroup.hierarchy import Hierarchy
 from perphd.host.fs import KernelFile
+from perphd.host.perf_events import EventKind
 from perphd.isolation import journal
+from perphd.monitor.events import EventLadder, EventMeter
 from perphd.monitor.files import _Place, _Source, _Want
 from perphd.monitor.meters import CpuStat, Gauge, MemoryStat, Meter, Pressure, Readings
 
@@ -164,3 +167,48 @@ def test_the_journals_lines_are_those_of_a_json_library(
         ),
     ):
         assert line == journal._line(wanted)
+
+
+class _Group:
+    """An event group that counts what it is told; the same object where nothing was counted meanwhile."""
+
+    lost_cpus, fds, running_ratio = CpuSet(), 0, 1.0
+
+    def __init__(self, keeps: bool) -> None:
+        self._keeps, self._total = keeps, 0.0
+        self._counts: dict[EventKind, Reading] = {}
+
+    def count(self, more: float) -> None:
+        self._total += more
+        if more or not self._counts:
+            self._counts = dict.fromkeys(EventKind, self._total)
+
+    def read(self) -> Mapping[EventKind, Reading]:
+        return self._counts if self._keeps else dict(self._counts)
+
+    def close(self) -> None:
+        pass
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from((0.0, 0.0, 5e6, 1e9)), st.sampled_from((0.0, 0.1, 1.0, 1.0))), max_size=25
+    )
+)
+def test_events_of_a_group_that_did_not_run_are_those_that_are_counted(
+    steps: list[tuple[float, float]],
+) -> None:
+    groups = {keeps: _Group(keeps) for keeps in (True, False)}
+    meters = {
+        keeps: EventMeter(EventLadder(lambda *_, group=group: group), "/x", CpuSet.of([0]))
+        for keeps, group in groups.items()
+    }
+    now_s = 10.0
+    for more, later_s in steps:
+        now_s += later_s
+        outs: dict[bool, Readings] = {}
+        for keeps, meter in meters.items():
+            groups[keeps].count(more)
+            outs[keeps] = {"cpu_usage_cores": Unavailable("no file")}
+            assert not meter.take(now_s, outs[keeps])
+        assert outs[True] == outs[False]
