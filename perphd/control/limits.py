@@ -9,12 +9,13 @@ from dataclasses import dataclass
 class Limits:
     """Defaults fit one host's operators and its monitoring.
 
-    ``idle_s``: a connection that sends no complete request head for so long is closed. ``body_s``: for a request's
-    body. ``write_s``: for the client to take an answer or one event. ``heartbeat_s``: between signs of life on
-    an event stream.
+    ``reserved``: of the connections, so many only those can have who may change something. ``idle_s``: a connection
+    that sends no complete request head for so long is closed. ``body_s``: for a request's body. ``write_s``: for the
+    client to take an answer or one event. ``heartbeat_s``: between signs of life on an event stream.
     """
 
     connections: int = 64
+    reserved: int = 8
     streams: int = 16
     body_bytes: int = 512 * 1024
     idle_s: float = 30.0

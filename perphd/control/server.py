@@ -7,6 +7,7 @@ changing for root and the admin group, told by the kernel (access.py).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import logging
@@ -87,11 +88,19 @@ class ControlServer:
             await self._runner.setup()
             loop = asyncio.get_running_loop()
             self._server = await loop.create_unix_server(
-                lambda: _Gate(self._runner, self._limits.connections), sock=self._listener.socket
+                lambda: _Gate(self._runner, self._most), sock=self._listener.socket
             )
         except BaseException:
             await self.stop()
             raise
+
+    def _most(self, connection: socket.socket | None) -> int:
+        """How many connections there may be for this one to be let in: readers leave some to the administrators."""
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                if self._access.allows(self._peer_lookup(connection), Right.CHANGE):
+                    return self._limits.connections
+        return self._limits.connections - self._limits.reserved
 
     async def stop(self) -> None:
         """Stop listening, end streams, let running requests finish for a moment. Stopping twice is fine."""
@@ -198,19 +207,20 @@ def _from_http(exc: web.HTTPException, request: web.Request, limits: Limits) -> 
 class _Gate(asyncio.Protocol):
     """Lets a new connection through to aiohttp, or beyond the limit answers it with one sentence and closes it."""
 
-    def __init__(self, runner: web.AppRunner | None, limit: int) -> None:
+    def __init__(self, runner: web.AppRunner | None, most: Callable[[socket.socket | None], int]) -> None:
         self._server = runner.server if runner is not None else None
-        self._limit = limit
+        self._most = most
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Decide at the last moment: several connections may have been accepted at once."""
         assert isinstance(transport, asyncio.Transport)
-        if self._server is not None and len(self._server.connections) < self._limit:
+        limit = self._most(transport.get_extra_info("socket"))
+        if self._server is not None and len(self._server.connections) < limit:
             handler = self._server()
             transport.set_protocol(handler)
             handler.connection_made(transport)
             return
-        error = ApiError(Code.BUSY, f"{self._limit} connections are open already; try again")
+        error = ApiError(Code.BUSY, f"{limit} connections are open already; try again")
         body = json.dumps(error.body()).encode()
         head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         transport.write(head.encode() + b"\r\nConnection: close\r\n\r\n" + body)

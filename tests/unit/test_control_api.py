@@ -524,7 +524,14 @@ def test_no_http_at_all(served: Served):
 
 
 SHORT = Limits(
-    idle_s=0.1, body_s=0.1, write_s=0.3, shutdown_s=0.2, heartbeat_s=0.05, connections=4, streams=1
+    idle_s=0.1,
+    body_s=0.1,
+    write_s=0.3,
+    shutdown_s=0.2,
+    heartbeat_s=0.05,
+    connections=4,
+    reserved=0,
+    streams=1,
 )
 
 
@@ -555,13 +562,29 @@ def test_a_client_that_does_not_read_is_cut_off(tmp_path: Path):
 
 
 def test_too_many_connections(tmp_path: Path):
-    with serving(tmp_path, Limits(connections=2, shutdown_s=0.2)) as served, contextlib.ExitStack() as stack:
+    with (
+        serving(tmp_path, Limits(connections=2, reserved=0, shutdown_s=0.2)) as served,
+        contextlib.ExitStack() as stack,
+    ):
         for _ in range(2):
             client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             client.connect(served.socket)
         answer = raw(served, b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n")
         assert b"503" in answer.splitlines()[0]
         assert b'"busy"' in answer
+
+
+def test_readers_cannot_take_all_connections_from_the_administrators(tmp_path: Path):
+    limits = Limits(connections=4, reserved=2, shutdown_s=0.2)
+    with serving(tmp_path, limits) as served, contextlib.ExitStack() as stack:
+        served.peer = READER
+        for _ in range(2):
+            client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
+            client.connect(served.socket)
+        status = b"GET /v1/status HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        assert b"503" in raw(served, status).splitlines()[0]
+        served.peer = ADMIN
+        assert b"200" in raw(served, status).splitlines()[0]
 
 
 # --- events ----------------------------------------------------------------------------------------------------
