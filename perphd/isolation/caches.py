@@ -327,6 +327,8 @@ class Caches:
         Raises:
             KernelError: it could not be done.
         """
+        for name in names:
+            self._foreign.pop(name, None)
         groups = self._found
         if not isinstance(groups, rdt.Groups):
             return

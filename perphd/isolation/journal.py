@@ -356,6 +356,8 @@ class Journal:
         values = self._intents.setdefault(path, {})
         values.pop(value, None)
         values[value] = None
+        if len(values) > _KEPT_INTENTS:
+            del values[next(iter(values))]
 
     def _append(self, lines: list[str], sync: bool) -> None:
         if self._fd < 0 or self._size > _COMPACT_ABOVE_BYTES:

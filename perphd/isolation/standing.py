@@ -86,8 +86,10 @@ class Standing:
         self._pending -= set(keys)
 
     def given_back(self, names: frozenset[str] | None) -> None:
-        """These workloads (None: all) have nothing pending any more."""
+        """These workloads (None: all) have nothing pending any more, and nothing in force."""
         self._pending = {key for key in self._pending if names is not None and key[0] not in names}
+        for key in [key for key in self._force if names is None or key[0] in names]:
+            del self._force[key]
 
     def note(self, key: Key, knob: Knob, files: Iterable[FileState], around: str) -> None:
         """This is what the knob's files read; ``around``: what the parent gives, for CPUs and memory nodes."""

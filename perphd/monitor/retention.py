@@ -55,7 +55,7 @@ def _oldest_table(connection: sqlite3.Connection) -> tuple[str | None, float]:
 
 
 def _delete_stretch(connection: sqlite3.Connection) -> int:
-    """The first rows of the longest table, at most ``CHUNK_ROWS``, and what is older than the next one in the others."""
+    """The first rows of the longest table, at most ``CHUNK_ROWS``, and what the others have from that time."""
     rows = {table: _rows(connection, table) for table in TABLES}
     longest = max(TABLES, key=lambda table: rows[table])
     count = min(CHUNK_ROWS, max(1, rows[longest] // 4))

@@ -254,7 +254,7 @@ class _Writer:
         return (wall_s, sample.at_s, sample.interval_s, sample.workload, quality, reasons, *numbers)
 
     def _forget_reasons(self, present: Set[str]) -> None:
-        """Of workloads that are no longer sampled: those that come and go under ever new names would fill the memory."""
+        """Of workloads that are no longer sampled: those that come and go under new names would fill the memory."""
         if self._batches % REASONS_EVERY_BATCHES == 0:
             self._reasons.clear()
         elif present and len(self._reasons) > 2 * len(present):

@@ -11,8 +11,10 @@ LRA_SHARE = 10
 """One workload of so many is an LRA."""
 GONE_S = (2, 20)
 """A cgroup that vanishes stays away for so long."""
-RETIRE_EVERY_S = 4
+RETIRE_EVERY_S = 1
 """So often a workload is taken off the list for good, and one of a new name comes in its place."""
+RESIDENTS = (0, 1, 10)
+"""These places keep their workload, though its cgroup vanishes and returns: what is remembered of it fills up."""
 
 
 class Happens(StrEnum):
@@ -37,6 +39,12 @@ class Step:
 def is_lra(place: int) -> bool:
     """True for the places of LRAs."""
     return place % LRA_SHARE == 0
+
+
+def mean_life_s(places: int, per_s: float = 1.0) -> float:
+    """How long a workload that is no resident stays on the list on average, in seconds."""
+    away_s = sum(GONE_S) / 2.0
+    return RETIRE_EVERY_S * places * (1.0 + per_s * away_s / places)
 
 
 def first_names(places: int) -> list[str]:
@@ -64,7 +72,7 @@ def steps(places: int, seconds: int, seed: int, per_s: float = 1.0) -> Iterator[
                 yield Step(at_s, Happens.VANISHES, place, names[place])
         if at_s % RETIRE_EVERY_S == 0:
             place = random.randrange(places)
-            if place not in away:
+            if place not in away and place not in RESIDENTS:
                 born[place] += 1
                 leaver, names[place] = names[place], f"w{place:03}-{born[place]}"
                 yield Step(at_s, Happens.IS_REPLACED, place, leaver, names[place])

@@ -8,22 +8,32 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from perphd.predictor.files import ASIDE
+
+_COUNTED = ("originals.", "perphd.db")
 _TICK_HZ = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look. ``cpu_s``: user and system time since the start; ``state_bytes``: everything in the state directory."""
+    """One look. ``cpu_s``: user and system time since the start; ``blocks``: pieces of memory that Python's objects
+    occupy (``sys.getallocatedblocks``).
+
+    Of the state directory: ``journal_bytes`` (without its copy), ``store_bytes`` with its log, ``aside_files`` (models
+    that were put aside), ``other_bytes`` (all but these three), ``state_files`` (all but what was put aside).
+    """
 
     at_s: float
     open_fds: float
     rss_bytes: float
+    blocks: float
     threads: float
     cpu_s: float
     journal_bytes: float
     store_bytes: float
-    state_bytes: float
+    other_bytes: float
     state_files: float
+    aside_files: float
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -31,7 +41,7 @@ class Reading:
         return tuple(field.name for field in fields(cls) if field.name != "at_s")
 
 
-def read(pid: int, state: Path, at_s: float) -> Reading:
+def read(pid: int, state: Path, at_s: float, blocks: float) -> Reading:
     """Look at a process and its state directory now. Raises OSError when the process has ended."""
     process = Path(f"/proc/{pid}")
     status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
@@ -41,12 +51,16 @@ def read(pid: int, state: Path, at_s: float) -> Reading:
         at_s=at_s,
         open_fds=len(os.listdir(process / "fd")),
         rss_bytes=int(status["VmRSS"].split()[0]) * 1024,
+        blocks=blocks,
         threads=int(status["Threads"]),
         cpu_s=(int(stat[11]) + int(stat[12])) / _TICK_HZ,
         journal_bytes=sizes.get("originals.jsonl", 0),
         store_bytes=sum(size for name, size in sizes.items() if name.startswith("perphd.db")),
-        state_bytes=sum(sizes.values()),
-        state_files=len(sizes),
+        other_bytes=sum(
+            size for name, size in sizes.items() if not name.startswith(_COUNTED) and ASIDE not in name
+        ),
+        state_files=sum(ASIDE not in name for name in sizes),
+        aside_files=sum(ASIDE in name for name in sizes),
     )
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from perphd.control.client import Client, Refused, Unreachable
 from perphd.host.cgroup.hierarchy import Hierarchy, discover
 from perphd.host.fs import RealFs
-from tools.soak import churn, meter
+from tools.soak import churn, inside, meter
 from tools.soak.churn import Happens, Step
 
 STATE_BELOW = "/var/tmp"
@@ -173,18 +173,20 @@ def run(
 
 @contextlib.contextmanager
 def _daemon(config: Path, state: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    program = [sys.executable, "-c", "from perphd.control.daemon import main; main()"]
+    program = [sys.executable, "-m", "tools.soak.inside"]
+    environment = dict(os.environ) | {inside.BLOCKS: str(_blocks(state))}
     with log.open("wb") as output:
         daemon = subprocess.Popen(
-            [*program, "run", "--config", str(config)], stdout=output, stderr=output, env=dict(os.environ)
+            [*program, "run", "--config", str(config)], stdout=output, stderr=output, env=environment
         )
     try:
         client, give_up_s = Client(str(state / "perphd.sock")), time.monotonic() + START_WAIT_S
         while True:
             try:
                 client.get("status")
+                _blocks(state).stat()
                 break
-            except Unreachable:
+            except (Unreachable, FileNotFoundError):
                 if daemon.poll() is not None or time.monotonic() > give_up_s:
                     raise SoakError(f"the daemon did not come up:\n{_tail(log)}") from None
                 time.sleep(0.1)
@@ -223,7 +225,7 @@ def _watch(
             raise SoakError(f"the daemon ended with status {daemon.returncode}:\n{_tail(log)}")
         if time.monotonic() >= read_at:
             read_at += READ_EVERY_S
-            reading = meter.read(daemon.pid, state, now_s)
+            reading = meter.read(daemon.pid, state, now_s, float(_blocks(state).read_text()))
             told(reading)
             yield reading
         time.sleep(0.5)
@@ -259,6 +261,11 @@ def _ask(client: Client, chance: random.Random) -> None:
                 next(client.events())
             case _:
                 client.get("workloads")
+
+
+def _blocks(state: Path) -> Path:
+    """Where the daemon tells its blocks: beside the state directory, which is measured."""
+    return state.parent / "blocks"
 
 
 def _tail(log: Path) -> str:

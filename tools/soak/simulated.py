@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from perphd.agent.composition import build_agent
 from perphd.agent.config import parse
+from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
-from perphd.sim.host import Arrival, Departure, Event, SimHost
+from perphd.sim.host import Arrival, Departure, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.workload import Batch, Lra, Workload
 from tools.soak import churn, meter
 from tools.soak.churn import Happens, Step
+from tools.soak.still import Still
 
 READ_EVERY_S = 20.0
 STEP_S = 1.0
 """Resolution of the physics: who leaks does not depend on it."""
 _CORES = 32
+_FAST = "/dev/shm"
+"""Virtual time does not wait for a disk."""
 
 
 class Soak:
@@ -33,28 +38,20 @@ class Soak:
         self._places, self._per_s, self._rate_hz, self._seed = places, per_s, rate_hz, seed
         self._store = store
         self._seconds = seconds
-        work = [_work(place) for place in range(places)]
-        events: list[Event] = []
-        for step in self._steps():
-            if step.what is Happens.VANISHES:
-                events.append(Departure(step.at_s, work[step.place].name, remove_cgroup=True))
-            elif step.what is Happens.RETURNS:
-                events.append(Arrival(step.at_s, work[step.place].name))
+        self._work = [_work(place) for place in range(places)]
         self.host = SimHost(
-            work, machine=Machine(1, _CORES), events=events, seed=seed, step_s=STEP_S, pmu=True
+            self._work, machine=Machine(1, _CORES), seed=seed, step_s=STEP_S, pmu=True, resctrl=True
         )
-        for one in work:  # an Arrival means: not there from the start
-            self.host._start(one.name)
+        for one in self._work:
             self.host.fs.write(
                 f"{CGROUP_ROOT}{one.cgroup}/cpuset.cpus", str(self.host.machine.online).encode()
             )
 
-    def _steps(self) -> Iterator[Step]:
-        return churn.steps(self._places, int(self._seconds), self._seed, self._per_s)
-
     async def run(self, told: Callable[[meter.Reading], None]) -> list[meter.Reading]:
         """Run through it; every reading is also told as it is taken."""
-        with tempfile.TemporaryDirectory(prefix="perphd-soak-") as folder:
+        with tempfile.TemporaryDirectory(
+            prefix="perphd-soak-", dir=_FAST if os.path.isdir(_FAST) else None
+        ) as folder:
             state = Path(folder)
             text = (
                 f'[daemon]\nmode = "enforce"\nperiod_s = {1.0 / self._rate_hz}\nstate_dir = "{state}"\n'
@@ -62,15 +59,16 @@ class Soak:
             )
             specs = tuple(_spec(place, name) for place, name in enumerate(churn.first_names(self._places)))
             clock = _Clock()
+            still = Still(self.host)
             agent = build_agent(
                 replace(parse(text, "soak"), workloads=specs),
-                fs=self.host.fs,
-                opener=self.host.perf_opener,
+                fs=still.fs,
+                opener=still.opener,
                 sli_opener=simulated_sli(self.host),
                 wall_clock=clock.now,
             )
             readings: list[meter.Reading] = []
-            plan = (step for step in self._steps() if step.what is Happens.IS_REPLACED)
+            plan = churn.steps(self._places, int(self._seconds), self._seed, self._per_s)
             step = next(plan, None)
             due_s = 0.0
             for tick in range(1, int(self._seconds * self._rate_hz) + 1):
@@ -79,17 +77,29 @@ class Soak:
                     clock.s >= self.host.now_s + STEP_S
                 ):  # looked at more often than it changes: ten times as fast
                     self.host.advance(clock.s)
+                    still.moved()
                 while step is not None and step.at_s <= clock.s:
-                    await agent.remove_workload(step.name)
-                    await agent.add_workload(_spec(step.place, step.newcomer))
+                    await self._do(step, agent)
+                    still.moved()
                     step = next(plan, None)
                 await agent.tick(clock.s)
                 if clock.s >= due_s:
                     due_s += READ_EVERY_S
-                    readings.append(meter.read(os.getpid(), state, clock.s))
+                    readings.append(meter.read(os.getpid(), state, clock.s, sys.getallocatedblocks()))
                     told(readings[-1])
             await agent.stop(restore=True)
             return readings
+
+    async def _do(self, step: Step, agent: Agent) -> None:
+        name = self._work[step.place].name
+        # Not as a plan that the host is given at the start: it would use that up, and its memory would shrink.
+        if step.what is Happens.VANISHES:
+            self.host._happen(Departure(step.at_s, name, remove_cgroup=True))
+        elif step.what is Happens.RETURNS:
+            self.host._happen(Arrival(step.at_s, name))
+        else:
+            await agent.remove_workload(step.name)
+            await agent.add_workload(_spec(step.place, step.newcomer))
 
 
 def _work(place: int) -> Workload:

@@ -1,17 +1,24 @@
-"""Slopes with confidence: a line through block means, so that readings that resemble their neighbours count once."""
+"""Slopes with confidence: a line through block means, so that readings that resemble their neighbours count once.
+
+What is left of likeness between neighbouring blocks (memory moves in steps) widens the interval: with the residuals'
+first-order autocorrelation r, n blocks say as much as n (1 - r) / (1 + r) independent ones.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 from scipy import stats  # type: ignore[import-untyped]
 
 BLOCKS = 20
 """Neighbouring readings are averaged into so many blocks before a line is put through them."""
 CONFIDENCE = 0.95
+Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +51,10 @@ def trend(name: str, at_s: Sequence[float], values: Sequence[float]) -> Trend:
     hours = np.array([part.mean() for part in np.array_split(np.asarray(at_s) / 3600.0, blocks)])
     means = np.array([part.mean() for part in np.array_split(np.asarray(values, dtype=float), blocks)])
     fit = stats.linregress(hours, means)
-    wide = float(fit.stderr) * float(stats.t.ppf(0.5 + CONFIDENCE / 2, blocks - 2))
+    alike = _alike(means - (fit.intercept + fit.slope * hours))
+    free = max(1.0, blocks * (1.0 - alike) / (1.0 + alike) - 2.0)
+    spread = math.sqrt((1.0 + alike) / (1.0 - alike))
+    wide = spread * float(fit.stderr) * float(stats.t.ppf(0.5 + CONFIDENCE / 2, free))
     wide = 0.0 if math.isnan(wide) else wide
     slope = float(fit.slope)
     return Trend(
@@ -57,3 +67,9 @@ def trend(name: str, at_s: Sequence[float], values: Sequence[float]) -> Trend:
         slope - wide,
         slope + wide,
     )
+
+
+def _alike(residuals: Floats) -> float:
+    """First-order autocorrelation, where it is positive; at most 0.9."""
+    before, after, square = residuals[:-1], residuals[1:], float(residuals @ residuals)
+    return min(max(float(before @ after) / square, 0.0), 0.9) if square > 0.0 else 0.0

@@ -1,0 +1,84 @@
+"""A simulated host that is looked at more often than it changes: what was read is not made again until it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.reading import Reading
+from perphd.host.fs import KernelFile
+from perphd.host.perf_events import EventGroup, EventKind
+from perphd.sim.host import SimHost
+from perphd.sim.kernel import SimFs
+
+
+class Still:
+    """The host's files and counters. ``moved``: time has passed, or something else has happened to the host."""
+
+    def __init__(self, host: SimHost) -> None:
+        self._host = host
+        self.state = 0
+        self.fs = _Files(host, self)
+        self.fs.on_write = lambda path, text: self.moved()
+
+    def moved(self) -> None:
+        """Everything is read anew."""
+        self.state += 1
+
+    def opener(self, directory: str, cpus: CpuSet, events: Sequence[EventKind]) -> EventGroup:
+        """As the host's, see ``SimPerf``."""
+        return _Group(self._host.perf_opener(directory, cpus, events), self)
+
+
+class _Files(SimFs):
+    def __init__(self, host: SimHost, still: Still) -> None:
+        super().__init__(host.fs.root)
+        self._still = still
+
+    def open(self, path: str) -> KernelFile:  # type: ignore[override]
+        return _File(super().open(path), self._still)
+
+
+class _File:
+    __slots__ = ("_data", "_file", "_state", "_still")
+
+    def __init__(self, file: KernelFile, still: Still) -> None:
+        self._file, self._still = file, still
+        self._state, self._data = -1, b""
+
+    def read(self) -> bytes:
+        if self._state != self._still.state:
+            self._data = self._file.read()
+            self._state = self._still.state
+        return self._data
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Group:
+    def __init__(self, group: EventGroup, still: Still) -> None:
+        self._group, self._still = group, still
+        self._state = -1
+        self._counts: Mapping[EventKind, Reading] = {}
+
+    def read(self) -> Mapping[EventKind, Reading]:
+        if self._state != self._still.state:
+            self._counts = self._group.read()
+            self._state = self._still.state
+        return self._counts
+
+    @property
+    def running_ratio(self) -> float:
+        return self._group.running_ratio
+
+    @property
+    def lost_cpus(self) -> CpuSet:
+        return self._group.lost_cpus
+
+    @property
+    def fds(self) -> int:
+        return self._group.fds
+
+    def close(self) -> None:
+        self._group.close()

@@ -1,0 +1,118 @@
+"""What a soak came to: trends of what must stay flat once everything bounded is full, and what has a limit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+from perphd.predictor.files import KEPT_ASIDE
+from tools.soak import churn
+from tools.soak.meter import Reading
+from tools.soak.trend import BLOCKS, CONFIDENCE, Trend, trend
+
+LIVES: Final = 6.0
+"""So many mean lives of a workload do not count: then hardly one in 400 of those that are there was there at the start,
+and what is remembered of each (256 decisions, 1024 samples for rebuilds: full within a life at 10 Hz) and the most that
+the allocators ever needed at a time are what they will be."""
+FLAT: Final = ("open_fds", "rss_bytes", "blocks", "threads", "other_bytes", "state_files")
+"""What must not grow; and CPU."""
+_MIB: Final = 1 << 20
+JOURNAL_BYTES: Final = 1.25 * _MIB
+"""It is written anew above 1 MiB; one transaction about 100 workloads is up to 0.2 MiB."""
+LOG_BYTES: Final = 10 * _MIB
+"""SQLite's log beside the store: 8 MiB, and what is on its way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """The most that was ever read of something that has a limit."""
+
+    name: str
+    most: float
+    limit: float
+
+    @property
+    def holds(self) -> bool:
+        """True if it stayed within."""
+        return self.most <= self.limit
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Trends after the warm-up, and bounds over the whole time."""
+
+    warm_up_s: float
+    trends: tuple[Trend, ...]
+    bounds: tuple[Bound, ...]
+
+    @property
+    def passed(self) -> bool:
+        """True if nothing surely grows, and nothing is beyond its limit."""
+        return not any(one.grows() for one in self.trends) and all(bound.holds for bound in self.bounds)
+
+
+def warm_up_s(places: int, per_s: float) -> float:
+    """How long it takes until everything bounded is full."""
+    return LIVES * churn.mean_life_s(places, per_s)
+
+
+def judge(readings: Sequence[Reading], skip_s: float, store_bytes: int) -> Verdict:
+    """The verdict on these readings. ``skip_s``: warm-up; ``store_bytes``: limit of the store.
+
+    Raises:
+        ValueError: fewer than four readings after the warm-up.
+    """
+    kept = [item for item in readings if item.at_s >= skip_s]
+    at_s = [item.at_s for item in kept]
+    shares = [
+        100.0 * (after.cpu_s - before.cpu_s) / (after.at_s - before.at_s) for before, after in pairwise(kept)
+    ]
+    bounds = (
+        ("journal_bytes", JOURNAL_BYTES),
+        ("store_bytes", store_bytes + LOG_BYTES),
+        ("aside_files", KEPT_ASIDE),
+    )
+    return Verdict(
+        skip_s,
+        (
+            trend("cpu_pct", at_s[1:], shares),
+            *(trend(name, at_s, [getattr(item, name) for item in kept]) for name in FLAT),
+        ),
+        tuple(Bound(name, max(getattr(item, name) for item in readings), limit) for name, limit in bounds),
+    )
+
+
+def report(what: str, verdict: Verdict, workloads: int, rate_hz: float, seconds: float) -> str:
+    """The tables for people."""
+    lines = [
+        f"# Soak ({what}): {workloads} workloads, {rate_hz:g} Hz, {seconds / 60.0:.0f} minutes: "
+        f"{'passed' if verdict.passed else 'FAILED'}",
+        "",
+        f"The first {verdict.warm_up_s / 60.0:.1f} minutes, {LIVES:g} mean lives of a workload, do not count. Slopes "
+        f"are lines through {BLOCKS} block means, with their {CONFIDENCE:.0%} confidence intervals, which allow for "
+        "the likeness of neighbouring blocks.",
+        "",
+        "| what | first | last | most | slope per hour | 95 % interval | |",
+        "| --- | ---: | ---: | ---: | ---: | --- | --- |",
+    ]
+    for one in verdict.trends:
+        scale, unit = _unit(one.name)
+        values = (one.first, one.last, one.most, one.per_h, one.low_per_h, one.high_per_h)
+        first, last, most, slope, low, high = (f"{value / scale:.4g}" for value in values)
+        said = "GROWS" if one.grows() else "flat" if one.low_per_h <= 0.0 <= one.high_per_h else "no leak"
+        lines.append(f"| {unit} | {first} | {last} | {most} | {slope} | {low} to {high} | {said} |")
+    lines += ["", "| what | most | limit | |", "| --- | ---: | ---: | --- |"]
+    for bound in verdict.bounds:
+        scale, unit = _unit(bound.name)
+        said = "holds" if bound.holds else "EXCEEDED"
+        lines.append(f"| {unit} | {bound.most / scale:.4g} | {bound.limit / scale:.4g} | {said} |")
+    return "\n".join(lines) + "\n"
+
+
+def _unit(name: str) -> tuple[float, str]:
+    """What to divide by, and how to call it."""
+    if name.endswith("_bytes"):
+        return _MIB, f"{name.removesuffix('_bytes')} MiB"
+    return 1.0, f"{name.removesuffix('_pct')} %" if name.endswith("_pct") else name.replace("_", " ")
