@@ -27,7 +27,7 @@ CONFIG_FILE = "/etc/perphd/perphd.toml"
 BATCH = "/sys/fs/cgroup/batch.slice/flood.service"
 CONFIG = f"""
 [daemon]
-mode = "observe"
+mode = "%s"
 policy = "static"
 period_s = 1.0
 [isolation]
@@ -100,7 +100,6 @@ def vm(installed: Vm) -> Iterator[Vm]:
     installed.write("/usr/local/lib/perphd-sender.py", SENDER)
     for name, text in UNITS.items():
         installed.write(f"/etc/systemd/system/{name}.service", text)
-    installed.write(CONFIG_FILE, CONFIG, 0o640)
     try:
         installed.sh(MAKE)
         installed.sh(f"mkdir -p {DROP_INS}; systemctl daemon-reload; systemctl start {' '.join(UNITS)}")
@@ -132,8 +131,13 @@ def egress(vm: Vm) -> dict[str, str]:
     return said
 
 
-def enforce(vm: Vm) -> None:
-    vm.sh("perphctl mode enforce")
+def start(vm: Vm, mode: str) -> None:
+    """Start it, or anew, in this mode."""
+    vm.write(CONFIG_FILE, CONFIG % mode, 0o640)
+    vm.sh("systemctl daemon-reload; systemctl reset-failed perphd; systemctl restart perphd", INSTALL_S)
+
+
+def wait_for_class(vm: Vm) -> None:
     vm.wait_for(lambda: sent(vm, LINK), "batch was given no class")
     vm.wait_for(lambda: sent(vm, OWN), f"none on {OWN}")
 
@@ -167,20 +171,19 @@ def is_as_found(vm: Vm, as_found: str) -> None:
 
 
 def test_the_unit_as_shipped_says_what_it_lacks_and_touches_no_link(vm: Vm, as_found: str) -> None:
-    vm.sh("systemctl start perphd", INSTALL_S)
+    start(vm, "enforce")
     said = egress(vm)
     assert not said["present"]
     assert said["cost"] == "batch can fill a link: what LRAs send then waits behind it"
     for needed in ("CAP_BPF", "SystemCallFilter=bpf", "ReadWritePaths=/sys/fs/bpf"):
         assert needed in said["remedy"]
-    vm.sh("perphctl mode enforce")
     vm.wait_for(lambda: "flood egress_max" in vm.sh("perphctl status"), "status does not say that it lacks")
     assert state(vm) == as_found
 
 
 def test_with_the_shipped_drop_in_it_can_and_observing_changes_nothing(vm: Vm, as_found: str) -> None:
-    vm.sh(f"cp /usr/share/doc/perphd/examples/network.conf {DROP_INS}/ && systemctl daemon-reload")
-    vm.sh("systemctl restart perphd", INSTALL_S)
+    vm.sh(f"cp /usr/share/doc/perphd/examples/network.conf {DROP_INS}/")
+    start(vm, "observe")
     said = egress(vm)
     assert said["present"], said
     ticks = re.compile(r"\btick (\d+)")
@@ -192,7 +195,8 @@ def test_with_the_shipped_drop_in_it_can_and_observing_changes_nothing(vm: Vm, a
 
 
 def test_batch_is_kept_to_its_class_and_nobody_else_is_in_one(vm: Vm, as_found: str) -> None:
-    enforce(vm)
+    vm.sh("perphctl mode enforce")
+    wait_for_class(vm)
     assert re.search(r"cgroup_inet_egress\b.*\bperphd_egress", programs(vm)), programs(vm)
     before, direct = sent(vm, LINK), direct_packets(vm)
     began = float(vm.sh("cut -d' ' -f1 /proc/uptime"))
@@ -225,8 +229,8 @@ def test_stop_and_kill_and_restore_leave_every_link_as_found(vm: Vm, as_found: s
     assert state(vm) == as_found
     for after_it, by_hand in (("", False), ("ExecStopPost=\n", True)):
         vm.write(f"{DROP_INS}/tested.conf", f"[Service]\nRestart=no\n{after_it}")
-        vm.sh("systemctl daemon-reload; systemctl reset-failed perphd; systemctl start perphd", INSTALL_S)
-        enforce(vm)
+        start(vm, "enforce")
+        wait_for_class(vm)
         vm.sh("systemctl kill --kill-whom=main --signal=KILL perphd")
         vm.wait_for(
             lambda: vm.try_("systemctl is-active perphd").stdout.strip() == "failed",
@@ -237,13 +241,13 @@ def test_stop_and_kill_and_restore_leave_every_link_as_found(vm: Vm, as_found: s
             assert "perphd_egress" in programs(vm)
             vm.sh("perphd restore")
         is_as_found(vm, as_found)
-    vm.sh(f"rm {DROP_INS}/tested.conf; systemctl daemon-reload; systemctl reset-failed perphd")
+    vm.sh(f"rm {DROP_INS}/tested.conf")
 
 
 def test_a_qdisc_that_somebody_has_chosen_stays(vm: Vm) -> None:
     vm.sh(f"tc qdisc add dev {LINK} root handle 77: prio bands 4")
     chosen = state(vm)
-    vm.sh("systemctl start perphd && perphctl mode enforce", INSTALL_S)
+    start(vm, "enforce")
     wanted = f"{LINK} has a qdisc prio that somebody has chosen (handle 77:)"
     vm.wait_for(lambda: wanted in " ".join(vm.sh("perphctl status").split()), "status does not say why")
     assert state(vm) == chosen
