@@ -15,6 +15,7 @@ import socket
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from perphd.agent.config import Config
 from perphd.control import listen
@@ -81,6 +82,7 @@ class ControlServer:
                 self._application(),
                 handle_signals=False,
                 access_log=None,
+                logger=_http_log(),
                 keepalive_timeout=self._limits.idle_s,
                 shutdown_timeout=self._limits.shutdown_s,
                 lingering_time=self._limits.body_s,
@@ -183,6 +185,19 @@ class ControlServer:
             transport.abort()
         except ConnectionError:
             pass  # it went away
+
+
+def _http_log() -> logging.Logger:
+    """For aiohttp, without its lines on requests that are no HTTP: whoever can connect could fill the journal."""
+    log = logging.getLogger(f"{__name__}.http")
+    if not log.filters:
+        log.addFilter(_is_news)
+    return log
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    raised = record.exc_info[1] if record.exc_info else None
+    return not isinstance(raised, HttpProcessingError)
 
 
 def _error(exc: ApiError) -> web.Response:

@@ -14,7 +14,10 @@ from perphd.domain.errors import PerphError
 Cell: TypeAlias = str | float | int | bytes | None
 
 MAX_CELL_BYTES: Final = 1 << 20
-MAX_ANSWER_BYTES: Final = 32 << 20
+MAX_ANSWER_BYTES: Final = 16 << 20
+"""Of memory, as far as it can be told: what is asked for must not become a danger to the daemon."""
+_CELL_BYTES: Final = 48
+"""What a cell takes beside its characters, while the answer is put together and written as JSON."""
 _STEPS_BETWEEN_CHECKS: Final = 10_000
 
 _READING: Final = frozenset(
@@ -118,7 +121,7 @@ def _fetch(connection: sqlite3.Connection, sql: str, limit: int) -> QueryResult:
     rows: list[tuple[Cell, ...]] = []
     size = 0
     for row in cursor:
-        size += sum(len(cell) if isinstance(cell, str | bytes) else 8 for cell in row)
+        size += sum(_CELL_BYTES + (len(cell) if isinstance(cell, str | bytes) else 0) for cell in row)
         if len(rows) == limit or size > MAX_ANSWER_BYTES:
             return QueryResult(columns, tuple(rows), truncated=True)
         rows.append(row)

@@ -574,6 +574,28 @@ def test_too_many_connections(tmp_path: Path):
         assert b'"busy"' in answer
 
 
+@pytest.mark.parametrize(
+    "sent", [b"\x00\xff\r\n\r\n", b"GET /v1/x\x00 HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\n: \r\n\r\n"]
+)
+def test_what_is_no_http_is_refused_and_fills_no_log(
+    served: Served, sent: bytes, caplog: pytest.LogCaptureFixture
+):
+    assert b" 400 " in raw(served, sent).splitlines()[0]
+    assert not caplog.records
+
+
+def test_no_answer_takes_more_memory_than_it_may(served: Served):
+    """Cells of no length take memory all the same: many short ones are many."""
+    with contextlib.closing(Store(served.config.store_path, 1e6, 1 << 30)) as store:
+        store.start()
+        store.add_event(1.0, "mode", "event")
+    rows = "WITH RECURSIVE a(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM a LIMIT 100000)"
+    wide = {"sql": f"{rows} SELECT {','.join(['NULL'] * 1900)} FROM a", "limit": 100_000}
+    answer = ask(served, "POST", "/v1/query", wide)[1]
+    assert answer["truncated"], answer
+    assert 1 < len(answer["rows"]) * 1900 * 48 < 20 << 20
+
+
 def test_readers_cannot_take_all_connections_from_the_administrators(tmp_path: Path):
     limits = Limits(connections=4, reserved=2, shutdown_s=0.2)
     with serving(tmp_path, limits) as served, contextlib.ExitStack() as stack:
