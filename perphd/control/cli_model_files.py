@@ -1,4 +1,4 @@
-"""perphctl model evaluate, model merge: about profiles as files; the daemon is not asked."""
+"""perphctl model evaluate, model merge: about profiles and exported models as files; the daemon is not asked."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from perphd.domain.errors import PerphError
 if TYPE_CHECKING:
     from perphd.control.table import Part
     from perphd.predictor.profile import Metrics, Profile
+    from perphd.predictor.profile.merge import Contest
 
 
 def add_model_file_commands(model: click.Group) -> None:
@@ -25,11 +26,18 @@ def add_model_file_commands(model: click.Group) -> None:
         "--on", "others", multiple=True, metavar="FILE", help="Judge it on the samples of this profile too."
     )
     def evaluate(out: Out, file: str, others: tuple[str, ...]) -> None:
-        """Say how good a profile is.
+        """Say how good a profile, or a model, is.
 
-        FILE was saved by "perphd profile". Its errors are those on samples that it was not trained on (10-fold
-        cross-validation); --on judges it on the samples of another profile, of another host for example.
+        FILE was saved by "perphd profile", or is a model that "perphctl model export" wrote. The errors of a profile
+        are those on samples that it was not trained on (10-fold cross-validation), those of a model the ones of its
+        predictions one step ahead; --on judges it on the samples of another file of its kind, of another host for
+        example.
         """
+        if is_model(file):
+            from perphd.control.cli_model_merge import evaluated
+
+            out.show(*evaluated(file, others))
+            return
         from perphd.predictor.profile.merge import evaluate as judge
 
         profile = read_profile(file)
@@ -52,12 +60,21 @@ def add_model_file_commands(model: click.Group) -> None:
     @click.option("--name", metavar="APP", help="What the result is of [default: as the first].")
     @click.option("--seed", type=int, default=0, show_default=True, help="Of training.")
     def merge(out: Out, target: str, files: tuple[str, ...], name: str | None, seed: int) -> None:
-        """Make one profile of several.
+        """Make one profile of several, or one model.
 
         Those in FILES, of several hosts, are merged into TARGET. It is written only if, on held-out samples of each of
-        them, it does as well as the best single one does (within 5 % and chance). Nothing uses it by itself: put it
-        where the profile of an application is looked for.
+        them, it does as well as the best single one does (within 5 % and chance). Nothing uses it by itself: put a
+        profile where that of an application is looked for; a model ("perphctl model export") is taken over by
+        "perphctl model import", on each host that should have it.
         """
+        if is_model(files[0]):
+            from perphd.control.cli_model_merge import merged as merge_live
+
+            data, parts, accepted = merge_live(target, files, name, seed)
+            out.show(data, parts)
+            if not accepted:
+                raise SystemExit(EXIT_FAILED)
+            return
         from perphd.agent.profile_progress import write_atomically
         from perphd.predictor.profile import to_text
         from perphd.predictor.profile.merge import merge as make
@@ -76,18 +93,36 @@ def add_model_file_commands(model: click.Group) -> None:
         def parts() -> list[Part]:
             from perphd.control.table import table, text
 
-            rows = [
-                (c.host, str(c.rows), c.champion, f"{c.champion_log_rmse:.4f}", f"{c.merged_log_rmse:.4f}",
-                 "held" if c.held else "worse")
-                for c in merged.contests
-            ]  # fmt: skip
-            heads = ("HELD OUT OF", "ROWS", "CHAMPION", "ITS LOG-RMSE", "MERGED", "")
-            said = f"written: {target}" if merged.accepted else "not written: it is worse than a champion"
-            return [table("", heads, rows, right=(1, 3, 4)), text(said)]
+            rows = [contest_row(c) for c in merged.contests]
+            said = f"written: {target}" if merged.accepted else NOT_WRITTEN
+            return [table("", CONTEST_HEADS, rows, right=(1, 3, 4)), text(said)]
 
         out.show(data, parts)
         if not merged.accepted:
             raise SystemExit(EXIT_FAILED)
+
+
+CONTEST_HEADS = ("HELD OUT OF", "ROWS", "CHAMPION", "ITS LOG-RMSE", "MERGED", "")
+NOT_WRITTEN = "not written: it is worse than a champion"
+
+
+def contest_row(contest: Contest) -> tuple[str, ...]:
+    """One host's contest, under ``CONTEST_HEADS``."""
+    return (
+        contest.host, str(contest.rows), contest.champion, f"{contest.champion_log_rmse:.4f}",
+        f"{contest.merged_log_rmse:.4f}", "held" if contest.held else "worse",
+    )  # fmt: skip
+
+
+def is_model(file: str) -> bool:
+    """True if the file says that it is an exported model; False if it says anything else, or cannot be read."""
+    from perphd.predictor.persist import FORMAT
+
+    try:
+        with open(file, "rb") as source:
+            return f'"{FORMAT}"'.encode() in source.read(64)
+    except OSError:
+        return False  # who reads it says why
 
 
 def read_profile(file: str) -> Profile:

@@ -101,12 +101,24 @@ class Boosted:
 
         Their places count as seen until the application changes.
         """
-        settings = self._settings
         rows = np.where(np.isnan(x), 0.5 * (features.LOW + features.HIGH), x)
-        rng = np.random.default_rng(settings.seed)
-        trees = fit(rows, y, features.NAMES, self._signs, rng, settings=settings.fit)
-        self._trees = Ogbrt(trees, features.LOW, features.HIGH, settings, rows, y)
-        self._trees.take_as_seen(rows)
+        rng = np.random.default_rng(self._settings.seed)
+        self.begin_from(fit(rows, y, features.NAMES, self._signs, rng, settings=self._settings.fit), rows, y)
+
+    def begin_from(self, trees: Trees, x: Floats, y: Floats) -> None:
+        """The same with trees that were fitted to the rows elsewhere."""
+        self._trees = Ogbrt(trees, features.LOW, features.HIGH, self._settings, x, y)
+        self._trees.take_as_seen(x)
+
+    def say(self, x: Floats) -> Floats:
+        """What the trees alone say of rows (n, D), however far they are trusted; (n,). 0 while there are none."""
+        return self._trees.predict(x).mean if self._trees is not None else np.zeros(len(x))
+
+    def remembered(self) -> tuple[Floats, Floats]:
+        """The samples that the trees remember: rows (n, D) and corrections (n,)."""
+        if self._trees is None:
+            return np.zeros((0, len(features.COLUMNS))), np.zeros(0)
+        return self._trees.remembered()
 
     # -- a correction -------------------------------------------------------------------------------------------
 

@@ -107,19 +107,8 @@ def merge(profiles: Sequence[Profile], app: str, *, seed: int = 0, training: Tra
     contests = []
     for p, _, _, held_x, held_y in parts:
         errors = [_missed(single, held_x, held_y) for single in singles]
-        best = int(np.argmin([np.mean(error) for error in errors]))
         ours = _missed(trained, held_x, held_y)
-        scatter = float(np.std(ours - errors[best], ddof=1) / np.sqrt(len(held_y)))
-        contests.append(
-            Contest(
-                host=_host(p),
-                rows=len(held_y),
-                champion=_host(profiles[best]),
-                champion_log_rmse=float(np.sqrt(np.mean(errors[best]))),
-                merged_log_rmse=float(np.sqrt(np.mean(ours))),
-                scatter=scatter,
-            )
-        )
+        contests.append(contest(_host(p), [_host(q) for q in profiles], errors, ours))
     every = [np.concatenate([k, h]) for _, k, _, h, _ in parts]
     labels = [np.concatenate([t, u]) for _, _, t, _, u in parts]
     whole_x, whole_y = np.concatenate(every), np.concatenate(labels)
@@ -142,6 +131,19 @@ def merge(profiles: Sequence[Profile], app: str, *, seed: int = 0, training: Tra
     low, high = tuple(whole_x.min(axis=0).tolist()), tuple(whole_x.max(axis=0).tolist())
     made = Profile(origin, trained.metrics, tuple(names), scale, low, high, trained.trees, whole_x, whole_y)
     return Merged(made, tuple(contests))
+
+
+def contest(host: str, hosts: Sequence[str], errors: Sequence[Floats], ours: Floats) -> Contest:
+    """The contest on one host's held-out samples: squared errors of each single one and of the merged, each (n,)."""
+    best = int(np.argmin([np.mean(error) for error in errors]))
+    return Contest(
+        host=host,
+        rows=len(ours),
+        champion=hosts[best],
+        champion_log_rmse=float(np.sqrt(np.mean(errors[best]))),
+        merged_log_rmse=float(np.sqrt(np.mean(ours))),
+        scatter=float(np.std(ours - errors[best], ddof=1) / np.sqrt(len(ours))),
+    )
 
 
 def _columns(profile: Profile, x: Floats, names: Sequence[str]) -> Floats:

@@ -1,0 +1,215 @@
+"""One live model out of several hosts' of the same application, with a champion check; nothing is done by itself.
+
+Every host's model is exported (``perphctl model export``), the files are merged here, and the result is imported where
+an operator wants it. What is pooled are the samples that each model remembers, as corrections of the physics prior:
+they are relative to the host's cores, load and reference, so that hosts of different size can be compared. Trees are
+trained on four fifths of each host's samples, every host counting alike, and must do no worse on the held-out fifths of
+*every* host than the best single host's do there. What is local stays out: cells, places seen, bands, drift. References
+are pooled as a beginning that gives way after a few samples of the host that takes the model over.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from perphd.domain.errors import PerphError
+from perphd.predictor import features
+from perphd.predictor.boosted import RESIDENT, Boosted
+from perphd.predictor.model import LraModel
+from perphd.predictor.ogbrt import Forest
+from perphd.predictor.ogbrt.fit import fit
+from perphd.predictor.ogbrt.trees import Floats, Trees
+from perphd.predictor.persist import (
+    ModelFile,
+    ModelState,
+    ResidualState,
+    RunningState,
+    ranges_of,
+)
+from perphd.predictor.profile.file import Metrics
+from perphd.predictor.profile.merge import HELD_OUT, Contest, contest
+from perphd.predictor.profile.training import metrics_of
+
+CHANNELS: Final = ("work", "delay")
+"""Corrections with trees: those that are merged."""
+LEAST_ROWS: Final = 30
+"""Remembered samples of each host, at least."""
+_BEGINNING: Final = 5.0
+"""Samples that a pooled reference counts as, at most."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Remembered:
+    """What one host's model remembers of one channel: rows (n, F) of ``features.COLUMNS``, corrections (n,)."""
+
+    host: str
+    x: Floats
+    y: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelContest:
+    """How the merged trees did on one host's held-out samples of one channel."""
+
+    channel: str
+    result: Contest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MergedModel:
+    """What came out, and how it did on every host and channel."""
+
+    file: ModelFile
+    contests: tuple[ChannelContest, ...]
+
+    @property
+    def accepted(self) -> bool:
+        """The champion check is passed everywhere."""
+        return all(contest.result.held for contest in self.contests)
+
+
+def merge_models(files: Sequence[ModelFile], *, seed: int = 0) -> MergedModel:
+    """One model of several.
+
+    Raises:
+        PerphError: fewer than two, one that is given twice, that remembers too little or has no trees, work that is
+            counted by another kind of SLI, or another version of the application.
+    """
+    if len(files) < 2:
+        raise PerphError("merging takes at least two models")
+    sources = [file.provenance for file in files]
+    for what, values in (
+        ("their work is counted differently", {s.sli_source or "no SLI" for s in sources}),
+        ("they are of different versions", {s.app_version for s in sources if s.app_version}),
+    ):
+        if len(values) > 1:
+            raise PerphError(f"{what}: {', '.join(sorted(values))}")
+    for k, file in enumerate(files):
+        if any(file.state == other.state for other in files[:k]):
+            raise PerphError(f"{_host(file)} is given twice: nothing would be held out of it")
+    contests: list[ChannelContest] = []
+    trained: dict[str, tuple[Trees, Floats, Floats]] = {}
+    for channel in CHANNELS:
+        parts = [found for file in files if (found := remembered(file, channel)) is not None]
+        if len(parts) < len(files):
+            if channel == "work":
+                lacking = [_host(f) for f in files if remembered(f, channel) is None]
+                raise PerphError(
+                    f"{', '.join(lacking)}: less than {LEAST_ROWS} samples beside batch are remembered"
+                )
+            continue  # a channel that was not measured everywhere begins from physics
+        trees, found = _contest(parts, channel, seed)
+        contests += found
+        trained[channel] = trees, np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts])
+    state = _state(files, trained)
+    newest = max(sources, key=lambda s: s.saved_at_unix_s)
+    provenance = replace(
+        newest, host="+".join(dict.fromkeys(s.host for s in sources)), cores=max(s.cores for s in sources)
+    )
+    return MergedModel(ModelFile(provenance, ranges_of(state), state), tuple(contests))
+
+
+def judge(file: ModelFile, other: ModelFile, channel: str = "work") -> Metrics:
+    """How well the trees of one model say what another host's model remembers.
+
+    Raises:
+        PerphError: the first has no trees, or the second remembers too little.
+    """
+    asked = remembered(other, channel)
+    if asked is None:
+        raise PerphError(f"{_host(other)}: less than {LEAST_ROWS} samples beside batch are remembered")
+    learner = _learner(file, channel)
+    if learner is None:
+        raise PerphError(f"{_host(file)}: its {channel} has no trees yet")
+    return metrics_of(asked.y, learner.say(asked.x))
+
+
+def remembered(file: ModelFile, channel: str) -> Remembered | None:
+    """The samples that this model's trees remember; None: fewer than ``LEAST_ROWS``, or it has no trees."""
+    learner = _learner(file, channel)
+    if learner is None:
+        return None
+    x, y = learner.remembered()
+    known = np.isfinite(y)
+    return Remembered(_host(file), x[known], y[known]) if int(known.sum()) >= LEAST_ROWS else None
+
+
+def _learner(file: ModelFile, channel: str) -> Boosted | None:
+    state: ResidualState = getattr(file.state, channel)
+    if state.boosted is None or len(state.boosted.trees.leaf_start) < 2:
+        return None
+    made = Boosted(np.ones(features.PLACE), 0.2, 0.06, _signs(channel))
+    made.restore(state, 0.0)
+    return made
+
+
+def _signs(channel: str) -> tuple[int, ...]:
+    return features.WORK_SIGNS if channel == "work" else features.DELAY_SIGNS
+
+
+def _train(x: Floats, y: Floats, channel: str, seed: int, weight: Floats | None = None) -> Trees:
+    rng = np.random.default_rng(seed)
+    return fit(x, y, features.NAMES, _signs(channel), rng, weight, RESIDENT.fit)
+
+
+def _contest(parts: Sequence[Remembered], channel: str, seed: int) -> tuple[Trees, list[ChannelContest]]:
+    known = [np.arange(len(p.y)) % HELD_OUT != 0 for p in parts]
+    x = np.concatenate([p.x[k] for p, k in zip(parts, known, strict=True)])
+    y = np.concatenate([p.y[k] for p, k in zip(parts, known, strict=True)])
+    # Every host counts alike, however much it remembers.
+    weight = np.concatenate([np.full(int(k.sum()), len(x) / len(parts) / k.sum()) for k in known])
+    merged = Forest.compile(_train(x, y, channel, seed, weight))
+    # Champions are trained on the same rows, else they would have seen what they are asked.
+    singles = [
+        Forest.compile(_train(p.x[k], p.y[k], channel, seed)) for p, k in zip(parts, known, strict=True)
+    ]
+    found = []
+    for part, k in zip(parts, known, strict=True):
+        held_x, held_y = part.x[~k], part.y[~k]
+        errors = [(single.predict(held_x) - held_y) ** 2 for single in singles]
+        ours = (merged.predict(held_x) - held_y) ** 2
+        found.append(ChannelContest(channel, contest(part.host, [p.host for p in parts], errors, ours)))
+    every = np.concatenate([np.full(len(p.y), 1.0 / len(p.y)) for p in parts])
+    every /= every.mean()
+    rows, labels = np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts])
+    return _train(rows, labels, channel, seed, every), found
+
+
+def _state(files: Sequence[ModelFile], trained: dict[str, tuple[Trees, Floats, Floats]]) -> ModelState:
+    model = LraModel("ogbrt")
+    for channel, (trees, x, y) in trained.items():
+        model.begin_channel(channel, trees, x, y)
+    elasticities = [f.state.elasticity for f in files if f.state.elasticity is not None]
+    return replace(
+        model.to_state(0.0),
+        reference=_pooled(file.state.reference for file in files),
+        elasticity=float(np.mean(elasticities)) if elasticities else None,
+        samples=sum(f.state.samples for f in files),
+    )
+
+
+def _pooled(references: Iterable[tuple[RunningState, ...]]) -> tuple[RunningState, ...]:
+    """Means over the hosts, weighted by samples; their spread is part of the variance."""
+    by_key: dict[tuple[str, int | None], list[RunningState]] = {}
+    for reference in references:
+        for one in reference:
+            by_key.setdefault((one.signal, one.bucket), []).append(one)
+    found = []
+    for (signal, bucket), ones in by_key.items():
+        weight = np.array([max(one.count, 1e-3) for one in ones])
+        mean = np.array([one.mean for one in ones])
+        centre = float(np.average(mean, weights=weight))
+        within = float(np.average([one.var for one in ones], weights=weight))
+        between = float(np.average((mean - centre) ** 2, weights=weight))
+        count = min(math.fsum(one.count for one in ones), _BEGINNING)
+        found.append(RunningState(signal, bucket, centre, within + between, count, 0))
+    return tuple(found)
+
+
+def _host(file: ModelFile) -> str:
+    return f"{file.provenance.lra}@{file.provenance.host}"
