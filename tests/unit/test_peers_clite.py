@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 
 from perphd.admission.peers.units import Units
@@ -77,6 +78,34 @@ def test_begins_anew_when_the_load_moves_or_the_kept_point_fails():
         assert world.memory.kept
     world.step(lra("a", 11.0), batch())
     assert not world.memory.kept
+
+
+def test_as_published_a_kept_point_that_fails_is_kept_until_the_load_moves():
+    world = Play(clite.ClitePolicy(0, most_samples=6, as_published=True), period_s=clite.PERIOD_S)
+    while world.memory is None or not world.memory.kept:
+        world.step(*answer(world.memory))
+    for _ in range(3 * clite.MISSES):
+        world.step(lra("a", 11.0), batch())
+        assert world.memory.kept
+    world.step(lra("a", 11.0, load=130.0), batch())
+    assert not world.memory.kept
+
+
+def test_predictions_are_those_of_the_library():
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import Matern
+
+    random = np.random.default_rng(0)
+    x = random.integers(1, 8, (20, 6)).astype(float)
+    y = np.sin(x.sum(1) / 9.0)
+    process = GaussianProcessRegressor(Matern(1.0, (1.0, 20.0), nu=1.5), alpha=1e-5, normalize_y=True).fit(
+        x, y
+    )
+    asked = np.vstack([random.random((30, 6)) * 8, x[:2]])
+    mean, sd = process.predict(asked, return_std=True)
+    found = clite.predicted(process, asked)
+    assert found[0] == pytest.approx(mean, abs=1e-9)
+    assert found[1] == pytest.approx(sd, abs=1e-9)
 
 
 def test_every_point_uses_all_units_and_gives_everybody_one():

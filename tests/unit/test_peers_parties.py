@@ -48,6 +48,17 @@ def test_upsizes_the_worst_by_one_unit_from_batch():
     assert changes[BATCH] == (changes["a"][0], -1)
 
 
+def test_until_met_adds_units_only_while_a_target_is_missed():
+    world = Play(PartiesPolicy(until_met=True), period_s=0.5)
+    world.step(lra("a", 9.8), lra("b", 9.8), batch())
+    before = world.memory.parts
+    world.step(lra("a", 9.8), lra("b", 9.8), batch())  # slack 2 %: by its own rule it would take a unit
+    assert world.memory.parts == before
+    world.step(lra("a", 10.2), lra("b", 9.8), batch())
+    assert moved(before, world.memory.parts)["a"][1] == 1
+    assert world.policy.name == "parties-until-met"
+
+
 def test_an_upsize_that_does_not_help_is_kept_and_the_next_resource_follows():
     world = play()
     views = lra("a", 20.0), batch()

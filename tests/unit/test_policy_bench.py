@@ -19,10 +19,10 @@ from perphd.sim.node.grant import Grant
 from perphd.sim.node.load import Steps
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.model import Node
-from tools.bench.policies import enough, grids, knee, measure, oracle, report, results, scenarios
+from tools.bench.policies import enough, grids, held, knee, measure, oracle, report, results, scenarios
 from tools.bench.policies.catalogue import ENTRANTS
 from tools.bench.policies.driver import run
-from tools.bench.policies.scene import GRACE, Actor, Goal, Scenario
+from tools.bench.policies.scene import Actor, Goal, Scenario
 from tools.bench.policies.world import World, grant_of
 from tools.replay.recording import Recorder, RecordingError, replay
 
@@ -53,7 +53,7 @@ def brute_force(here: oracle.Situation) -> float:
             )
             core, way = core + c, way + w
         told = Node(machine, here.works).solve([row], here.loads)
-        if oracle.scores(here, told)[0] >= 1.0 / GRACE:
+        if oracle.scores(here, told)[0] >= oracle.MET:
             best = max(best, float(oracle.batch_work(here, told.work_per_s)[0]))
     return best
 
@@ -82,6 +82,30 @@ def test_no_run_beats_the_optimum_with_its_targets_met():
         done = run(scenario, entrant.make(scenario, 0), entrant.period_s, 0, models=entrant.models)
         told = measure.measure(done, optima)
         assert told.good_of_oracle <= 1.03, policy  # the load wanders by 2 %
+
+
+def test_the_optimum_meets_the_target_itself_and_can_be_held():
+    """No standing in the grace with which misses are counted; what is kept of the setting is the setting."""
+    scenario = small()
+    optima = {key: oracle.best(here) for key, here in measure.situations(scenario).items()}
+    assert all(o.score >= oracle.MET and o.one_class == pytest.approx(o.work) for o in optima.values())
+    kept = {k: oracle.Optimum(**json.loads(json.dumps(o.as_dict()))) for k, o in optima.items()}
+    held_run = run(scenario, held.HeldPolicy(scenario, kept), held.PERIOD_S, 0)
+    told = measure.measure(held_run, kept)
+    assert told.of_oracle == pytest.approx(1.0, abs=0.04)
+    assert told.good_of_one_class == pytest.approx(told.good_of_oracle)
+    assert told.churn == 0, "set once when batch comes, then held"
+    assert measure.score_over(held_run, 15.0) >= 0.97, "p95 of a window: the load wanders about the target"
+
+
+def test_batch_that_is_divided_may_do_more_than_as_one_class():
+    jobs = [scenarios.batch(name, threads=2) for name in ("batch-thrash", "batch-stream")]
+    actors = (scenarios.service(SMALL, "memcached", 0.1), *jobs)
+    here = measure.situation_at(Scenario("jobs", "test", "", SMALL, actors, 10.0), 0.0)
+    best = oracle.best(here, parts=True)
+    assert best.feasible
+    assert 0 < best.one_class <= best.work
+    assert best.one_class == pytest.approx(oracle.shared(here).work)
 
 
 def test_an_impossible_target_is_said_to_be_impossible():
@@ -297,7 +321,7 @@ def test_the_report_says_how_everybody_did(tmp_path):
     cells = [
         {"grid": "fig12", "policy": p, "row": 0.1, "column": 0.1, "seed": 0, "value": v, "reference": 0.8}
         for p, v in (
-            ("oracle", 0.8), ("clite", 0.9), ("parties", 0.7), ("parties-literal", 0.5), ("heracles-literal", 0.0)
+            ("oracle", 0.8), ("clite", 0.9), ("parties-until-met", 0.7), ("parties", 0.3), ("heracles-literal", 0.0)
         )
     ]  # fmt: skip
     head = report.write(tmp_path, runs, cells, [], [], report.About("a command", failed=(("a", "b"),)))
@@ -305,9 +329,9 @@ def test_the_report_says_how_everybody_did(tmp_path):
     assert "**1 could not be computed**" in head
     text = (tmp_path / "report.md").read_text()
     assert text.startswith(head[:200])
-    assert "ORACLE >= CLITE > PARTIES (both readings) > Heracles holds" in text
-    assert "parties 0.70 of ORACLE where it meets the targets, published 0.57: within 0.15" in text
-    assert "clite 0.90 of ORACLE where it meets the targets, published 0.90: within" in text
+    assert "ORACLE >= CLITE > PARTIES > Heracles holds" in text
+    assert "parties-until-met 0.70 of ORACLE, published 0.57: within 0.15" in text
+    assert "clite 0.90 of ORACLE, published 0.90: within 0.15" in text
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/png") >= 3
     assert "<table>" in page

@@ -27,6 +27,7 @@ from tools.bench.policies import (  # noqa: E402
     agentmode,
     enough,
     grids,
+    held,
     knee,
     measure,
     oracle,
@@ -41,7 +42,7 @@ from tools.bench.policies.pool import Progress, Task, work  # noqa: E402
 from tools.bench.policies.scene import Scenario  # noqa: E402
 
 KNEE_OF = ("perph", "parties")
-_COSTS = {"clite": 6.0, "perph": 2.0, "perph-literal": 1.5}
+_COSTS = {"clite": 4.0, "perph": 2.0, "perph-literal": 1.5}
 """What a virtual second of a policy costs, beside that of one which does nothing."""
 SPREAD_SEEDS = 10
 """Runs of each policy in a few scenarios, so that the spread between runs can be told."""
@@ -70,7 +71,7 @@ def main() -> int:
                 work(pool, "runs", runs, _run_tasks(chosen, options, optima, runs), progress)
                 work(pool, "knees", knees, _knee_tasks(chosen, options, knees), progress)
                 work(pool, "grids: optima", cells, _grid_tasks(["oracle"], options, cells), progress)
-                others = [p for p in grids.POLICIES if p in options.policies]
+                others = grids.policies(options.policies)
                 work(pool, "grids", cells, _grid_tasks(others, options, cells), progress)
                 if options.agent:
                     work(pool, "agent", agents, _agent_tasks(options, agents), progress)
@@ -228,10 +229,9 @@ def _run_tasks(
 def one_run(scenario: Scenario, policy: str, seed: int, optima: dict[str, Optimum]) -> dict[str, object]:
     """One run, measured; of the policies of ``KNEE_OF`` also every step away from what they settled on."""
     entrant, judged = ENTRANTS[policy], policy in KNEE_OF and scenario.family != "quiet"
+    ruler = held.HeldPolicy(scenario, optima) if policy == held.NAME else entrant.make(scenario, seed)
     watcher = enough.Watcher() if judged else None
-    done = run(
-        scenario, entrant.make(scenario, seed), entrant.period_s, seed, models=entrant.models, watch=watcher
-    )
+    done = run(scenario, ruler, entrant.period_s, seed, models=entrant.models, watch=watcher)
     steps = enough.steps_of(done, watcher) if watcher is not None else []
     return measure.measure(done, optima).as_dict() | {"steps": [step.as_dict() for step in steps]}
 

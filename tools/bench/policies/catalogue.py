@@ -13,7 +13,7 @@ from perphd.admission.peers.parties import PartiesPolicy
 from perphd.admission.peers.perph_literal import PerphLiteralPolicy
 from perphd.admission.perph import PerphPolicy
 from perphd.domain.policy import Policy
-from tools.bench.policies import clite
+from tools.bench.policies import clite, held, measure, oracle
 from tools.bench.policies.scene import Scenario
 
 
@@ -37,7 +37,16 @@ def _heracles(scene: Scenario, *, literal: bool) -> Policy:
     return HeraclesPolicy(literal=literal, peak_load_per_s=peaks, peak_bytes_per_s=peak)
 
 
+def _held(scene: Scenario) -> Policy:
+    """Looks for the optima itself; the bench, which has them already, makes one with those."""
+    optima = {
+        key: oracle.best(here, parts=scene.partition) for key, here in measure.situations(scene).items()
+    }
+    return held.HeldPolicy(scene, optima)
+
+
 ENTRANTS: Final[dict[str, Entrant]] = {
+    held.NAME: Entrant(lambda scene, seed: _held(scene), period_s=held.PERIOD_S),
     "none": Entrant(lambda scene, seed: NonePolicy()),
     "cpu-sbs": Entrant(lambda scene, seed: CpuSharesPolicy()),
     "static": Entrant(lambda scene, seed: StaticPolicy()),

@@ -3,42 +3,56 @@
 Figures 7 and 8: for every load of img-dnn and masstree, the greatest load of memcached at which a policy still brings
 all three to their targets, alone (7) and with a batch job beside them (8); found by halving. Figure 12: the batch
 job's work over ORACLE's, both in CLITE's space (disjoint parts), for every load of img-dnn and memcached with masstree
-at 10 % (the paper does not say which pair it varies). The archetypes' own full loads, no figure tuned for a cell.
+at 10 % (the paper does not say which pair it varies). The archetypes' own full loads; one rule for the targets of all
+cells of all grids; the policies as CLITE's comparison describes them, with their own rules beside.
+
+A target is met if p95 over the judged seconds is within it (with the bench's grace), as in the paper, where p95 of a
+window is compared with it; the loads of the world wander, and single seconds near the knee with them.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from perphd.admission.peers.parties import PartiesPolicy
 from perphd.sim.node.machine import SILVER_4114
-from tools.bench.policies import measure, oracle_units, scenarios
-from tools.bench.policies.catalogue import ENTRANTS
+from tools.bench.policies import clite, measure, oracle_units, scenarios
+from tools.bench.policies.catalogue import CLITE_SAMPLES, ENTRANTS, Entrant
 from tools.bench.policies.driver import run
 from tools.bench.policies.oracle import Optimum
-from tools.bench.policies.scene import Scenario
+from tools.bench.policies.scene import GRACE, Scenario
 
 LENGTH_S: Final = 160.0
 SETTLED_S: Final = 40.0
-"""The last seconds of a run, in which its policy is to have found what it looks for ..."""
-MISSED_SHARE: Final = 0.10
-"""... and may miss a target for no more than this share of the time."""
+"""The last seconds of a run, which are judged: by then its policy is to have found what it looks for."""
 LEVELS: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
 """Loads of memcached that are tried, by halving."""
 GRIDS: Final = ("fig7", "fig8", "fig12")
-POLICIES: Final = ("oracle", "clite", "parties", "parties-literal", "heracles-literal", "perph")
-TOLERANCE: Final = {"fig7": 1.10, "fig8": 1.10, "fig12": scenarios.KNEE_TOLERANCE}
-"""Targets over the latency at the knee, the same in all cells of a grid. Figures 7 and 8 ask how much load is met, so
-the target is the knee itself as published, and a tenth more: 5 %, because PARTIES takes less slack for none, and twice
-the noise of a two-second sample. Figure 12 asks what batch gets. PARTIES there gave away units in every published
-cell, for which it wants a fifth of slack: with memcached, whose latency at the knee is 8 % above that without load,
-that cannot be under the knee as target (with a tenth more it keeps a fifth of ORACLE's batch work here, not the
-published half). So the quarter more of all other scenarios is allowed."""
-PERIODS_S: Final = {"parties": 2.0, "parties-literal": 2.0}
+POLICIES: Final = (
+    "oracle", "clite", "parties-until-met", "parties", "parties-literal", "heracles-literal", "perph",
+)  # fmt: skip
+TOLERANCE: Final = 1.10
+"""Targets over the latency at the knee (all of the machine, full load), the same in every cell of every grid.
+
+Published are the knees themselves. But the published curves rise up to the knee (memcached's by 8 %, img-dnn's by 41 %)
+and the model's hardly do (not at all, by 22 %): at the knee itself no setting would leave memcached any slack at any
+load. A tenth gives back about what there is; it is also 5 %, below which PARTIES takes slack for none, and twice the
+noise of a two-second sample."""
+PERIOD_S: Final = 2.0
 """In CLITE's comparison PARTIES, too, looks for two seconds at every configuration (half a second on its own)."""
+ENTERED: Final[dict[str, Entrant]] = {
+    "clite": Entrant(
+        lambda scene, seed: clite.ClitePolicy(seed, CLITE_SAMPLES, as_published=True), clite.PERIOD_S
+    ),
+    "parties-until-met": Entrant(lambda scene, seed: PartiesPolicy(seed, until_met=True), PERIOD_S),
+    "parties": Entrant(lambda scene, seed: PartiesPolicy(seed), PERIOD_S),
+    "parties-literal": Entrant(lambda scene, seed: PartiesPolicy(seed, literal=True), PERIOD_S),
+}
+"""Policies that differ from those of the other scenarios."""
 _JOBS: Final = {"fig7": None, "fig8": "batch-compute", "fig12": "batch-stream"}
 
 
@@ -62,6 +76,11 @@ class Cell:
         return {k: None if isinstance(v, float) and math.isnan(v) else v for k, v in asdict(self).items()}
 
 
+def policies(wanted: Collection[str]) -> list[str]:
+    """Who enters, besides ORACLE, if these policies are wanted: PARTIES in every reading of its rule."""
+    return [p for p in POLICIES[1:] if p in wanted or (p.startswith("parties") and "parties" in wanted)]
+
+
 def loads(full: bool) -> tuple[float, ...]:
     """Loads on both axes: ten of them, or five."""
     return tuple(i / 10 for i in range(1, 11)) if full else (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -79,9 +98,7 @@ def scene(grid: str, row: float, column: float, third: float) -> Scenario:
         shares = {"img-dnn": row, "memcached": column, "masstree": third}
     else:
         shares = {"img-dnn": row, "masstree": column, "memcached": third}
-    actors = [
-        scenarios.service(machine, name, share, tolerance=TOLERANCE[grid]) for name, share in shares.items()
-    ]
+    actors = [scenarios.service(machine, name, share, tolerance=TOLERANCE) for name, share in shares.items()]
     job = _JOBS[grid]
     if job == "batch-compute":
         actors.append(scenarios.batch("batch-pi", job, threads=20))
@@ -100,11 +117,10 @@ def optimum(grid: str, row: float, column: float, third: float) -> Optimum:
 
 def settled(grid: str, row: float, column: float, third: float, policy: str, seed: int) -> tuple[bool, float]:
     """Whether the policy brought everybody to their targets in the end, and batch's work then."""
-    scenario, entrant = scene(grid, row, column, third), ENTRANTS[policy]
-    period_s = PERIODS_S.get(policy, entrant.period_s)
-    done = run(scenario, entrant.make(scenario, seed), period_s, seed, models=entrant.models)
-    tail = measure.tail(done, SETTLED_S)
-    return tail[0] <= MISSED_SHARE, tail[1]
+    scenario = scene(grid, row, column, third)
+    entrant = ENTERED.get(policy) or ENTRANTS[policy]
+    done = run(scenario, entrant.make(scenario, seed), entrant.period_s, seed, models=entrant.models)
+    return measure.score_over(done, SETTLED_S) >= 1.0 / GRACE, measure.tail(done, SETTLED_S)[1]
 
 
 def greatest(test: Callable[[float], bool], levels: tuple[float, ...]) -> float:

@@ -27,7 +27,8 @@ class Result:
     ``first_ok_samples``: from when batch is there until all targets are met for three rounds (nan: never).
     ``batch``: mean batch work (see ``oracle``); ``of_oracle``: the same over the optimum's, where that is feasible;
     ``steady_batch_of_oracle``, ``steady_violation_share``: of the last half only. ``good_of_oracle``: batch work over
-    the optimum's, counting none of what was done while a target was missed. ``makespan_s``: mean of the jobs' (nan:
+    the optimum's, counting none of what was done while a target was missed; ``good_of_one_class``: the same over
+    the best setting that treats all batch as one class. ``makespan_s``: mean of the jobs' (nan:
     none was done). ``churn``: knobs changed per minute; ``actions``: rounds in which something was changed.
     ``decide_ms``, ``learn_ms``: means of wall time per decision; ``decide_p99_ms``.
     """
@@ -45,6 +46,7 @@ class Result:
     batch: float
     of_oracle: float
     good_of_oracle: float
+    good_of_one_class: float
     steady_of_oracle: float
     steady_violation_share: float
     work: float
@@ -120,6 +122,7 @@ def measure(run: Run, optima: Mapping[str, Optimum]) -> Result:
         batch=_weighted([(m.batch, m.seconds) for m in tally.moments if m.has_batch]),
         of_oracle=_share(tally.moments),
         good_of_oracle=_share(tally.moments, good_only=True),
+        good_of_one_class=_share(tally.moments, good_only=True, one_class=True),
         steady_of_oracle=_share(half),
         steady_violation_share=_weighted([(float(m.missed and m.feasible), m.seconds) for m in half]),
         work=_weighted([(m.work, m.seconds) for m in tally.moments]),
@@ -140,6 +143,7 @@ class _Moment:
     shortfall: float
     feasible: bool
     best: float
+    one_class: float
     batch: float
     has_batch: bool
     work: float
@@ -180,6 +184,7 @@ class _Tally:
                 shortfall=max(0.0, 1.0 - worst),
                 feasible=feasible,
                 best=optimum.work if optimum is not None and optimum.feasible else math.nan,
+                one_class=optimum.one_class if optimum is not None and optimum.one_class > 0 else math.nan,
                 batch=statistics.fmean(shares) if shares else 0.0,
                 has_batch=bool(shares),
                 work=statistics.fmean(works) if works else math.nan,
@@ -206,10 +211,10 @@ def _first_ok(tally: _Tally) -> tuple[float, float]:
     return math.nan, math.nan
 
 
-def _share(moments: list[_Moment], good_only: bool = False) -> float:
+def _share(moments: list[_Moment], *, good_only: bool = False, one_class: bool = False) -> float:
     """Batch's work over the optimum's, where both have a meaning."""
-    usable = [m for m in moments if m.has_batch and not math.isnan(m.best)]
-    best = sum(m.best * m.seconds for m in usable)
+    usable = [m for m in moments if m.has_batch and not math.isnan(m.one_class if one_class else m.best)]
+    best = sum((m.one_class if one_class else m.best) * m.seconds for m in usable)
     done = sum(m.batch * m.seconds for m in usable if not (good_only and m.missed))
     return done / best if best > 0 else math.nan
 
@@ -228,3 +233,23 @@ def tail(run: Run, seconds: float) -> tuple[float, float]:
             tally.add(item, run.finished_s)
     missed = _weighted([(float(m.missed), m.seconds) for m in tally.moments])
     return missed, _weighted([(m.batch, m.seconds) for m in tally.moments])
+
+
+def score_over(run: Run, seconds: float) -> float:
+    """Of the last seconds of a run: the worst LRA's score by its p95 (weighted by work) and rate over all of them."""
+    rounds = [r for r in run.rounds if r.interval.at_s > run.scenario.duration_s - seconds]
+    worst = math.inf
+    for actor in run.scenario.lras:
+        seen = [
+            (r.interval.outcomes[actor.name], r.interval.seconds)
+            for r in rounds
+            if actor.name in r.interval.outcomes
+        ]
+        work = sum(outcome.work_per_s * length for outcome, length in seen)
+        if actor.goal is None or not seen:
+            continue
+        if work <= 0:
+            return 0.0
+        p95_ms = sum(outcome.p95_ms * outcome.work_per_s * length for outcome, length in seen) / work
+        worst = min(worst, actor.goal.score(work / sum(length for _, length in seen), p95_ms))
+    return worst

@@ -8,6 +8,7 @@ reaches alone with a part is an upper bound, parts with which an LRA misses its 
 is computed from the greatest bound downwards until nothing better can come.
 
 "Best": every target met, then batch's work greatest; if no setting meets all targets, the worst LRA's score greatest.
+A target is met at a score of 1: the grace with which misses are counted (``scene.GRACE``) is no room to stand in.
 Batch's work is the mean over batch workloads of rate / rate alone on the whole machine.
 """
 
@@ -16,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -30,9 +31,11 @@ from perphd.sim.node.machine import Machine
 from perphd.sim.node.model import Node
 from perphd.sim.node.outcome import Outcomes
 from perphd.sim.node.workload import NodeWorkload
-from tools.bench.policies.scene import GRACE, Actor, Goal
+from tools.bench.policies.scene import Actor, Goal
 
 Array = npt.NDArray[np.float64]
+MET: Final = 1.0 - 1e-6
+"""Score from which a target counts as met here."""
 _BIG: Final = 8
 """Workloads from which the shared lattice is thinned out (an answer then costs milliseconds): no exact optimum."""
 _CHUNK: Final = 192
@@ -67,11 +70,27 @@ class Situation:
         return [i for i, work in enumerate(self.works) if work.requests is None]
 
 
+Packed = tuple[str, int, int, int]
+"""A grant in short: CPUs as a list, cpu.weight (0: cpu.idle), cache mask and throttle level of every domain."""
+
+
+def packed(grant: Grant, machine: Machine) -> Packed:
+    """What an optimum keeps of a grant: all that the lattices vary."""
+    return (
+        str(grant.cpus or machine.online),
+        0 if grant.idle else round(grant.weight),
+        grant.masks[0] if grant.masks else machine.full_mask,
+        grant.mba_pct[0] if grant.mba_pct else 100,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Optimum:
     """``work``: batch's at the best setting (0 if no target can be met); ``score``: the worst LRA's there.
 
-    ``how``: the setting in words; ``looks``: alternatives computed.
+    ``how``: the setting in words; ``looks``: alternatives computed. ``row``: the setting of every workload, as
+    ``packed``. ``one_class``: batch's work at the best setting in which all batch is one class (0: none, or not looked
+    at): what a policy can reach that does not divide batch jobs among themselves.
     """
 
     feasible: bool
@@ -79,6 +98,8 @@ class Optimum:
     score: float
     how: str
     looks: int
+    row: Sequence[Packed] = ()
+    one_class: float = 0.0
 
     def as_dict(self) -> dict[str, object]:
         """For JSON."""
@@ -129,14 +150,17 @@ def best(here: Situation, *, parts: bool = False) -> Optimum:
     found = shared(here)
     if len(here.lras) > 1 and here.batch:
         found = _better(found, own_cores(here))
+    one_class = found.work
     if parts and len(here.works) > 1:
-        found = _better(found, partitioned(here))
-    return found
+        divided = partitioned(here)
+        one_class = max(one_class, divided.work if len(here.batch) == 1 else 0.0)
+        found = _better(found, divided)
+    return replace(found, one_class=one_class)
 
 
 def _better(one: Optimum, other: Optimum) -> Optimum:
     winner = max((one, other), key=lambda o: (o.feasible, o.work if o.feasible else o.score))
-    return Optimum(winner.feasible, winner.work, winner.score, winner.how, one.looks + other.looks)
+    return replace(winner, looks=one.looks + other.looks)
 
 
 # -- shared cores -------------------------------------------------------------------------------------
@@ -148,7 +172,8 @@ def shared(here: Situation) -> Optimum:
     if not here.batch:
         told = Node(machine, here.works).solve([[Grant()] * len(here.works)], here.loads)
         worst = float(scores(here, told)[0])
-        return Optimum(worst >= 1.0 / GRACE, 0.0, worst, "nothing is to be divided", 1)
+        row = [packed(Grant(), machine) for _ in here.works]
+        return Optimum(worst >= MET, 0.0, worst, "nothing is to be divided", 1, row)
     node = Node(machine, here.works)
     thin = len(here.works) >= _BIG
     ways = machine.llc_ways
@@ -195,13 +220,18 @@ def shared(here: Situation) -> Optimum:
         )
         c, m, t = (int(v) for v in index[at])
         how = f"batch on {counts[c]}/{total} {kind}, {told_masks[m]}, throttle {levels[t]} %"
-        mine = Optimum(feasible, float(done[at]) if feasible else 0.0, float(score[at]), how, 0)
+        chosen = [
+            replace(grant, cpus=rows[c][i], masks=(masks[m][i],), mba_pct=(throttles[t][i],))
+            for i, grant in enumerate(base)
+        ]
+        row = [packed(grant, machine) for grant in chosen]
+        mine = Optimum(feasible, float(done[at]) if feasible else 0.0, float(score[at]), how, 0, row)
         champion = max((champion, mine), key=lambda o: (o.feasible, o.work if o.feasible else o.score))
-    return Optimum(champion.feasible, champion.work, champion.score, champion.how, looks)
+    return replace(champion, looks=looks)
 
 
 def _pick(worst: Array, done: Array) -> tuple[int, bool]:
-    good = worst >= 1.0 / GRACE
+    good = worst >= MET
     if good.any():
         return int(np.where(good, done, -1.0).argmax()), True
     return int(worst.argmax()), False
@@ -227,8 +257,8 @@ def own_cores(here: Situation) -> Optimum:
         )
     node, looks, ways = Node(machine, here.works), 0, machine.llc_ways
     for margin in _MARGINS:
-        counts = {i: 1 + int(np.argmax(reach[i] >= (1.0 + margin) / GRACE)) for i in here.lras}
-        short = any((reach[i] < (1.0 + margin) / GRACE).all() for i in here.lras)
+        counts = {i: 1 + int(np.argmax(reach[i] >= (1.0 + margin) * MET)) for i in here.lras}
+        short = any((reach[i] < (1.0 + margin) * MET).all() for i in here.lras)
         if short or sum(counts.values()) >= machine.cores:
             continue
         row, core = {}, 0
@@ -254,9 +284,11 @@ def own_cores(here: Situation) -> Optimum:
             f"LRAs on cores of their own ({'/'.join(map(str, counts.values()))}), batch on "
             f"{machine.cores - core} in {m + 1} ways, throttle {machine.mba_levels_pct[t]} %"
         )
-        mine = Optimum(feasible, float(done[at]) if feasible else 0.0, float(score[at]), how, 0)
+        chosen = [Grant(cpus=row.get(i, rest), masks=(masks[m][i],), mba_pct=(levels[t][i],)) for i in names]
+        kept = [packed(grant, machine) for grant in chosen]
+        mine = Optimum(feasible, float(done[at]) if feasible else 0.0, float(score[at]), how, 0, kept)
         champion = _better(champion, mine)
-    return Optimum(champion.feasible, champion.work, champion.score, champion.how, looks)
+    return replace(champion, looks=looks)
 
 
 # -- disjoint parts -----------------------------------------------------------------------------------
@@ -305,7 +337,7 @@ def partitioned(here: Situation) -> Optimum:
     reach = [alone[i][core_rows[c, i], way_rows[w, i]] for i in range(count)]
     worst = np.min([reach[i] for i in here.lras], axis=0) if here.lras else np.full(len(c), np.inf)
     bound = np.mean([reach[i] for i in here.batch], axis=0) if here.batch else worst
-    good = np.flatnonzero(worst >= 1.0 / GRACE)
+    good = np.flatnonzero(worst >= MET)
     if not len(good):
         return Optimum(False, 0.0, float(worst.max()), "no part suffices for somebody even alone", looks)
     order = good[np.argsort(-bound[good], kind="stable")]
@@ -334,9 +366,10 @@ def partitioned(here: Situation) -> Optimum:
             f"parts: cores {'/'.join(map(str, core_rows[c[row]] + 1))}, "
             f"ways {'/'.join(map(str, way_rows[w[row]] + 1))}, batch's throttle {level} %"
         )
-        mine = Optimum(feasible, float(done[at]) if feasible else 0.0, float(score[at]), how, 0)
+        kept = [packed(grant, machine) for grant in grants_rows[at]]
+        mine = Optimum(feasible, float(done[at]) if feasible else 0.0, float(score[at]), how, 0, kept)
         champion = max((champion, mine), key=lambda o: (o.feasible, o.work if o.feasible else o.score))
-    return Optimum(champion.feasible, champion.work, champion.score, champion.how, looks + looked)
+    return replace(champion, looks=looks + looked)
 
 
 def _parts(here: Situation, cores: Sequence[int], ways: Sequence[int], level: int) -> list[Grant]:

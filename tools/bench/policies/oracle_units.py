@@ -16,8 +16,7 @@ from perphd.admission.peers.units import MBA_UNITS
 from perphd.domain.cpuset import CpuSet
 from perphd.sim.node.grant import Array, Grant
 from perphd.sim.node.model import Node
-from tools.bench.policies.oracle import Optimum, Situation, alone_rate, batch_work, compositions, scores
-from tools.bench.policies.scene import GRACE
+from tools.bench.policies.oracle import MET, Optimum, Situation, alone_rate, batch_work, compositions, scores
 
 _CHUNK: Final = 192
 _MOST_LOOKS: Final = 8000
@@ -42,7 +41,7 @@ def divided(here: Situation) -> Optimum:
             worst = np.minimum(worst, reach)
         else:
             bound += reach / len(here.batch)
-    good = np.flatnonzero(worst >= 1.0 / GRACE)
+    good = np.flatnonzero(worst >= MET)
     if not len(good):
         return Optimum(False, 0.0, float(worst.max()), "no part suffices for somebody even alone", looks)
     order = good[np.lexsort((-worst[good], -bound[good]))]
@@ -56,7 +55,7 @@ def divided(here: Situation) -> Optimum:
         told = node.solve([_grants(here, *parts) for parts in units], here.loads, chunk=_CHUNK)
         looks += len(some)
         score, done = scores(here, told), batch_work(here, told.work_per_s)
-        met = score >= 1.0 / GRACE
+        met = score >= MET
         at = int(np.where(met, done + 1e-9 * score, -1.0).argmax()) if met.any() else int(score.argmax())
         found = Optimum(
             bool(met[at]), float(done[at]) if met[at] else 0.0, float(score[at]), _how(*units[at]), 0
