@@ -66,6 +66,15 @@ READ_ONLY = (
 )
 
 
+SETTABLE = {
+    name
+    for table in (V1_FILES, V2_FILES)
+    for files in table.values()
+    for name in files
+    if name not in READ_ONLY
+} | {"cgroup.freeze"}
+
+
 @dataclass
 class Directory:
     inode: int
@@ -178,12 +187,11 @@ class FakeKernel:
 
     def texts(self) -> dict[str, str]:
         """Every settable file's content, for comparing before and after."""
-        names = {name for table in (V1_FILES, V2_FILES) for files in table.values() for name in files}
         return {
-            f"{path}/{name}": self.read(f"{path}/{name}").decode()
+            f"{path}/{name}": f"{text}\n"
             for path, directory in self.directories.items()
-            for name in directory.files
-            if (name in names and name not in READ_ONLY) or name == "cgroup.freeze"
+            for name, text in directory.files.items()
+            if name in SETTABLE
         }
 
     # -- KernelFs --------------------------------------------------------------------------------
@@ -219,12 +227,12 @@ class FakeKernel:
             return b"fq_codel\n"
         if path == "/sys/block/sda/queue/scheduler":
             return f"{self.scheduler}\n".encode()
-        files = self._files(dirname(path))
-        if basename(path) not in files:
+        above, _, name = path.rpartition("/")
+        text = self._files(above).get(name)
+        if text is None:
             raise self._error(errno.ENOENT, path, "open")
-        text = files[basename(path)]
-        if basename(path).endswith(".effective"):
-            text = str(self._effective(dirname(path), basename(path).removesuffix(".effective")))
+        if name.endswith(".effective"):
+            text = str(self._effective(above, name.removesuffix(".effective")))
         return f"{text}\n".encode()
 
     def write(self, path: str, data: bytes) -> None:
