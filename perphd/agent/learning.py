@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
@@ -10,6 +11,7 @@ from perphd.admission.context import (
     batch_is_quiet,
     batch_is_there,
     batch_use_cores,
+    cores_per_cpu,
     lras,
     model_context,
     total_cores,
@@ -18,8 +20,8 @@ from perphd.admission.inferer import untouched
 from perphd.admission.ladder import strictest_cache
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import Snapshot, WorkloadView
-from perphd.domain.reading import NOT_MEASURED, available
-from perphd.domain.sample import is_short
+from perphd.domain.reading import NOT_MEASURED, Reading, available
+from perphd.domain.sample import Sample, is_short
 from perphd.predictor import Observation
 
 STALLED_PCT = 5.0
@@ -36,6 +38,9 @@ def observations(
     quiet = available(use) and batch_is_quiet(snapshot, batch_idle_cores, held)
     in_force = strictest([protection.cpu for protection in protections])
     ways, pct = strictest_cache(protections)
+    samples = [view.sample for view in lras(snapshot) if view.sample is not None]
+    bandwidth, used = _Sums(samples, "mbw_bytes_per_s"), _Sums(samples, "cpu_usage_cores")
+    per_cpu = cores_per_cpu(snapshot)
     for view in lras(snapshot):
         if view.sample is None or is_short(view.sample, snapshot.period_s):
             continue
@@ -57,8 +62,29 @@ def observations(
                 # Where every LRA has cores of its own, what batch has left depends on all of them.
                 batch_cores=NOT_MEASURED if apart else use,
                 latency_percentile=view.spec.objective.latency_percentile,
+                neighbours_bytes_per_s=bandwidth.but(view.spec.name),
+                neighbours_cores=cpus * per_cpu if available(cpus := used.but(view.spec.name)) else cpus,
             ),
         )
+
+
+class _Sums:
+    """The sum of a reading over all LRAs that are there, and over all but one. What batch does is not in it: that is
+    perphd's to set.
+    """
+
+    def __init__(self, samples: Sequence[Sample], reading: str) -> None:
+        self._values = {sample.workload: sample.reading(reading) for sample in samples}
+        self._lacking = {name: value for name, value in self._values.items() if not available(value)}
+        self._total = math.fsum(value for value in self._values.values() if available(value))
+
+    def but(self, workload: str) -> Reading:
+        """Unavailable where it is not measured: of one of the others, or, if there are none, of this one."""
+        own = self._values.get(workload, NOT_MEASURED)
+        for name, value in self._lacking.items():
+            if name != workload or len(self._values) == 1:
+                return value
+        return max(self._total - own, 0.0) if available(own) else self._total
 
 
 def _is_squeezed(snapshot: Snapshot, view: WorkloadView) -> bool:

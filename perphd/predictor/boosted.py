@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Final, Protocol
 
 import numpy as np
@@ -22,7 +23,7 @@ from perphd.predictor.ogbrt import Ogbrt, OgbrtSettings, Trees
 from perphd.predictor.ogbrt.fit import FitSettings, fit
 from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt
 from perphd.predictor.ogbrt.update import UpdateSettings
-from perphd.predictor.persist import ResidualState
+from perphd.predictor.persist import BoostedState, ResidualState
 from perphd.predictor.residual import Residual
 
 Floats = NDArray[np.float64]
@@ -72,6 +73,10 @@ class Correction(Protocol):
     @property
     def alarms(self) -> int:
         """Drift alarms so far."""
+
+    @property
+    def clipped(self) -> int:
+        """Outliers so far: samples of which only a part was believed."""
 
 
 class Boosted:
@@ -171,7 +176,7 @@ class Boosted:
         trees = None
         if state.boosted is not None:
             trees = Ogbrt.from_state(
-                state.boosted,
+                widened(state.boosted),
                 self._signs,
                 features.LOW,
                 features.HIGH,
@@ -191,6 +196,11 @@ class Boosted:
     def alarms(self) -> int:
         """See ``Correction``."""
         return self._trees.alarms if self._trees is not None else 0
+
+    @property
+    def clipped(self) -> int:
+        """See ``Correction``."""
+        return self._local.clipped
 
     # -- the trees ------------------------------------------------------------------------------------------------
 
@@ -231,3 +241,27 @@ class Boosted:
         most = 5.0 * math.sqrt(self._local.noise_sd**2 + 0.01)
         self._with += _EVIDENCE * (min(abs(both), most) ** 2 - self._with)
         self._without += _EVIDENCE * (min(abs(alone), most) ** 2 - self._without)
+
+
+def widened(state: BoostedState) -> BoostedState:
+    """What was kept before the last columns were there, with those: of their effect nothing was there, as at their low
+    ends. Anything else stays as it is.
+    """
+    had, names = len(state.features), features.NAMES
+    if had >= len(names) or state.features != names[:had]:
+        return state
+    low = features.LOW[had:]
+
+    def more(values: Sequence[float], rows: int, fill: Floats) -> tuple[float, ...]:
+        if len(values) != rows * had:
+            return tuple(values)  # it is refused for that
+        table = np.array(values, dtype=np.float64).reshape(rows, had)
+        return tuple(np.hstack([table, np.tile(fill, (rows, 1))]).ravel().tolist())
+
+    return replace(
+        state,
+        features=names,
+        typical=more(state.typical, 1, low),
+        rows=more(state.rows, len(state.labels), low),
+        places=more(state.places, len(state.visits), np.zeros(len(low))),
+    )

@@ -49,6 +49,7 @@ COLUMNS: Final = (
     Column("io_stall", 0.0, 1.0, -1),
     Column("frequency_ghz", 1.0, 4.0, +1),
     Column("neighbours_gb_per_s", 0.0, 20.0, -1),
+    Column("neighbours_load", 0.0, 1.0, -1),
 )
 """The first seven tell the physics prior less than they tell of cache and bandwidth, about which it says nothing:
 only there is the sign of the correction the sign of the whole."""
@@ -66,15 +67,22 @@ class Covariates:
     """Contention that perphd cannot control, as far as it is measured.
 
     ``io_stall``: share of time in which the LRA waited for disks; ``frequency_ghz``: at which its CPUs ran;
-    ``neighbours_gb_per_s``: memory bandwidth of the other LRAs.
+    ``neighbours_gb_per_s``: memory bandwidth of the other LRAs; ``neighbours_load``: CPU that they use, as a share of
+    the host's cores: on hyperthreads they are on the siblings of this one's.
     """
 
     io_stall: Reading = NOT_MEASURED
     frequency_ghz: Reading = NOT_MEASURED
     neighbours_gb_per_s: Reading = NOT_MEASURED
+    neighbours_load: Reading = NOT_MEASURED
 
     @classmethod
-    def of(cls, sample: Sample, neighbours_bytes_per_s: Reading = NOT_MEASURED) -> Covariates:
+    def of(
+        cls,
+        sample: Sample,
+        neighbours_bytes_per_s: Reading = NOT_MEASURED,
+        neighbours_load: Reading = NOT_MEASURED,
+    ) -> Covariates:
         """From an LRA's sample. The frequency is cycles a second of CPU time: MIPS times CPI over the CPUs used."""
         io, mips, cpi, used = sample.io_some_pct, sample.mips, sample.cpi, sample.cpu_usage_cores
         frequency: Reading = NOT_MEASURED
@@ -84,6 +92,7 @@ class Covariates:
             io / 100.0 if available(io) else io,
             frequency,
             neighbours_bytes_per_s / 1e9 if available(neighbours_bytes_per_s) else neighbours_bytes_per_s,
+            neighbours_load,
         )
 
 
@@ -111,6 +120,7 @@ def features(
         _number(around.io_stall),
         _number(around.frequency_ghz),
         _number(around.neighbours_gb_per_s),
+        _number(around.neighbours_load),
     )
     return rows
 

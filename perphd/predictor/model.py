@@ -41,7 +41,11 @@ CLOSED_ELASTICITY = 0.3
 _ELASTIC_DELAY = 1.25
 _ELASTIC_GAIN = 0.1
 _LEAST_CORES = 0.02
+THROTTLED_PCT = 5.0
+"""Share of periods in which its own CPU limit held an LRA back, above the usual one, from which nothing is learned."""
+_THROTTLED_GAIN = 0.02
 _LEAST_RATIO, _MOST_RATIO = 0.02, 50.0
+OUTLIER = "outlier, of which only a part is believed"
 BOOTSTRAP_SUPPORT = 10.0
 """Until a reference has this much support, strongly protected samples may stand in for undisturbed ones."""
 BOOTSTRAP_LOAD = 0.7
@@ -53,7 +57,7 @@ PROTECTED_RATIO = 0.9
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One sample with its circumstances. ``undisturbed``: batch did not compete; ``batch_cores``: what batch got;
-    ``neighbours_bytes_per_s``: memory bandwidth of the other LRAs.
+    ``neighbours_bytes_per_s``: memory bandwidth of the other LRAs; ``neighbours_cores``: CPU that they use.
     """
 
     sample: Sample
@@ -63,6 +67,7 @@ class Observation:
     batch_cores: Reading = NOT_MEASURED
     latency_percentile: str = "p95"
     neighbours_bytes_per_s: Reading = NOT_MEASURED
+    neighbours_cores: Reading = NOT_MEASURED
 
 
 class LraModel:
@@ -85,6 +90,7 @@ class LraModel:
         self._around = Covariates()
         self._asked: _Question | None = None
         self._elasticity: float | None = None
+        self._throttled_pct: float | None = None
         self._now_s = 0.0
         self.samples = 0
         self.skipped: Counter[str] = Counter()
@@ -226,12 +232,27 @@ class LraModel:
         if perf.work_source == "mips" and sample.has(Quality.MULTIPLEXED):
             self.skipped[Quality.MULTIPLEXED.value] += 1
             return
+        if self._is_throttled(sample):
+            self.skipped["throttled"] += 1
+            return
         self.samples += 1
-        self._around = Covariates.of(sample, seen.neighbours_bytes_per_s)
+        self._around = _surroundings(seen)
         if seen.undisturbed:
             self._learn_reference(seen, perf, 1.0)
         else:
             self._learn_ratio(seen, perf, perf.work)
+
+    def _is_throttled(self, sample: Sample) -> bool:
+        """Its own CPU limit held it back more than it usually does: that is nobody's interference.
+
+        An LRA that always runs into its limit is learned as it is.
+        """
+        share_pct = sample.cpu_throttled_pct
+        if not available(share_pct):
+            return False
+        usual_pct = self._throttled_pct if self._throttled_pct is not None else share_pct
+        self._throttled_pct = usual_pct + _THROTTLED_GAIN * (share_pct - usual_pct)
+        return share_pct >= usual_pct + THROTTLED_PCT
 
     def _learn_reference(
         self, seen: Observation, perf: Performance, weight: float, scale: float = 1.0
@@ -277,7 +298,10 @@ class LraModel:
         key = cell_key(seen.allocation, seen.context)
         at_s = seen.sample.at_s
         residual = math.log(work_ratio) - math.log(prior.work[0])
+        clipped = self._work.clipped
         self.work_gate.update(self._work.update(key, x[0], residual, at_s))
+        if self._work.clipped > clipped:
+            self.skipped[OUTLIER] += 1
         if delay_ratio is not None:
             missed = self._delay.update(key, x[0], math.log(delay_ratio) - math.log(prior.delay[0]), at_s)
             self.delay_gate.update(missed)
@@ -390,6 +414,12 @@ class _Question:
     grants: CpuGrants
     prior: Expected
     rows: Floats
+
+
+def _surroundings(seen: Observation) -> Covariates:
+    cores: Reading = seen.neighbours_cores
+    load = cores / max(seen.context.total_cores, 1e-9) if available(cores) else cores
+    return Covariates.of(seen.sample, seen.neighbours_bytes_per_s, load)
 
 
 def _as_seen(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:

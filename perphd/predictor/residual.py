@@ -37,12 +37,16 @@ class Residual:
         scales: length scale per feature, shape (d,); rows may have more columns, which do not count.
         prior_sd: standard deviation of the correction where nothing is known (log units).
         noise_sd: starting value of one sample's scatter (log units); it is then estimated.
+
+    Attributes:
+        clipped: samples of which only a part was believed.
     """
 
     def __init__(self, scales: Floats, prior_sd: float, noise_sd: float) -> None:
         self._scales = scales
         self._prior_var = prior_sd * prior_sd
         self._noise_var = noise_sd * noise_sd
+        self.clipped = 0
         self._clear()
 
     def _clear(self) -> None:
@@ -126,6 +130,7 @@ class Residual:
                 count, surprises = 1.0, 0
             else:
                 error = 3.0 * noise * side
+                self.clipped += 1
         else:
             surprises = 0
         count = min(count + 1.0, MAX_COUNT)

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.errors import PerphError
 from perphd.domain.policy import ModelContext
-from perphd.domain.reading import NOT_MEASURED
 from perphd.domain.sample import Sample
 from perphd.predictor import LraModel, Observation, Registry, features
 from perphd.predictor.boosted import RESIDENT, Boosted
@@ -247,7 +246,7 @@ def test_frequency_is_cycles_per_second_of_cpu_time() -> None:
     assert isinstance(around.frequency_ghz, float)
     assert around.frequency_ghz == pytest.approx(3.0)
     assert around.neighbours_gb_per_s == 3.0
-    assert Covariates.of(Sample("db", 1.0, 1.0)) == Covariates(NOT_MEASURED, NOT_MEASURED, NOT_MEASURED)
+    assert Covariates.of(Sample("db", 1.0, 1.0)) == Covariates()
     x = features.features([Allocation(CpuGrant(4, 2, 100))], ModelContext(2.0, 4.0, 4.0))
     assert x.shape == (1, len(COLUMNS))
     assert np.isnan(x[0, features.NAMES.index("io_stall")])
@@ -273,3 +272,26 @@ def test_jobs_and_results_are_the_same_on_the_other_side() -> None:
 def test_nonsense_from_a_worker_is_refused(data: bytes) -> None:
     with pytest.raises(RebuildFailed, match="cannot be read"):
         unpack_results(data)
+
+
+def test_a_model_kept_before_a_column_was_added_goes_on_with_it() -> None:
+    made = taught(400)
+    state = made.to_state(400.0)
+    assert state.boosted is not None
+    had = len(COLUMNS) - 1
+
+    def fewer(values: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(np.array(values).reshape(-1, len(COLUMNS))[:, :had].ravel().tolist())
+
+    b = state.boosted
+    old = replace(
+        b, features=b.features[:had], typical=b.typical[:had], rows=fewer(b.rows), places=fewer(b.places)
+    )
+    again = boosted()
+    again.restore(replace(state, boosted=old), 400.0)
+    asked = np.stack([row(batch_core_share=0.5, io_stall=s, neighbours_load=0.0) for s in (0.1, 0.9)])
+    mean = again.predict(asked, 400.0)[0]
+    assert mean[1] < mean[0] - 0.2  # what was learned is still known
+    again.update((0.5,), asked[0], -0.1, 401.0)
+    with pytest.raises(PerphError):
+        again.restore(replace(state, boosted=replace(old, typical=old.typical[:-1])), 400.0)

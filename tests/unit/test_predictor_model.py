@@ -12,7 +12,7 @@ from perphd.domain.policy import ModelContext
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Quality, Sample
 from perphd.predictor.answer import Answer
-from perphd.predictor.model import LraModel, Observation
+from perphd.predictor.model import OUTLIER, LraModel, Observation
 from perphd.predictor.persist import MAX_CELLS
 from perphd.predictor.physics import CpuGrants, expect
 from perphd.predictor.reference import Reference
@@ -179,6 +179,31 @@ def test_unfit_samples_are_counted_and_left_out() -> None:
     model.observe(observation(2.0, 0.0, True))
     assert model.reference("work:sli", NO_LOAD) is None
     assert sum(model.skipped.values()) == 5
+
+
+def test_throttled_intervals_are_left_out_and_counted_unless_that_is_its_usual_state() -> None:
+    model = LraModel()
+    for t in range(10):
+        model.observe(observation(float(t), 1000.0, True, cpu_throttled_pct=0.0))
+    for t in range(10, 14):
+        model.observe(observation(float(t), 300.0, True, cpu_throttled_pct=60.0))
+    assert model.skipped == {"throttled": 4}
+    band = model.reference("work:sli", NO_LOAD)
+    assert band is not None
+    assert band.value == pytest.approx(1000.0, rel=0.01)
+    always = LraModel()
+    for t in range(10):
+        always.observe(observation(float(t), 300.0, True, cpu_throttled_pct=60.0))
+    assert always.samples == 10
+
+
+def test_outliers_are_counted() -> None:
+    model = LraModel()
+    for t in range(20):
+        model.observe(observation(float(t), 1000.0, True))
+    for t in range(20, 60):
+        model.observe(observation(float(t), 400.0 if t != 50 else 40.0, False))
+    assert model.skipped == {OUTLIER: 1}
 
 
 def test_reference_is_inferred_from_strongly_protected_samples() -> None:

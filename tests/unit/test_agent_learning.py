@@ -1,0 +1,66 @@
+"""What surrounds a sample reaches the model: contention that perphd cannot control is not booked to allocations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from perphd.agent.learning import observations
+from perphd.domain.policy import HostView, Snapshot, WorkloadView
+from perphd.domain.reading import Unavailable
+from perphd.domain.sample import Sample
+from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.predictor import LraModel, Observation, features
+from tests.unit.admission_world import topology
+
+NO_MBM = Unavailable("no memory bandwidth monitoring")
+
+
+def lra(name: str, gigabytes: object = 2.0, cpus: object = 1.5, kind: Kind = Kind.LRA) -> WorkloadView:
+    bandwidth = gigabytes * 1e9 if isinstance(gigabytes, float) else gigabytes
+    sample = Sample(
+        name, 10.0, 1.0, cpu_usage_cores=cpus, mbw_bytes_per_s=bandwidth, io_some_pct=40.0, mips=6000.0, cpi=0.75,
+        work_rate_per_s=1000.0,
+    )  # type: ignore[arg-type]  # fmt: skip
+    return WorkloadView(
+        WorkloadSpec(name, kind, f"/{name}"), sample, LraModel() if kind is Kind.LRA else None
+    )
+
+
+def seen(*views: WorkloadView) -> dict[str, Observation]:
+    snapshot = Snapshot(1, 10.0, 1.0, HostView(topology(4), busy_cores=3.0), views, None)
+    return dict(observations(snapshot, (), 0.05))
+
+
+def test_neighbours_are_the_other_lras_and_not_batch() -> None:
+    found = seen(lra("db", 2.0), lra("web", 3.0, 0.5), lra("mq", 4.0, 1.0), lra("job", 50.0, 9.0, Kind.BATCH))
+    assert found["db"].neighbours_bytes_per_s == pytest.approx(7e9)
+    assert found["db"].neighbours_cores == pytest.approx(1.5)
+    assert found["mq"].neighbours_bytes_per_s == pytest.approx(5e9)
+
+
+def test_what_is_not_measured_is_said_and_alone_means_none() -> None:
+    found = seen(lra("db", 2.0), lra("web", NO_MBM))
+    assert found["db"].neighbours_bytes_per_s == NO_MBM
+    assert found["web"].neighbours_bytes_per_s == pytest.approx(2e9)
+    assert seen(lra("db"))["db"].neighbours_bytes_per_s == 0.0
+    assert seen(lra("db", NO_MBM))["db"].neighbours_bytes_per_s == NO_MBM
+
+
+def test_every_covariate_reaches_the_models_features() -> None:
+    views = (lra("db", 2.0, 1.5), lra("web", 3.0, 0.5))
+    one = seen(*views)["db"]
+    model = LraModel()
+    for t in range(6):
+        model.observe(replace(one, undisturbed=True, sample=replace(one.sample, at_s=float(t))))
+    model.observe(replace(one, undisturbed=False))
+    (cell,) = model.to_state().work.cells
+    x = dict(zip(features.NAMES, cell.x, strict=True))
+    assert x["neighbours_gb_per_s"] == pytest.approx(3.0)
+    assert x["neighbours_load"] == pytest.approx(0.5 / 4)
+    assert x["io_stall"] == pytest.approx(0.4)
+    assert x["frequency_ghz"] == pytest.approx(6000.0 * 0.75 / 1.5 / 1000.0)
+    assert x["other_load"] == pytest.approx((3.0 - 2.0) / 4)
+    assert np.isfinite(list(x.values())).all()
