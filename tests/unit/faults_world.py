@@ -153,7 +153,7 @@ def _is_default(path: str, pair: tuple[str, str]) -> bool:
 def _memory(spec: str) -> Settings:
     low = 64 << 20
     return (
-        Settings(cpus=CpuSet.of([0, 1]), memory_low_bytes=low)
+        Settings(cpus=CpuSet.of([0, 1]), memory_low_bytes=low, memory_min_bytes=low // 2)
         if spec == "v2"
         else Settings(cpus=CpuSet.of([0, 1]))
     )
@@ -172,10 +172,15 @@ def cgroups(writer: str) -> World:
         cpu_weight=IDLE,
         cpu_max_cores=0.5,
         io_max=(IoLimit("254:0", read_bytes=1 << 20),),
+        io_weight=20,
         frozen=True,
     )
     if layout == "v2":
-        every = _with(every, memory_high_bytes=1 << 30)
+        every = _with(
+            every, memory_high_bytes=1 << 30, memory_max_bytes=4 << 30, io_latency_us=(("254:0", 75_000),)
+        )
+        kernel.use("/sys/fs/cgroup/pi", 2 << 30, 1 << 30)  # so much that some is to be reclaimed
+        kernel.directories["/sys/fs/cgroup/pi"].files["memory.reclaim"] = ""
     milder = _with(every, cpus=CpuSet.of([1, 3]), cpu_weight=7)
     targets = ({"db": _memory(layout), "pi": every}, {"pi": milder})
 
@@ -242,7 +247,13 @@ def systemd() -> World:
         WorkloadSpec("pi", Kind.BATCH, "/system.slice/pi.service"),
     )
     every = Settings(
-        cpus=CpuSet.of([2, 3]), cpu_weight=IDLE, cpu_max_cores=0.5, memory_high_bytes=1 << 30, frozen=True
+        cpus=CpuSet.of([2, 3]),
+        mems=CpuSet.of([0]),
+        cpu_weight=IDLE,
+        cpu_max_cores=0.5,
+        memory_high_bytes=1 << 30,
+        io_max=(IoLimit("254:0", read_bytes=1 << 20),),
+        frozen=True,
     )
     lra = Settings(cpus=CpuSet.of([0, 1]), memory_low_bytes=64 << 20)
     targets = ({"db": lra, "pi": every}, {"pi": _with(every, cpus=CpuSet.of([1, 3]), cpu_weight=7)})

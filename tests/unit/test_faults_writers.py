@@ -305,6 +305,34 @@ def test_a_link_that_comes_back_gets_its_ceilings_again(tmp_path: Path) -> None:
     assert not here.differing(), here.differing()
 
 
+def test_every_setting_is_among_what_fails() -> None:
+    """Of each writer all that it can set, but io_weight through systemd (as io_max there, by the same call)."""
+    named = {
+        "cgroup-v1": {
+            "cpuset.cpus", "cpuset.mems", "cpu.shares", "cpu.idle", "cpu.cfs_quota_us", "blkio.bfq.weight",
+            "blkio.throttle.read_bps_device", "freezer.state",
+        },
+        "cgroup-v2": {
+            "cpuset.cpus", "cpuset.mems", "cpu.weight", "cpu.idle", "cpu.max", "memory.low", "memory.min", "memory.high",
+            "memory.max", "memory.reclaim", "io.max", "io.bfq.weight", "io.latency", "cgroup.freeze",
+        },
+        "systemd": {
+            "AllowedCPUs", "AllowedMemoryNodes", "CPUWeight", "CPUQuotaPerSecUSec", "MemoryLow", "MemoryHigh",
+            "IOReadBandwidthMax", "freeze=True",
+        },
+        "resctrl": {"mkdir", "rmdir", "schemata", "tasks"},
+        "egress": {"add", "class", "attach", "detach", "delete"},
+    }  # fmt: skip
+    for writer, names in named.items():
+        changes = [operation for operation in _operations(writer) if operation.changes]
+        words = {
+            word
+            for o in changes
+            for word in (o.path.rpartition("/")[2], o.kind, *o.path.split(), *o.text.split())
+        }
+        assert names <= words, (writer, names - words)
+
+
 def test_the_operations_are_those_of_every_writer() -> None:
     """What the table in docs/faults.md promises: each writer's own files are among those that fail above."""
     named: dict[str, Callable[[Operation], bool]] = {
