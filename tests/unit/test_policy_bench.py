@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import statistics
 from dataclasses import replace
 
 import pytest
@@ -19,7 +20,18 @@ from perphd.sim.node.grant import Grant
 from perphd.sim.node.load import Steps
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.model import Node
-from tools.bench.policies import enough, grids, held, knee, measure, oracle, report, results, scenarios
+from tools.bench.policies import (
+    enough,
+    grids,
+    held,
+    knee,
+    measure,
+    oracle,
+    report,
+    report_text,
+    results,
+    scenarios,
+)
 from tools.bench.policies.catalogue import ENTRANTS
 from tools.bench.policies.driver import run
 from tools.bench.policies.scene import Actor, Goal, Scenario
@@ -335,6 +347,23 @@ def test_the_report_says_how_everybody_did(tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/png") >= 3
     assert "<table>" in page
+
+
+def test_every_scenario_has_the_same_weight_however_often_it_was_run():
+    scenario = small(20.0)
+    told = measure.measure(run(scenario, NonePolicy(), 1.0, 0), {})
+
+    def result(name: str, seed: int, seconds: float) -> measure.Result:
+        return replace(told, scenario=name, seed=seed, violation_s=seconds)
+
+    def missed(one: measure.Result) -> float:
+        return one.violation_s
+
+    often = [result("often", seed, float(seed)) for seed in range(6)]
+    runs = [*often, result("once", 0, 10.0)]
+    assert report_text.over(runs, missed) == pytest.approx((2.5 + 10.0) / 2)
+    assert report_text.scatter(runs, missed) == pytest.approx(statistics.stdev(range(6)) / 2)
+    assert math.isnan(report_text.scatter(often[:2], missed)), "two seeds say nothing about scatter"
 
 
 @pytest.mark.parametrize("name", ["perph", "parties", "heracles"])

@@ -45,7 +45,9 @@ KNEE_OF = ("perph", "parties")
 _COSTS = {"clite": 4.0, "perph": 2.0, "perph-literal": 1.5}
 """What a virtual second of a policy costs, beside that of one which does nothing."""
 SPREAD_SEEDS = 10
-"""Runs of each policy in a few scenarios, so that the spread between runs can be told."""
+"""Runs of each policy in a few scenarios, and of those that are compared in all, so that the spread can be told."""
+COMPARED = ("perph", "parties")
+"""Whose figures are held against each other: run with more seeds in every scenario."""
 
 
 def main() -> int:
@@ -80,7 +82,7 @@ def main() -> int:
                 print("\nInterrupted; the same command goes on from here.", file=sys.stderr)
                 return 130
     wanted = {
-        _run_key(s.name, p, n) for s in chosen for p in options.policies for n in range(_seeds(s, options))
+        _run_key(s.name, p, n) for s in chosen for p in options.policies for n in range(_seeds(s, p, options))
     }
     kept = [measure.Result.from_dict(v) for k, v in runs.known.items() if k in wanted]
     results.write_csv(out / "results.csv", (item.as_dict() for item in kept))
@@ -151,9 +153,10 @@ def _options() -> argparse.Namespace:
     return options
 
 
-def _seeds(scenario: Scenario, options: argparse.Namespace) -> int:
-    """How many runs of each policy."""
-    wanted = SPREAD_SEEDS if options.spread and scenario.name in scenarios.SPREAD else options.seeds
+def _seeds(scenario: Scenario, policy: str, options: argparse.Namespace) -> int:
+    """How many runs of a policy."""
+    often = scenario.name in scenarios.SPREAD or policy in COMPARED
+    wanted = SPREAD_SEEDS if options.spread and often else options.seeds
     return min(wanted, scenario.most_seeds)
 
 
@@ -161,7 +164,7 @@ def _cut(options: argparse.Namespace) -> str:
     """What was left out to keep it short, in a sentence."""
     text = f"{options.seeds} seed{'s' if options.seeds > 1 else ''} a scenario and policy"
     if options.spread:
-        text += f" ({SPREAD_SEEDS} in {', '.join(scenarios.SPREAD)})"
+        text += f" ({SPREAD_SEEDS} of {', '.join(COMPARED)}, and of all in {', '.join(scenarios.SPREAD)})"
     if options.grids and not options.full_grids:
         text += (
             "; five of the ten loads on each axis of the grids, one seed, four loads of memcached by halving"
@@ -218,8 +221,8 @@ def _run_tasks(
             key: Optimum(**optima.known[key]) for key in measure.situations(scenario) if key in optima.known
         }
         seconds = scenario.duration_s * len(scenario.actors) ** 0.5
-        for seed in range(_seeds(scenario, options)):
-            for policy in [p for p in options.policies if not scenario.only or p in scenario.only]:
+        for policy in [p for p in options.policies if not scenario.only or p in scenario.only]:
+            for seed in range(_seeds(scenario, policy, options)):
                 key = _run_key(scenario.name, policy, seed)
                 if key not in known.known:
                     cost = seconds * _COSTS.get(policy, 1.0)

@@ -13,7 +13,7 @@ from typing import Any
 
 from tools.bench.policies import enough, held, report_grids, report_html
 from tools.bench.policies.measure import Result
-from tools.bench.policies.report_text import mean, number, pct, present
+from tools.bench.policies.report_text import mean, number, over, pct, pct_with, present, scatter
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ def _head(about: About) -> list[str]:
         "over ORACLE's; *good batch*: the same without what was done while a target was missed; *one class*: that over",
         "the best setting in which all batch is one class (ORACLE may divide it); *settled*: both in the",
         "last half of each run. *found*: runs in which all targets were met for three rounds, the median time until",
-        "then. *spread*: standard deviation over seeds over the mean, of good batch. Means over scenarios.",
+        "then. *spread*: standard deviation over seeds over the mean, of good batch. Means over scenarios of means",
+        "over seeds; ±: standard deviation of that mean between seeds, from five seeds on.",
         "oracle-held: ORACLE's settings in the same world, whose loads wander; it knows them in advance, up to that.",
         "",
     ]
@@ -106,20 +107,31 @@ def _headline(runs: Sequence[Result]) -> list[str]:
         median = f"{statistics.median(found):.1f} s" if found else "-"
         cells = [
             policy,
-            pct(mean(r.excess_s / max(r.seconds, 1e-9) for r in mine)),
-            pct(mean(r.depth for r in mine)),
-            pct(mean(r.of_oracle for r in mine)),
-            pct(mean(r.good_of_oracle for r in mine)),
-            pct(mean(r.good_of_one_class for r in mine)),
-            pct(mean(r.steady_violation_share for r in mine)),
-            pct(mean(r.steady_of_oracle for r in mine)),
+            *(pct_with(over(mine, value), scatter(mine, value)) for value in (_missed, _depth)),
+            pct(over(mine, lambda r: r.of_oracle)),
+            pct_with(over(mine, _good), scatter(mine, _good)),
+            pct(over(mine, lambda r: r.good_of_one_class)),
+            pct(over(mine, lambda r: r.steady_violation_share)),
+            pct(over(mine, lambda r: r.steady_of_oracle)),
             f"{len(found)}/{len(mine)}, {median}",
-            f"{mean(r.churn for r in mine):.1f}",
+            f"{over(mine, lambda r: r.churn):.1f}",
             pct(spread(mine)),
             f"{statistics.median(r.decide_ms for r in mine):.2f}",
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
+
+
+def _missed(run: Result) -> float:
+    return run.excess_s / max(run.seconds, 1e-9)
+
+
+def _depth(run: Result) -> float:
+    return run.depth
+
+
+def _good(run: Result) -> float:
+    return run.good_of_oracle
 
 
 def spread(runs: Sequence[Result]) -> float:
@@ -146,12 +158,11 @@ def _families(runs: Sequence[Result]) -> list[str]:
         for policy in present(mine):
             some = [r for r in mine if r.policy == policy]
             lines.append(
-                f"| {policy} | {mean(r.violation_s for r in some):.1f} of {mean(r.seconds for r in some):.0f} "
-                f"| {pct(mean(r.depth for r in some))} | {pct(mean(r.of_oracle for r in some))} "
-                f"| {pct(mean(r.good_of_oracle for r in some))} "
-                f"| {pct(mean(r.steady_violation_share for r in some))} "
-                f"| {pct(mean(r.steady_of_oracle for r in some))} | {pct(mean(r.work for r in some))} "
-                f"| {number(mean(r.makespan_s for r in some), 0)} | {mean(r.churn for r in some):.1f} |"
+                f"| {policy} | {over(some, lambda r: r.violation_s):.1f} of {over(some, lambda r: r.seconds):.0f} "
+                f"| {pct(over(some, _depth))} | {pct(over(some, lambda r: r.of_oracle))} | {pct(over(some, _good))} "
+                f"| {pct(over(some, lambda r: r.steady_violation_share))} "
+                f"| {pct(over(some, lambda r: r.steady_of_oracle))} | {pct(over(some, lambda r: r.work))} "
+                f"| {number(over(some, lambda r: r.makespan_s), 0)} | {over(some, lambda r: r.churn):.1f} |"
             )
         lines.append("")
     return lines

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tools.bench.policies.measure import Result
-from tools.bench.policies.report_text import mean, present
+from tools.bench.policies.report_text import mean, over, present
 
 
 def plots(runs: Sequence[Result], cells: list[dict[str, Any]]) -> list[str]:
@@ -34,8 +34,8 @@ def plots(runs: Sequence[Result], cells: list[dict[str, Any]]) -> list[str]:
         figure, axis = plt.subplots(figsize=(8, 5))
         for policy in present(judged):
             mine = [r for r in judged if r.policy == policy]
-            missed = 100 * mean(r.excess_s / max(r.seconds, 1e-9) for r in mine)
-            done = 100 * mean(r.of_oracle for r in mine)
+            missed = 100 * over(mine, lambda r: r.excess_s / max(r.seconds, 1e-9))
+            done = 100 * over(mine, lambda r: r.of_oracle)
             axis.scatter(missed, done, s=60)
             axis.annotate(policy, (missed, done), textcoords="offset points", xytext=(6, 4))
         axis.axhline(100, color="grey", linestyle=":")
