@@ -14,6 +14,7 @@ from perphd.admission import ladder
 from perphd.admission.placement import Cores, cpus_of
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import (
+    IDLE,
     Allocation,
     CpuGrant,
     CpuInstrument,
@@ -53,16 +54,18 @@ def arbitrate(
     protections: Mapping[str, Allocation],
     settings: PolicySettings,
     placed: Mapping[str, Cores] | None = None,
+    lent: Cores = (),
 ) -> dict[str, Settings]:
     """Settings for every workload. Pure; workloads that are not to be touched get KEEP everywhere.
 
-    ``placed``: the cores of LRAs that have some of their own; batch then has all the others.
+    ``placed``: the cores of LRAs that have some of their own; batch then has all the others, or, if there are none, the
+    ``lent`` ones as an idle guest.
     """
     topology = host.topology
     result = {view.spec.name: Settings() for view in (*lras, *batch)}
     grant = strictest([a.cpu for a in protections.values() if a.cpu.instrument is not CpuInstrument.NONE])
     if placed:
-        _set_apart(topology, batch, placed, result)
+        _set_apart(topology, batch, placed, lent, result)
     elif grant is not None:
         _divide_cpus(topology, lras, batch, protections, grant, result)
     _divide_memory(topology, lras, batch, protections, settings, result)
@@ -74,9 +77,10 @@ def _set_apart(
     topology: Topology,
     batch: Sequence[WorkloadView],
     placed: Mapping[str, Cores],
+    lent: Cores,
     result: dict[str, Settings],
 ) -> None:
-    """Every LRA on its own cores, batch on the rest (if nothing is left, it is nobody's: there is no batch)."""
+    """Every LRA on its own cores, batch on the rest (if nothing is left, on what is lent: else there is no batch)."""
     rest = topology.usable
     for name, cores in placed.items():
         cpus = cpus_of(topology, cores)
@@ -85,6 +89,9 @@ def _set_apart(
     for view in batch:
         if rest:
             result[view.spec.name] = replace(result[view.spec.name], cpus=rest)
+        elif lent:
+            guest = replace(result[view.spec.name], cpus=cpus_of(topology, lent), cpu_weight=IDLE)
+            result[view.spec.name] = guest
 
 
 def _divide_cpus(

@@ -36,10 +36,10 @@ from perphd.admission.member import (
     take_in,
 )
 from perphd.admission.partition import Claim, Seen
-from perphd.admission.placement import place
+from perphd.admission.placement import Cores, lend, place
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings, settings_for
-from perphd.domain.allocation import Allocation, CpuGrant
+from perphd.domain.allocation import IDLE, Allocation, CpuGrant, Weight
 from perphd.domain.decision import Action, Decision, Outcome
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import Unavailable, available
@@ -84,6 +84,9 @@ class CrowdTick:
         self.undone: set[str] = set()
         giving = [v for v in batches(snapshot) if v.enforced and v.sample is not None]
         self.has_batch = bool(giving)
+        self.can_lend = self.has_batch and all("cpu_weight" in v.enforceable for v in giving)
+        self.lends = False
+        self.kept = 0 if self.can_lend else self.floor  # of batch, whatever the LRAs want
         self.cache = CacheTurn(settings, snapshot, self.crowd.cache, giving)
 
     def run(self) -> Result:
@@ -210,7 +213,7 @@ class CrowdTick:
 
     def _fewest(self, member: Member, wanted: float, least: int = 1) -> int:
         """The fewest cores with that chance; all that there can be if none have it."""
-        most = self.total - self.floor - len(self.looks) + 1
+        most = self.total - self.kept - len(self.looks) + 1
         for cores in range(max(1, least), most):
             if self._chance(member, cores) >= wanted:
                 return cores
@@ -276,13 +279,14 @@ class CrowdTick:
             move.reason = f"{why}: more cores did not help; what it waits for is not found here"
             return member.cores
         step = STEPS[min(member.rescues, len(STEPS) - 1)]
-        self.members[name] = replace(member, rescues=member.rescues + 1)
+        self.members[name] = member
         move.action, move.reason = Action.GROW, f"{why}: too few cores"
         return self._fewest(member, partition.LIKELY, member.cores + step)
 
     def _spared(self, name: str, member: Member, move: Move) -> int:
         """Fewer cores where that is as good as certain, or worth a trial; else those it has."""
-        if self._batch_is_full() or member.trial is not None or member.calm_since_s is None:
+        asked_for = self._somebody_is_short() or not self._batch_is_full()
+        if not asked_for or member.trial is not None or member.calm_since_s is None:
             return member.cores
         calm_s = self.now_s - member.calm_since_s
         if member.cores == 1 or len(member.scores) < 2:
@@ -310,6 +314,9 @@ class CrowdTick:
 
     def _divide(self, wanted: Mapping[str, int]) -> dict[str, int]:
         room = self.total - self.floor
+        if self.can_lend and sum(wanted.values()) > room:
+            # What batch would have for itself is worth more to them than its idle-class work on it costs.
+            room, self.lends = self.total, True
         has = {name: member.cores for name, member in self.members.items()}
         if sum(wanted.values()) <= room:
             counts = dict(wanted)
@@ -337,7 +344,7 @@ class CrowdTick:
 
     def _claims(self, wanted: Mapping[str, int]) -> list[Claim]:
         """What is expected of each with 1, 2, ... cores; who is to have a number of them gets no less by asking."""
-        most = max(1, self.total - self.floor - len(self.looks) + 1)
+        most = max(1, self.total - self.kept - len(self.looks) + 1)
         found = []
         for name, look in self.looks.items():
             member = self.members[name]
@@ -425,6 +432,12 @@ class CrowdTick:
             self.cache.end()
         placed = place(topology, counts, self.crowd.placed)
         left = self.total - sum(counts.values())
+        lent: Cores = ()
+        if self.lends and left == 0:
+            priorities = {name: look.view.spec.priority for name, look in self.looks.items()}
+            lent = lend(self.floor, placed, priorities, self.crowd.lent)
+            left = len(lent)
+        weight: Weight = IDLE if lent else 100
         cache = self.cache.state.ways, self.cache.state.pct
         decisions: list[Decision] = []
         protections: dict[str, Allocation] = {}
@@ -436,9 +449,12 @@ class CrowdTick:
                     trial = Trial(self.now_s, member.cores, count, member.now, member.demand or 0.0)
                 shown = crowd_records.candidates(member, count, self.total, cache, self._chance)
                 move = crowd_records.moved(move, member, count, left, shown)
-                member = replace(member, cores=count, scores=(), calm_since_s=None, trial=trial)
+                rescues = member.rescues + (count > member.cores > 0)
+                member = replace(
+                    member, cores=count, scores=(), calm_since_s=None, trial=trial, rescues=rescues
+                )
                 self.members[name] = member
-            grant = CpuGrant(self.total, left, exclusive=True, own_cores=count)
+            grant = CpuGrant(self.total, left, weight, exclusive=True, own_cores=count)
             chosen = Allocation(grant, self._memory(look), *cache)
             protections[name] = chosen
             decisions.append(crowd_records.record(self.snapshot, look, move, chosen))
@@ -447,6 +463,7 @@ class CrowdTick:
             members=self.members,
             placed=placed,
             batch_cores=left,
+            lent=lent,
             cache=self.cache.state,
         )
         decisions += crowd_records.waiting(self.snapshot, self.looks)
@@ -493,6 +510,9 @@ class CrowdTick:
         if self.new or self.crowd.trouble_was_quiet or since_s is None:
             return False
         return self.now_s - since_s >= self.settings.release_after_s
+
+    def _somebody_is_short(self) -> bool:
+        return any(is_short(m, self.looks[n]) for n, m in self.members.items())
 
     def _batch_is_full(self) -> bool:
         """True if batch has no use for more cores."""

@@ -81,9 +81,15 @@ class PerphPolicy:
         detectors = {name: state.detector for name, state in memory.lras.items()}
         result: Result = CrowdTick(self._settings, snapshot, memory.crowd, detectors).run()
         decisions = tuple(replace(d, policy=self.name) for d in result.decisions)
-        placed = result.crowd.placed if result.crowd is not None else {}
+        crowd = result.crowd if result.crowd is not None else Crowd()
         settings = arbiter.arbitrate(
-            snapshot.host, lras(snapshot), batches(snapshot), result.protections, self._settings, placed
+            snapshot.host,
+            lras(snapshot),
+            batches(snapshot),
+            result.protections,
+            self._settings,
+            crowd.placed,
+            crowd.lent,
         )
         lras_known = (
             memory.lras if result.crowd is not None else {n: s.anew() for n, s in memory.lras.items()}

@@ -41,6 +41,18 @@ def place(topology: Topology, counts: Mapping[str, int], before: Mapping[str, Co
     return found
 
 
+def lend(count: int, placed: Mapping[str, Cores], priorities: Mapping[str, int], before: Cores) -> Cores:
+    """So many cores on which batch may be a guest: of the least important LRA, the one with most cores, the last ones.
+
+    Those of ``before`` stay as far as they are still somebody's.
+    """
+    mine = {core for cores in placed.values() for core in cores}
+    kept = [core for core in before if core in mine][:count]
+    order = sorted(placed, key=lambda name: (priorities[name], -len(placed[name]), name))
+    more = [core for name in order for core in reversed(placed[name]) if core not in kept]
+    return tuple(sorted((*kept, *more[: count - len(kept)])))
+
+
 def cpus_of(topology: Topology, cores: Cores) -> CpuSet:
     """All usable CPUs of these cores."""
     every = topology.usable_cores

@@ -60,7 +60,8 @@ class CpuGrant:
     ``exclusive``: the LRA is kept off batch's cores (it then owns all the others).
     ``total_cores``: the usable cores of the host, so that a grant can be read on its own.
     ``own_cores``: with ``exclusive``, how many cores are the LRA's alone, no other LRA's either; None: it has all
-    that batch has not, together with whatever other LRAs there are.
+    that batch has not, together with whatever other LRAs there are. Where the LRAs have all cores between them, batch
+    is an idle guest on some of them.
     """
 
     total_cores: int
@@ -102,7 +103,12 @@ class CpuGrant:
     def __str__(self) -> str:
         weight = "idle" if self.batch_weight is IDLE else f"weight {self.batch_weight}"
         if self.own_cores is not None:
-            return f"{self.own_cores} of {self.total_cores} cores of its own (batch on {self.batch_cores})"
+            where = (
+                f"{self.batch_cores}, as an idle guest"
+                if self.batch_weight is IDLE
+                else f"{self.batch_cores}"
+            )
+            return f"{self.own_cores} of {self.total_cores} cores of its own (batch on {where})"
         where = f"{self.batch_cores}/{self.total_cores} cores"
         return f"{self.instrument}(batch on {where}, {weight})"
 

@@ -19,6 +19,8 @@ from perphd.domain.workload import Kind, Objective, WorkloadSpec
 
 KNOBS = frozenset({"cpus", "cpu_weight", "memory_low_bytes", "memory_high_bytes"})
 LIMIT_MS = 10.0
+GUEST_COSTS = 0.3
+"""Growth of the demand of an LRA with one core on which batch is an idle guest."""
 
 
 class NoModel:
@@ -88,7 +90,10 @@ class CrowdWorld:
             all_of_it = service.demand + others + (1000.0 if self.batch else 0.0)
             busy = min(busy_share(all_of_it, len(self.topology.usable_cores), self.threads), 1.0)
         else:
-            busy = busy_share(service.demand, self.cores(name), self.threads)
+            guest = self.in_force.get("pi", Settings()).cpus if self.batch else KEEP
+            disturbed = guest is not KEEP and bool(guest & cpus)
+            demand = service.demand * (1.0 + GUEST_COSTS / self.cores(name) if disturbed else 1.0)
+            busy = busy_share(demand, self.cores(name), self.threads)
         over = busy - service.knee
         return (
             1.3 - 0.5 * max(0.0, 0.15 + over) if over < 0 else max(0.03, 1.2 * 2.718 ** (-8.0 * over) - 0.2)

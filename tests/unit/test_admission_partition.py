@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from perphd.admission import partition
 from perphd.admission.partition import Claim, Seen, busy_share, chance, expected, note, share_out, worst
-from perphd.admission.placement import cpus_of, place
+from perphd.admission.placement import cpus_of, lend, place
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.topology import Core, L3Domain, Topology
 
@@ -200,3 +200,12 @@ def test_who_does_not_fit_beside_its_own_moves_whole_if_it_can() -> None:
     split = place(topology, {"a": 6, "b": 2}, placed)
     assert len(split["a"]) == 6
     assert set(split["b"]) == {2, 3}
+
+
+def test_the_least_important_with_most_cores_lends_and_goes_on_lending() -> None:
+    placed = {"a": (0, 1, 2), "b": (3, 4), "c": (5, 6, 7, 8)}
+    assert lend(1, placed, {"a": 100, "b": 100, "c": 100}, ()) == (8,)
+    assert lend(1, placed, {"a": 100, "b": 50, "c": 100}, ()) == (4,)
+    assert lend(1, placed, {"a": 100, "b": 50, "c": 100}, (0,)) == (0,)  # not moved without need
+    assert lend(2, placed, {"a": 100, "b": 100, "c": 100}, (9,)) == (7, 8)
+    assert lend(3, {"a": (0,), "b": (1,)}, {"a": 1, "b": 2}, ()) == (0, 1)

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.admission.perph import PerphMemory
-from perphd.domain.allocation import KEEP
+from perphd.domain.allocation import IDLE, KEEP
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Action
 from tests.unit.admission_crowd_world import CrowdWorld, Service, actions
@@ -55,6 +55,22 @@ def test_two_that_cannot_both_be_satisfied_do_not_pass_cores_to_and_fro() -> Non
         "unsatisfiable" in r and "missing" in r for row in world.history for r in (d.reason for d in row)
     )
     assert all(reasons)
+
+
+def test_where_every_core_is_needed_batch_is_an_idle_guest_and_moves_out_again() -> None:
+    world = CrowdWorld(machine(1, 8), {"a": Service(1.0, knee=0.7), "b": Service(7.5, knee=0.73)})
+    world.step(60)
+    assert all(world.score(n) >= 1.0 for n in world.services)
+    assert world.cores("a") + world.cores("b") == 8
+    assert world.in_force["pi"].cpu_weight is IDLE
+    assert world.cores("pi") == 1
+    assert any("idle guest" in str(d.chosen) for d in world.history[-1])
+    assert world.changes(since=30) <= 6
+    world.services["b"].demand = 2.0
+    world.step(60)
+    assert world.in_force["pi"].cpu_weight is KEEP
+    assert not sets_of(world)["pi"] & (sets_of(world)["a"] | sets_of(world)["b"])
+    assert all(world.score(n) >= 1.0 for n in world.services)
 
 
 def test_when_there_is_not_enough_the_more_important_one_is_satisfied() -> None:
@@ -147,10 +163,17 @@ def test_whatever_is_asked_cores_are_divided_and_never_shared(
                     continue
                 assert set(found) == {*services, "pi"}
                 assert all(len(cpus) >= world.threads for cpus in found.values())
-                assert sum(len(cpus) for cpus in found.values()) == len(world.topology.usable)
-                for name, cpus in found.items():
+                batch = found.pop("pi")
+                guest = world.in_force["pi"].cpu_weight is IDLE
+                mine = found if guest else {**found, "pi": batch}
+                assert sum(len(cpus) for cpus in mine.values()) == len(world.topology.usable)
+                for name, cpus in mine.items():
                     assert not cpus - world.topology.usable
-                    assert not any(cpus & other for n, other in found.items() if n != name)
+                    assert not any(cpus & other for n, other in mine.items() if n != name)
+                if guest:
+                    # No more than its floor, on whole cores that somebody has.
+                    assert len(batch) == world.threads
+                    assert any(not batch - cpus for cpus in found.values())
         return world
 
     assert play().history == play().history
