@@ -18,12 +18,13 @@ from perphd.admission.peers.perph_literal import PerphLiteralPolicy
 from perphd.admission.perph import PerphPolicy
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
-from perphd.agent.loop import Agent, Parts
+from perphd.agent.loop import Agent
 from perphd.agent.models import Models
 from perphd.agent.rebuilds import Rebuilds
 from perphd.agent.records import Records
 from perphd.agent.rounds import RoundTap
 from perphd.agent.sli import SliBoard, SliOpener
+from perphd.agent.state import Parts
 from perphd.agent.wake import Waker
 from perphd.domain.capability import Capabilities
 from perphd.domain.errors import Unsupported
@@ -151,6 +152,7 @@ def build_agent(
     processors = Processors(fs)
     links = LinkLoad(fs)
     tap = RoundTap(policy if policy is not None else POLICIES[config.daemon.policy](config))
+    bounds = _actuators(fs)
     parts = Parts(
         topology=topology,
         processors=processors,
@@ -168,10 +170,11 @@ def build_agent(
             records,
             wall_clock,
             len(topology.usable_cores),
-            _actuators(fs).llc_ways,
+            bounds.llc_ways,
             virtual=clock is None,
             versions=AppVersions(fs, hierarchies, os.stat if real and not elsewhere else None),
         ),
+        bounds=bounds,
         actuators=lambda: _actuators(fs),
         discovery=Discovery(fs, Lookup(fs, hierarchies)),
         waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.discovery import Discovery, Found
-from perphd.agent.loop import DISCOVER_S, FORGET_S
+from perphd.agent.roster import DISCOVER_S, FORGET_S
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.status import WorkloadStatus
@@ -41,7 +41,7 @@ class Scripted(Discovery):
 
 def scripted(bench: Bench) -> Scripted:
     script = Scripted()
-    bench.agent._parts = replace(bench.agent._parts, discovery=script)
+    bench.agent._state.parts = replace(bench.agent._state.parts, discovery=script)
     return script
 
 
@@ -204,7 +204,7 @@ async def test_a_mode_that_was_set_stays_when_its_workload_goes_and_comes_back(t
     script.says(job)
     await bench.run(1)
     bench.agent.set_mode(Mode.OBSERVE, "jobs.i")
-    await bench.agent._let_go("jobs.i")
+    await bench.agent._roster.let_go("jobs.i")
     assert "jobs.i" not in rows(bench)
     await bench.run(int(DISCOVER_S) + 1)
     assert rows(bench)["jobs.i"].mode is Mode.OBSERVE
@@ -239,12 +239,12 @@ async def test_a_workload_that_moves_is_followed_with_its_model(tmp_path: Path) 
     batch = replace(MANY, name="jobs.i", cgroup="/t/pi")
     script.says(replace(LRA, cgroup="/t/gone"), batch)
     await bench.run(2)
-    model = bench.agent._models.model("db")
+    model = bench.agent._state.parts.models.model("db")
     assert not rows(bench)["db"].present
     script.says(replace(LRA, cgroup="/t/db"), batch)
     await bench.run(int(DISCOVER_S) + 3)
     assert rows(bench)["db"].spec.cgroup == "/t/db"
     assert rows(bench)["db"].present
-    assert bench.agent._models.model("db") is model
+    assert bench.agent._state.parts.models.model("db") is model
     await bench.agent.stop(restore=True)
     assert bench.files() == bench.before

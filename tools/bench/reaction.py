@@ -102,7 +102,7 @@ async def _measure(scene: Scene, disk: DiskMeter, workloads: int, changes: int) 
         await scene.tick()
     spare_the_start()  # as the daemon does
     agent: Any = scene.agent
-    agent._parts = replace(agent._parts, policy=_Turning(agent._parts.policy))
+    agent._state.parts = replace(agent._state.parts, policy=_Turning(agent._state.parts.policy))
     scene.stopwatch.attach(agent)
     written = _Counter(agent)
     from_decision: list[float] = []
@@ -142,7 +142,7 @@ class _Counter:
 
     def __init__(self, agent: Any) -> None:
         self.writes = 0
-        executor = agent._parts.executor
+        executor = agent._state.parts.executor
         inner = executor.apply
 
         async def apply(changes: Any) -> Any:

@@ -57,8 +57,8 @@ class Stopwatch:
 
     def attach(self, agent: Agent) -> None:
         """Put timers around the agent's parts. They cost a fraction of a microsecond each."""
-        parts: Any = agent._parts
-        agent._parts = replace(
+        parts: Any = agent._state.parts
+        agent._state.parts = replace(
             parts,
             monitor=_Timed(parts.monitor, sample=self._timer("sampling", parts.monitor.sample)),
             policy=_Timed(parts.policy, decide=self._timer("decide", parts.policy.decide, begins=True)),
@@ -68,7 +68,8 @@ class Stopwatch:
                 apply=self._waited("apply", parts.executor.apply),
             ),
         )
-        agent._learn = self._timer("model", agent._learn)  # type: ignore[method-assign]
+        ticking = agent._ticking
+        ticking.learn = self._timer("model", ticking.learn)  # type: ignore[method-assign]
 
     def _timer(self, phase: str, call: Callable[..., T], begins: bool = False) -> Callable[..., T]:
         def timed(*args: Any, **kwargs: Any) -> T:

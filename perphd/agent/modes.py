@@ -1,0 +1,68 @@
+"""Observe or enforce: for all, for single workloads, and for everything that is found for a declaration."""
+
+from __future__ import annotations
+
+from perphd.agent.state import State
+from perphd.domain.errors import ConfigError
+from perphd.domain.event import EventKind
+from perphd.domain.workload import Mode, WorkloadSpec
+
+
+class Modes:
+    """The modes in force. ``general``: of whatever has none of its own."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.general = state.config.daemon.mode
+        self._own: dict[str, Mode] = {}
+        self._halted = False  # by restore: whatever mode a workload has of its own, or is found with
+
+    def of(self, spec: WorkloadSpec) -> Mode:
+        """The mode in force for a workload: set at run time, else observe after a restore, else its own or all's."""
+        own = self._own.get(spec.name)
+        if own is None and (found := self._state.found.get(spec.name)) is not None:
+            own = self._own.get(found.declaration)
+        if own is None:
+            own = Mode.OBSERVE if self._halted else spec.mode
+        return own if own is not None else self.general
+
+    def set(self, mode: Mode, workload: str | None) -> None:
+        """See ``Agent.set_mode``."""
+        state = self._state
+        if workload is None:
+            self.begin(mode)
+        elif workload in state.specs or workload in state.declared:
+            if workload in state.declared:
+                self.forget_declaration(workload)
+            self._own[workload] = mode
+        else:
+            known = ", ".join(state.declared | state.specs)
+            raise ConfigError("request", "workload", f"no workload is named {workload!r}", known)
+        state.parts.executor.forget_conflicts()
+        who = workload if workload is not None else "all workloads"
+        state.tell(EventKind.MODE, f"{who}: {mode}", workload or "")
+
+    def begin(self, mode: Mode) -> None:
+        """This mode for all; what was set for single ones is forgotten."""
+        self.general = mode
+        self._own.clear()
+        self._halted = False
+
+    def halt(self) -> None:
+        """Observe, whatever anybody's own mode says."""
+        self.begin(Mode.OBSERVE)
+        self._halted = True
+
+    def forget(self, name: str) -> None:
+        """What was set for this workload."""
+        self._own.pop(name, None)
+
+    def forget_declaration(self, declaration: str) -> None:
+        """What was set for this declaration, and for what was ever found for it."""
+        state = self._state
+        others = state.specs.keys() - {
+            one for one, known in state.found.items() if known.declaration == declaration
+        }
+        for name in [one for one in self._own if one == declaration or one.startswith(f"{declaration}.")]:
+            if name not in others:
+                del self._own[name]

@@ -1,0 +1,183 @@
+"""The list of workloads: what is configured, added, found, moved and let go, and what the latter leave behind."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from perphd.agent.config import Config
+from perphd.agent.match import is_lasting
+from perphd.agent.modes import Modes
+from perphd.agent.records import KEPT_LEFT
+from perphd.agent.state import FoundAs, State
+from perphd.domain.errors import ConfigError
+from perphd.domain.event import EventKind
+from perphd.domain.workload import WorkloadSpec
+from perphd.isolation.restore import RestoreReport
+
+DISCOVER_S = 5.0
+"""Control groups that are to be found are looked for so often."""
+LEFT_S = 30.0
+"""What could not be given back of a workload that is off the list is tried again so often."""
+FORGET_S = 60.0
+"""One of many that was found is forgotten, and what was set on it given back, when it has been gone so long."""
+
+
+class Roster:
+    """Who is on the list. Whoever leaves it is given back what was set on it."""
+
+    def __init__(self, state: State, modes: Modes) -> None:
+        self._state, self._modes = state, modes
+        self._left: dict[str, float] = {}
+        self._looked_s: float | None = None
+
+    async def discover(self, now_s: float) -> None:
+        """Take in what the declared matches stand for now, follow what has moved, let go what stays away."""
+        discovery = self._state.parts.discovery
+        if discovery is None or not (self._state.declared or self._state.found):
+            return
+        if self._looked_s is not None and 0 <= now_s - self._looked_s < DISCOVER_S:
+            return
+        self._looked_s = now_s
+        given = tuple(spec for name, spec in self._state.specs.items() if name not in self._state.found)
+        found = discovery.look(tuple(self._state.declared.values()), given)
+        for name, spec in found.specs.items():
+            if name not in self._state.specs:
+                await self.add(spec)
+            elif self._state.specs[name].cgroup != spec.cgroup:
+                await self._move(spec)
+            self._state.found[name] = FoundAs(found.declared_as[name], now_s)
+        for name, known in list(self._state.found.items()):
+            is_one = name == known.declaration and name in self._state.declared
+            if name not in found.specs and not is_one and now_s - known.seen_s >= FORGET_S:
+                await self.let_go(name)
+        for name in self._state.declared:
+            self._state.parts.records.problem(f"match:{name}", found.problems.get(name), now_s)
+
+    async def give_back_left(self, now_s: float) -> None:
+        """What could not be given back of workloads that are off the list is tried again, until nothing is left."""
+        for name, tried_s in list(self._left.items()):
+            if 0 <= now_s - tried_s < LEFT_S:
+                continue
+            async with self._state.lock:
+                back = name in self._state.specs  # then the loop looks after it
+                report = RestoreReport() if back else await self._state.parts.executor.restore((name,))
+                self._note_left(name, report, now_s)
+
+    async def add(self, spec: WorkloadSpec) -> None:
+        """Take a workload, already checked against the others, into the loop; replaces one of that name."""
+        async with self._state.lock:
+            if not spec.cgroup:  # to be found
+                self._state.declared[spec.name] = spec
+                self._looked_s = None
+                return
+            self._state.specs[spec.name] = spec
+            await self._state.parts.sli.follow(self._state.all_specs())
+        self._state.tell(EventKind.WORKLOAD, f"{spec.kind} added", spec.name)
+
+    async def remove(self, name: str) -> None:
+        """Give a workload's settings back and forget it. An LRA's protection ends at the next tick.
+
+        A declaration takes along what was found for it.
+
+        Raises:
+            ConfigError: no such workload, or one that was found: it would be found again.
+        """
+        if self._state.declared.pop(name, None) is not None:
+            self._state.parts.records.problem(f"match:{name}", None, self._state.now_s)
+            for found in [one for one, known in self._state.found.items() if known.declaration == name]:
+                await self.let_go(found)
+            self._modes.forget_declaration(name)
+            if self._state.parts.discovery is not None:
+                self._state.parts.discovery.forget_processes(tuple(self._state.declared.values()))
+            return
+        if name not in self._state.specs:
+            known = ", ".join(self._state.declared | self._state.specs)
+            raise ConfigError("request", "workload", f"no workload is named {name!r}", known)
+        if (one := self._state.found.get(name)) is not None and one.declaration in self._state.declared:
+            problem = f"{name!r} was found for {one.declaration!r} and would be found again"
+            raise ConfigError("request", "workload", problem, one.declaration)
+        await self.let_go(name)
+        self._modes.forget(name)
+
+    async def reload(self, config: Config) -> None:
+        """Take over a configuration that was read and checked. Models of workloads that stay are kept."""
+        new = {spec.name: spec for spec in config.workloads}
+        declared = {spec.name: spec for spec in config.matches}
+        for name, spec in self._state.declared.items():
+            if not is_lasting(spec.match) and name not in new:
+                declared.setdefault(name, spec)  # no file could have named it
+        for name in self._state.declared.keys() - declared.keys():
+            self._state.parts.records.problem(f"match:{name}", None, self._state.now_s)
+        self._state.found = {name: known for name, known in self._state.found.items() if name not in new}
+        for name, known in self._state.found.items():
+            to_be, was = declared.get(known.declaration), self._state.declared.get(known.declaration)
+            if to_be is not None and was is not None and (to_be.match, to_be.kind) == (was.match, was.kind):
+                new.setdefault(name, replace(to_be, name=name, cgroup=self._state.specs[name].cgroup))
+        self._state.declared, self._looked_s = declared, None
+        for name, old in list(self._state.specs.items()):
+            if name not in new or (new[name].cgroup, new[name].kind) != (old.cgroup, old.kind):
+                await self.let_go(name)
+        async with self._state.lock:
+            # What only a start can change stays as it is.
+            daemon = replace(config.daemon, period_s=self._state.config.daemon.period_s)
+            self._state.config = replace(
+                config, daemon=daemon, policy=self._state.config.policy, store=self._state.config.store
+            )
+            self._modes.begin(config.daemon.mode)
+            for name, old in self._state.specs.items():
+                self._state.parts.models.keep_if_counted_alike(old, new.get(name, old), self._state.now_s)
+            # What is there beside them was found, or added, while others were let go.
+            self._state.specs = new | {
+                name: spec for name, spec in self._state.specs.items() if name not in new
+            }
+            self._state.enforceable.clear()
+            self._state.parts.executor.forget_conflicts()
+            self._state.sli_followed = False
+            self._state.planned = None
+        text = "configuration read again; changes of period, socket, store and policy settings need a restart"
+        self._state.tell(EventKind.RELOAD, text)
+
+    async def let_go(self, name: str) -> None:
+        """Give back what was set on a workload, and forget it. What it was found for is still looked for.
+
+        Nor is the mode forgotten that somebody set for it: it may be back in a minute.
+        """
+        async with self._state.lock:
+            if name not in self._state.specs:  # meanwhile it went another way
+                return
+            self._state.found.pop(name, None)
+            report = await self._state.parts.executor.restore((name,))
+            self._note_left(name, report, self._state.now_s)
+            del self._state.specs[name]
+            self._state.forget(name)
+            self._state.parts.models.forget(name, self._state.now_s)
+            self._state.parts.records.forget(name)
+            self._state.parts.records.problem(f"missing:{name}", None, self._state.now_s)
+        self._state.tell(EventKind.WORKLOAD, "removed", name)
+
+    async def _move(self, spec: WorkloadSpec) -> None:
+        """A workload that has another control group now; what was set on the one before goes back."""
+        async with self._state.lock:
+            report = await self._state.parts.executor.restore((spec.name,))
+            left = f"left:{spec.name}"
+            if report.failed:  # it stays where it was, so that the next look tries again
+                text = (
+                    f"{spec.name}: found in {spec.cgroup}, but not all was given back where it was: {report}"
+                )
+                self._state.parts.records.problem(left, text, self._state.now_s, about=left)
+                self._state.planned = None
+                return
+            self._state.parts.records.problem(left, None, self._state.now_s)
+            self._state.parts.records.healed(left)
+            self._state.specs[spec.name] = spec
+            self._state.forget(spec.name)
+        self._state.tell(EventKind.WORKLOAD, f"found in {spec.cgroup} now", spec.name)
+
+    def _note_left(self, name: str, report: RestoreReport, now_s: float) -> None:
+        text = f"{name}: not all was given back: {report}" if report.failed or report.foreign else None
+        self._state.parts.records.left_behind(f"left:{name}", text, now_s)
+        self._left.pop(name, None)
+        if text is not None:
+            self._left[name] = now_s
+            while len(self._left) > KEPT_LEFT:
+                del self._left[next(iter(self._left))]

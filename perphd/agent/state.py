@@ -1,0 +1,166 @@
+"""What the agent's rooms share: the parts that it is made of, and what it knows from one round to the next."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from perphd.agent.config import Config
+from perphd.agent.discovery import Discovery
+from perphd.agent.models import Models
+from perphd.agent.records import Records
+from perphd.agent.rounds import RoundTap
+from perphd.agent.selfcost import CostMeter
+from perphd.agent.sli import SliBoard
+from perphd.agent.wake import Waker
+from perphd.domain.allocation import Allocation, Settings
+from perphd.domain.capability import Capabilities
+from perphd.domain.errors import ConfigError
+from perphd.domain.event import Event, EventKind
+from perphd.domain.plan import NotEnforceable
+from perphd.domain.policy import Policy
+from perphd.domain.sample import Sample
+from perphd.domain.topology import Topology
+from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.host.actuators import Actuators
+from perphd.host.topology import Processors
+from perphd.isolation.executor import Executor
+from perphd.monitor.hostload import HostLoad
+from perphd.monitor.links import LinkLoad
+from perphd.monitor.sampler import Monitor
+
+
+class Closable(Protocol):
+    """Something that holds descriptors, threads or locks."""
+
+    def close(self) -> None:
+        """Give them back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the composition root puts together; ``owned`` is closed, in order, when the agent stops.
+
+    ``bounds``: what resctrl can set, as found at start; ``actuators`` looks anew.
+    """
+
+    topology: Topology
+    processors: Processors
+    capabilities: Capabilities
+    monitor: Monitor
+    host_load: HostLoad
+    executor: Executor
+    policy: Policy
+    sli: SliBoard
+    records: Records
+    models: Models
+    bounds: Actuators = Actuators()
+    actuators: Callable[[], Actuators] = Actuators
+    rounds: RoundTap | None = None
+    waker: Waker | None = None
+    links: LinkLoad | None = None
+    discovery: Discovery | None = None
+    owned: tuple[Closable, ...] = ()
+
+
+@dataclass(slots=True)
+class Protection:
+    """What is in force for an LRA, and since when.
+
+    ``disturbed_s``: when it last began to settle anew for groups that (re)appeared and were set alone.
+    """
+
+    allocation: Allocation
+    since_s: float
+    disturbed_s: float = -math.inf
+
+
+@dataclass(slots=True)
+class FoundAs:
+    """A workload that was found: for which declaration, and when it was last there."""
+
+    declaration: str
+    seen_s: float
+
+
+@dataclass(slots=True)
+class Enforceable:
+    """What can be set on a workload, what cannot and why; when that was found out, and whether it was there."""
+
+    knobs: frozenset[str]
+    missing: tuple[NotEnforceable, ...]
+    looked_s: float
+    present: bool
+
+
+@dataclass(slots=True)
+class State:
+    """All that changes, but for what a room keeps to itself. Everything runs on one event loop.
+
+    ``specs``: the workloads on the list, by name; ``declared``: those that are to be found; ``found``: those on the
+    list that were. ``planned``: the settings that were last wanted, and when the kernel was read back for them; None:
+    it is to be read back at once. ``sli_followed``: the sources of indicators are those of the list. ``now_s``: of the
+    last round. ``lock``: held for a round, and by whatever must not fall into one.
+    """
+
+    config: Config
+    parts: Parts
+    clock: Callable[[], float] | None
+    topology: Topology
+    actuators: Actuators
+    specs: dict[str, WorkloadSpec]
+    declared: dict[str, WorkloadSpec]
+    found: dict[str, FoundAs] = field(default_factory=dict)
+    samples: dict[str, Sample] = field(default_factory=dict)
+    protections: dict[str, Protection] = field(default_factory=dict)
+    enforceable: dict[str, Enforceable] = field(default_factory=dict)
+    planned: tuple[dict[str, Settings], float] | None = None
+    memory: object = None
+    cost: CostMeter = field(default_factory=CostMeter)
+    tick: int = 0
+    began_s: float | None = None
+    now_s: float = 0.0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    sli_followed: bool = False
+
+    @classmethod
+    def at_start(cls, config: Config, parts: Parts, clock: Callable[[], float] | None) -> State:
+        """Before the first round."""
+        specs = {spec.name: spec for spec in config.workloads}
+        declared = {spec.name: spec for spec in config.matches}
+        return cls(config, parts, clock, parts.topology, parts.bounds, specs, declared)
+
+    def all_specs(self) -> tuple[WorkloadSpec, ...]:
+        """The workloads on the list."""
+        return tuple(self.specs.values())
+
+    def not_found(self) -> list[WorkloadSpec]:
+        """Declarations for which nothing was ever found, or is left."""
+        there = {known.declaration for known in self.found.values()}
+        return [spec for name, spec in self.declared.items() if name not in there]
+
+    def lra(self, name: str) -> WorkloadSpec:
+        """The LRA of this name. Raises ConfigError if there is none."""
+        spec = self.specs.get(name)
+        if spec is None or spec.kind is not Kind.LRA:
+            lras_here = ", ".join(s.name for s in self.specs.values() if s.kind is Kind.LRA)
+            raise ConfigError("request", "workload", f"no LRA is named {name!r}", lras_here)
+        return spec
+
+    def time_s(self, otherwise_s: float) -> float:
+        """Now, by the clock; where ticks bring the time, ``otherwise_s``."""
+        return self.clock() if self.clock is not None else otherwise_s
+
+    def forget(self, name: str) -> None:
+        """What was seen of a workload's control group, and what is in force there: it is another one now, or none."""
+        for kept in (self.protections, self.enforceable, self.samples):
+            kept.pop(name, None)
+        self.planned = None
+        self.sli_followed = False
+
+    def tell(self, kind: EventKind, text: str, workload: str = "") -> None:
+        """Announce an event of now."""
+        self.parts.records.event(Event(self.now_s, kind, text, workload))

@@ -1,0 +1,66 @@
+"""The agent as a whole, as it is shown to people."""
+
+from __future__ import annotations
+
+from perphd import __version__
+from perphd.agent.modes import Modes
+from perphd.agent.state import Enforceable, State
+from perphd.domain.plan import NotEnforceable
+from perphd.domain.sample import Quality
+from perphd.domain.status import AgentStatus, WorkloadStatus
+from perphd.domain.workload import Kind, Mode, WorkloadSpec
+
+
+def status_of(state: State, modes: Modes) -> AgentStatus:
+    """Everything, now."""
+    records = state.parts.records
+    return AgentStatus(
+        version=__version__,
+        mode=modes.general,
+        policy=state.parts.policy.name,
+        period_s=state.config.daemon.period_s,
+        tick=state.tick,
+        uptime_s=state.now_s - state.began_s if state.began_s is not None else 0.0,
+        workloads=(
+            *(_of(state, modes, spec) for spec in state.all_specs()),
+            *(_of(state, modes, spec) for spec in state.not_found()),
+        ),
+        journal_entries=state.parts.executor.journal_entries,
+        cost=state.cost.cost(),
+        problems=(*state.config.warnings, *records.problems),
+    )
+
+
+def _of(state: State, modes: Modes, spec: WorkloadSpec) -> WorkloadStatus:
+    sample = state.samples.get(spec.name)
+    present = sample is not None and not sample.has(Quality.GONE)
+    protection = state.protections.get(spec.name)
+    known, executor = state.enforceable.get(spec.name), state.parts.executor
+    return WorkloadStatus(
+        spec=spec,
+        present=present,
+        mode=modes.of(spec),
+        sample=sample,
+        decision=state.parts.records.last_decision(spec.name),
+        outcome=state.parts.records.last_outcome(spec.name),
+        protection=protection.allocation if protection is not None else None,
+        in_force=state.parts.executor.in_force(spec.name),
+        not_enforceable=known.missing if known is not None else (),
+        limited=(
+            *executor.not_enforceable(spec.name),
+            *executor.limited(spec.name),
+            *_ceiling_missing(state, modes, spec, known),
+        ),
+        problem="" if present else f"waiting for {f'cgroup {spec.cgroup}' if spec.cgroup else spec.match}",
+    )
+
+
+def _ceiling_missing(
+    state: State, modes: Modes, spec: WorkloadSpec, known: Enforceable | None
+) -> tuple[NotEnforceable, ...]:
+    """Why batch has not the egress ceiling that is configured; policies ask only for what can be had."""
+    network = state.config.network
+    asked = network.names and network.batch_egress_max_bytes and modes.of(spec) is Mode.ENFORCE
+    if known is None or not asked or spec.kind is not Kind.BATCH:
+        return ()
+    return tuple(left for left in known.missing if left.knob == "egress_max")

@@ -1,0 +1,204 @@
+"""One round: sample -> learn -> decide -> enforce -> record."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from perphd.agent.learning import observations
+from perphd.agent.modes import Modes
+from perphd.agent.protections import Protections
+from perphd.agent.roster import Roster
+from perphd.agent.state import State
+from perphd.domain.allocation import UNTOUCHED
+from perphd.domain.decision import Health
+from perphd.domain.event import Event, EventKind
+from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
+from perphd.domain.quick import maker
+from perphd.domain.reading import NOT_MEASURED, Reading
+from perphd.domain.sample import Quality, Sample
+from perphd.domain.workload import Kind, Mode, WorkloadSpec
+
+RESYNC_S = 5.0
+"""The kernel is read back so often even when nothing new is wanted, to notice foreign writers."""
+_STEADY_KNOBS = ("memory_high_bytes", "memory.high")
+"""Writes of these do not disturb what a sample says about CPU."""
+
+_make_view = maker(WorkloadView)
+
+
+class Ticking:
+    """Makes rounds; they never overlap."""
+
+    def __init__(self, state: State, modes: Modes, roster: Roster, protections: Protections) -> None:
+        self._state, self._modes, self._roster, self._protections = state, modes, roster, protections
+        self._conflicts: set[str] = set()
+        self._busy_cores: Reading = NOT_MEASURED
+        self._network_pct: Reading = NOT_MEASURED
+
+    async def tick(self, now_s: float) -> None:
+        """One round at ``now_s`` (monotonic seconds). Failures of single workloads do not lose the round."""
+        await self._roster.discover(now_s)
+        await self._roster.give_back_left(now_s)
+        async with self._state.lock:
+            if not self._state.sli_followed:
+                await self._state.parts.sli.follow(self._state.all_specs())
+                self._state.sli_followed = True
+            readings = await self._state.parts.sli.read(now_s)
+            now_s = self._state.time_s(now_s)
+            waited = time.perf_counter()
+            self._state.now_s = now_s
+            self._state.began_s = now_s if self._state.began_s is None else self._state.began_s
+            self._follow_processors(now_s)
+            specs = self._state.all_specs()
+            self._state.parts.models.follow(specs, now_s)
+            samples = self._state.parts.monitor.sample(now_s, specs, readings)
+            self._busy_cores = self._state.parts.host_load.read(now_s)
+            if self._state.parts.links is not None:
+                self._network_pct = self._state.parts.links.read(now_s)
+            self._take_samples(samples)
+            snapshot = self.snapshot(now_s)
+            self.learn(snapshot)
+            deciding = time.perf_counter()
+            target = self._state.parts.policy.decide(snapshot)
+            self._state.memory = target.memory
+            await self._enforce(target, now_s, deciding)
+            self._record(target, tuple(self._state.samples.values()), now_s)
+            self._state.parts.models.save_when_due(specs, now_s, self._state.config.daemon.model_save_s)
+            self._listen(target)
+            self._state.tick += 1
+            # The wait for applications' answers is theirs, not ours.
+            self._state.cost.tick(now_s, time.perf_counter() - waited)
+
+    def _listen(self, target: TargetState) -> None:
+        """Every LRA that is there can ask for a look between two ticks; what the last asked for was for something?"""
+        waker = self._state.parts.waker
+        if waker is None:
+            return
+        lras = [s for s in self._state.specs.values() if s.kind is Kind.LRA]
+        waker.follow({s.name: s.cgroup for s in lras if not self._state.samples[s.name].has(Quality.GONE)})
+        troubled = (Health.SUSPECT, Health.DEGRADED)
+        waker.answered(waker.take(), {d.workload for d in target.decisions if d.verdict.health in troubled})
+
+    def _follow_processors(self, now_s: float) -> None:
+        """CPUs came or went: what was decided counts and numbers cores that mean others now. It is decided anew.
+
+        Until then nothing is held back, as without perphd; and what the kernel refused it may take now.
+        """
+        found = self._state.parts.processors.look()
+        if found is None:
+            return
+        text = f"CPUs {found.online} are online, before {self._state.topology.online}: everything is decided anew"
+        self._state.topology = found
+        self._state.memory = self._state.planned = None
+        self._state.protections.clear()
+        self._state.enforceable.clear()
+        self._state.parts.executor.forget_conflicts()
+        self._state.parts.records.event(Event(now_s, EventKind.HOST, text))
+
+    def _take_samples(self, samples: Sequence[Sample]) -> None:
+        self._state.samples = {sample.workload: self._protections.flagged(sample) for sample in samples}
+
+    def snapshot(self, now_s: float) -> Snapshot:
+        """Everything that a policy may know at ``now_s``."""
+        views = tuple(self._view(spec, now_s) for spec in self._state.all_specs())
+        return Snapshot(
+            tick=self._state.tick,
+            at_s=now_s,
+            period_s=self._state.config.daemon.period_s,
+            host=HostView(
+                self._state.topology,
+                busy_cores=self._busy_cores,
+                llc_ways=self._state.actuators.llc_ways,
+                min_cbm_bits=self._state.actuators.min_cbm_bits,
+                mba_levels_pct=self._state.actuators.mba_levels_pct,
+                network_pct=self._network_pct,
+            ),
+            workloads=views,
+            memory=self._state.memory,
+        )
+
+    def _view(self, spec: WorkloadSpec, now_s: float) -> WorkloadView:
+        sample = self._state.samples.get(spec.name)
+        present = sample is not None and not sample.has(Quality.GONE)
+        is_lra = spec.kind is Kind.LRA
+        protection = self._state.protections.get(spec.name)
+        return _make_view(
+            spec=spec,
+            sample=sample if present else None,
+            model=self._state.parts.models.model(spec.name) if is_lra else None,
+            protection=protection.allocation if protection is not None else None,
+            protected_since_s=protection.since_s if protection is not None else 0.0,
+            enforceable=self._protections.knobs(spec, present, now_s),
+            enforced=self._modes.of(spec) is Mode.ENFORCE,
+        )
+
+    def learn(self, snapshot: Snapshot) -> None:
+        """Let the models learn from it."""
+        in_force = [protection.allocation for protection in self._state.protections.values()]
+        for name, seen in observations(snapshot, in_force, self._state.config.policy.batch_idle_cores):
+            self._state.parts.models.model(name).observe(seen)
+
+    async def _enforce(self, target: TargetState, now_s: float, deciding: float) -> None:
+        wanted = {
+            name: target.settings.get(name, UNTOUCHED) if self._modes.of(spec) is Mode.ENFORCE else UNTOUCHED
+            for name, spec in self._state.specs.items()
+        }
+        # A cgroup that (re)appeared has the kernel's defaults, whatever was written to the one before it.
+        fresh = {s.workload for s in self._state.samples.values() if s.has(Quality.FIRST, Quality.RESTARTED)}
+        new = bool(fresh) or self._state.planned is None or self._state.planned[0] != wanted
+        if not new and self._state.planned is not None and now_s - self._state.planned[1] < RESYNC_S:
+            self._protections.note(target, now_s, changed=False)
+            return
+        executor = self._state.parts.executor
+        changes = executor.plan(wanted, self._state.all_specs(), now_s)
+        self._state.planned = (wanted, now_s)
+        if changes.reason:
+            self._state.parts.records.problem("apply", changes.reason, now_s, about="nothing can be written")
+            return
+        if not changes:
+            self._state.parts.records.problem("apply", None, now_s)
+            self._protections.note(target, now_s, changed=False)
+            return
+        applied = await executor.apply(changes)
+        self._state.cost.wrote(time.perf_counter() - deciding)
+        if applied.ok:
+            self._state.parts.records.change(now_s, changes, "written")
+            self._state.parts.records.problem("apply", None, now_s)
+            for about in ("nothing can be written", *(write.path for write in applied.written)):
+                self._state.parts.records.healed(about)
+            steady = all(write.knob in _STEADY_KNOBS for write in changes.writes)
+            again = all(write.workload in fresh for write in changes.writes)
+            self._protections.note(target, now_s, changed=not steady, again=again)
+        else:
+            self._state.planned = None
+            self._state.parts.records.change(now_s, changes, "failed and undone")
+            text = f"a change could not be made and was undone: {applied.failed}"
+            if applied.problems:
+                text += "; not undone: " + "; ".join(applied.problems)
+            about = applied.failed.path if applied.failed is not None else "apply"
+            self._state.parts.records.problem("apply", text, now_s, about)
+
+    def _record(self, target: TargetState, samples: tuple[Sample, ...], now_s: float) -> None:
+        records = self._state.parts.records
+        records.samples(samples)
+        for decision in target.decisions:
+            spec = self._state.specs.get(decision.workload)
+            records.decision(decision, spec is not None and self._modes.of(spec) is Mode.ENFORCE)
+        for outcome in target.outcomes:
+            records.outcome(outcome)
+        for name, spec in self._state.specs.items():
+            missing = name not in self._state.samples or self._state.samples[name].has(Quality.GONE)
+            text = None
+            if missing:
+                text = f"{spec.kind} {name!r}: cgroup {spec.cgroup} does not exist; waiting for it"
+            records.problem(f"missing:{name}", text, now_s)
+        conflicts = {
+            f"conflict:{c.path}": str(c) for c in self._state.parts.executor.conflicts() if c.yielded
+        }
+        for key in self._conflicts - conflicts.keys():
+            records.problem(key, None, now_s)
+        for key, text in conflicts.items():
+            records.problem(key, text, now_s)
+        self._conflicts = set(conflicts)
+        records.event(Event(now_s, EventKind.TICK, f"tick {self._state.tick}"))
