@@ -142,14 +142,14 @@ async def test_a_write_that_fails_is_one_line_and_the_loop_goes_on(
             return number if operation.kind == "write" and "/t/pi/" in operation.path else None
 
         here.gate.refuse = refuse
-        await here.run(45)
+        await here.run(30)
         said = [line for line in lines(caplog) if "a change could not be made" in line]
         files = [line.split(": ")[1] for line in said]
         assert files
         assert len(set(files)) == len(files), "one line for each file, whatever was to be written"
         assert all("/t/pi/" in line and errno.errorcode[number] in line for line in said)
         assert here.files() == here.before, "what cannot be done is undone, and the LRA has what it had"
-        assert here.agent.status().tick == 45
+        assert here.agent.status().tick == 30
         here.gate.heal()
         here.agent.set_mode(Mode.ENFORCE)  # as an operator who has mended it
         await here.until(True)
@@ -160,12 +160,12 @@ async def test_files_that_cannot_be_read_make_no_action(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with bench(tmp_path) as here:
-        await here.run(10)
+        await here.run(8)
         here.gate.refuse = lambda _, operation: (
             errno.EIO if operation.kind == kind and "/t/pi/" in f"{operation.path}/" else None
         )
-        await here.run(25)
-        assert here.agent.status().tick == 35
+        await here.run(14)
+        assert here.agent.status().tick == 22
         assert not [record for record in caplog.records if record.exc_info], "nothing unforeseen"
         assert here.files() == here.before
 
@@ -175,7 +175,7 @@ async def test_a_clock_that_jumps_and_a_host_that_slept_make_no_action_and_lose_
 ) -> None:
     async with bench(tmp_path) as here:
         await here.until(True)
-        await here.run(60)
+        await here.run(20)
         before = here.files()
         here.wall_s -= 365 * 86400.0  # the time of day goes back a year: nothing goes by it
         await here.run(2)
@@ -206,7 +206,7 @@ async def test_processors_that_go_and_come_lose_nothing(
         await here.until(True)
         for online in ("0-3", "0,4-7", "0", "0-7", "4-7", "0-7"):
             here.host.cgroups.set_online(CpuSet.parse(online))
-            for _ in range(8):
+            for _ in range(6):
                 await here.run(1)
                 lra, batch = here.effective("/t/db"), here.effective("/t/pi")
                 assert lra == here.host.cgroups.online or (lra and not lra & batch)

@@ -313,8 +313,8 @@ def test_every_setting_is_among_what_fails() -> None:
             "blkio.throttle.read_bps_device", "freezer.state",
         },
         "cgroup-v2": {
-            "cpuset.cpus", "cpuset.mems", "cpu.weight", "cpu.idle", "cpu.max", "memory.low", "memory.min", "memory.high",
-            "memory.max", "memory.reclaim", "io.max", "io.bfq.weight", "io.latency", "cgroup.freeze",
+            "cpuset.cpus", "cpuset.mems", "cpu.weight", "cpu.idle", "cpu.max", "memory.low", "memory.min",
+            "memory.high", "memory.max", "memory.reclaim", "io.max", "io.bfq.weight", "io.latency", "cgroup.freeze",
         },
         "systemd": {
             "AllowedCPUs", "AllowedMemoryNodes", "CPUWeight", "CPUQuotaPerSecUSec", "MemoryLow", "MemoryHigh",
