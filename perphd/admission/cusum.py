@@ -24,7 +24,7 @@ CLIP_SIGMA = 3.0
 _MEAN_DEVIATION = 1.2533
 _LEAST_SCALE = 0.005
 _MOST_RHO = 0.95
-_TAILS = 1.15
+_TAILS = 1.19
 """By how much thresholds exceed those of independent normal noise before a signal's own noise is known: for clipped
 Student t(4) noise with an AR(1) correlation that is itself estimated, found by simulation (tools/bench/detector)."""
 RISE_SHARE, HIGH_SHARE = 0.37, 0.85
@@ -36,7 +36,7 @@ LONGEST = 7 * 86400
 """Samples after which what was counted of rises is worth half."""
 LOWEST, HIGHEST = 0.75, 1.8
 """How far a signal's own threshold may be from that for unknown noise (factors)."""
-_CAUTION = 0.8
+_CAUTION = 0.75
 """Share of the wanted rate that is aimed at: where scale or mean wander, heights have a longer tail."""
 
 

@@ -196,7 +196,13 @@ def judge(
         work=cusum.step(state.work, work_residual, k, h, part),
         delay=cusum.step(state.delay, delay_residual, k, h, part),
     )
-    moved = any(cusum.has_moved(base, h, rate, whole_s, k) for base in (new.work, new.delay))
+    moved = False
+    for name, base in (("work", new.work), ("delay", new.delay)):
+        if cusum.has_moved(base, h, rate, whole_s, k):
+            moved = True
+            text = f"a lasting shift: chance alone makes one as clear {rate:g} times a day"
+            least = cusum.own_threshold(base, h, rate, whole_s, k)
+            evidence.append(Evidence(f"shift of {name}", base.evidence, least, "sigma", text))
     if counts or blatant:
         severe = below and score < 1.0 - settings.min_effect_pct / 100.0
         new = replace(

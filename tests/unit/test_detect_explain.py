@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from perphd.admission.perph import PerphMemory
 from perphd.agent.records import Records
 from perphd.control.explain import explain_parts
 from perphd.control.table import plain
 from perphd.control.wire import decode, encode
 from perphd.domain.decision import Action, Aftermath, Cause, Outcome
 from perphd.domain.plan import ChangeSet
+from tests.unit.admission_world import World
 from tests.unit.control_fake import decision
 
 
@@ -40,3 +44,18 @@ def test_every_cause_has_words() -> None:
     from perphd.control.explain import _CAUSES
 
     assert set(_CAUSES) == set(Cause) - {Cause.NONE, Cause.UNKNOWN}
+
+
+def test_a_lasting_shift_is_told_with_its_threshold() -> None:
+    world = World(cores=4, lra_demand=2.0)
+    world.step(60)
+    memory = world.memory
+    assert isinstance(memory, PerphMemory)
+    state = memory.lras["db"]
+    assert not any(item.signal == "shift of work" for item in world.history[-1].verdict.evidence)
+    detector = replace(state.detector, work=replace(state.detector.work, evidence=20.0))
+    world.memory = replace(memory, lras={"db": replace(state, detector=detector)})
+    world.step(1)
+    told = next(item for item in world.history[-1].verdict.evidence if item.signal == "shift of work")
+    assert told.observed >= told.expected
+    assert "1 times a day" in told.text or "0.5 times a day" in told.text

@@ -24,7 +24,7 @@ from tools.bench.detector.significance import Noise
 
 Floats = npt.NDArray[np.float64]
 HIDDEN: Final = 8
-_CLIP: Final = 4.0
+_CLIP: Final = cusum.CLIP_SIGMA
 
 
 @dataclass(slots=True)
