@@ -402,6 +402,10 @@ def test_a_process_is_followed_as_long_as_it_lives(tmp_path: Path) -> None:
     found = looks.look(declared, [])
     assert not found.specs
     assert "another process has its number now" in found.problems["p"]
+    looks.forget_processes([])  # the declaration was removed; one that is made now means who is there now
+    assert places(looks.look(declared, [])) == {"p": "/jobs/b"}
+    looks.look([], [])
+    assert not looks._starts, "nothing is remembered of processes that nobody names"
 
 
 def test_a_pid_file_is_read_again(tmp_path: Path) -> None:

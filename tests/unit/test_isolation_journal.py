@@ -35,6 +35,16 @@ def test_originals_and_intents_survive_a_killed_process(tmp_path: Path) -> None:
         assert journal.notes == ()
 
 
+def test_of_all_that_was_written_to_a_file_the_latest_values_are_remembered(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        journal.record([A])
+        for value in range(1000):
+            journal.intend([(A.path, str(value))])
+        assert journal.intents(A.path) == tuple(map(str, range(984, 1000)))
+    with opened(tmp_path) as journal:
+        assert journal.intents(A.path) == tuple(map(str, range(984, 1000)))
+
+
 def test_originals_are_on_disk_when_record_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[bytes] = []
     with opened(tmp_path) as journal:

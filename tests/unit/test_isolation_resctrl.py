@@ -171,6 +171,9 @@ async def test_groups_of_others_are_neither_changed_nor_emptied(bench: Bench) ->
     await bench.executor.restore()
     assert bench.groups() == ["perphd-lookalike", "theirs"]
     assert bench.resctrl.tasks(rdt.GroupRef("theirs")) == {stolen}
+    await bench.executor.restore(["pi", "sort"])
+    assert not bench.executor._caches._foreign, "of workloads that leave nothing is remembered"
+    assert bench.executor.in_force("pi").is_untouched()
 
 
 async def test_somebody_elses_schemata_is_set_again_once_and_then_yielded(bench: Bench) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,6 +21,7 @@ from tools.soak.verdict import judge, report, warm_up_s
 def main() -> int:
     """Exit status 1: something surely grows or is beyond its limit, or the soak could not run."""
     options = _options()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was made is removed then, too
     options.out.mkdir(parents=True, exist_ok=True)
     if options.what == "both":
         return _both(options.out)

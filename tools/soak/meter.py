@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 from perphd.predictor.files import ASIDE
@@ -16,7 +16,8 @@ _TICK_HZ = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One look. ``cpu_s``: user and system time since the start; ``blocks``: pieces of memory that Python's objects
+    """One look. ``churned_s``: so much of the plan of who comes and goes is done; a host that is too busy may fall
+    behind it. ``cpu_s``: user and system time since the start; ``blocks``: pieces of memory that Python's objects
     occupy (``sys.getallocatedblocks``).
 
     Of the state directory: ``journal_bytes`` (without its copy), ``store_bytes`` with its log, ``aside_files`` (models
@@ -24,6 +25,7 @@ class Reading:
     """
 
     at_s: float
+    churned_s: float
     open_fds: float
     rss_bytes: float
     blocks: float
@@ -35,13 +37,8 @@ class Reading:
     state_files: float
     aside_files: float
 
-    @classmethod
-    def names(cls) -> tuple[str, ...]:
-        """What is read, without the time."""
-        return tuple(field.name for field in fields(cls) if field.name != "at_s")
 
-
-def read(pid: int, state: Path, at_s: float, blocks: float) -> Reading:
+def read(pid: int, state: Path, at_s: float, churned_s: float, blocks: float) -> Reading:
     """Look at a process and its state directory now. Raises OSError when the process has ended."""
     process = Path(f"/proc/{pid}")
     status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
@@ -49,6 +46,7 @@ def read(pid: int, state: Path, at_s: float, blocks: float) -> Reading:
     sizes = dict(_sizes(state))
     return Reading(
         at_s=at_s,
+        churned_s=churned_s,
         open_fds=len(os.listdir(process / "fd")),
         rss_bytes=int(status["VmRSS"].split()[0]) * 1024,
         blocks=blocks,

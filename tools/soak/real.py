@@ -21,6 +21,7 @@ from tools.soak.churn import Happens, Step
 
 STATE_BELOW = "/var/tmp"
 READ_EVERY_S = 5.0
+ASK_EVERY_S = 0.5
 START_WAIT_S = 30.0
 STOP_WAIT_S = 60.0
 CEILING_CORES = 0.3
@@ -216,19 +217,25 @@ def _watch(
     plan = churn.steps(places, int(seconds), seed, per_s)
     step = next(plan, None)
     chance = random.Random(seed)
+    ask_s = 0.0
     while (now_s := time.monotonic() - began) < seconds:
-        while step is not None and step.at_s <= now_s:
+        is_due = step is not None and step.at_s <= now_s
+        if step is not None and is_due:
             _do(step, groups, client)
             step = next(plan, None)
-        _ask(client, chance)
+        if now_s >= ask_s:
+            ask_s = now_s + ASK_EVERY_S
+            _ask(client, chance)
         if daemon.poll() is not None:
             raise SoakError(f"the daemon ended with status {daemon.returncode}:\n{_tail(log)}")
         if time.monotonic() >= read_at:
-            read_at += READ_EVERY_S
-            reading = meter.read(daemon.pid, state, now_s, float(_blocks(state).read_text()))
+            read_at = max(read_at + READ_EVERY_S, time.monotonic())
+            churned_s = min(now_s, step.at_s) if step is not None else now_s
+            reading = meter.read(daemon.pid, state, now_s, churned_s, float(_blocks(state).read_text()))
             told(reading)
             yield reading
-        time.sleep(0.5)
+        if not is_due:
+            time.sleep(0.1)
 
 
 def _do(step: Step, groups: Groups, client: Client) -> None:

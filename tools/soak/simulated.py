@@ -85,7 +85,9 @@ class Soak:
                 await agent.tick(clock.s)
                 if clock.s >= due_s:
                     due_s += READ_EVERY_S
-                    readings.append(meter.read(os.getpid(), state, clock.s, sys.getallocatedblocks()))
+                    readings.append(
+                        meter.read(os.getpid(), state, clock.s, clock.s, sys.getallocatedblocks())
+                    )
                     told(readings[-1])
             await agent.stop(restore=True)
             return readings

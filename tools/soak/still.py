@@ -25,9 +25,9 @@ class Still:
         """Everything is read anew."""
         self.state += 1
 
-    def opener(self, directory: str, cpus: CpuSet, events: Sequence[EventKind]) -> EventGroup:
+    def opener(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind]) -> EventGroup:
         """As the host's, see ``SimPerf``."""
-        return _Group(self._host.perf_opener(directory, cpus, events), self)
+        return _Group(self._host.perf_opener(cgroup_dir, cpus, events), self)
 
 
 class _Files(SimFs):

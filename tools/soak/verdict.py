@@ -64,7 +64,7 @@ def judge(readings: Sequence[Reading], skip_s: float, store_bytes: int) -> Verdi
     Raises:
         ValueError: fewer than four readings after the warm-up.
     """
-    kept = [item for item in readings if item.at_s >= skip_s]
+    kept = [item for item in readings if item.churned_s >= skip_s]
     at_s = [item.at_s for item in kept]
     shares = [
         100.0 * (after.cpu_s - before.cpu_s) / (after.at_s - before.at_s) for before, after in pairwise(kept)
