@@ -23,6 +23,7 @@ from pathlib import Path
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
+from perphd.domain.policy import Policy  # noqa: E402
 from tools.bench.policies import (  # noqa: E402
     agentmode,
     enough,
@@ -232,7 +233,10 @@ def _run_tasks(
 def one_run(scenario: Scenario, policy: str, seed: int, optima: dict[str, Optimum]) -> dict[str, object]:
     """One run, measured; of the policies of ``KNEE_OF`` also every step away from what they settled on."""
     entrant, judged = ENTRANTS[policy], policy in KNEE_OF and scenario.family != "quiet"
-    ruler = held.HeldPolicy(scenario, optima) if policy == held.NAME else entrant.make(scenario, seed)
+    if policy in (held.NAME, held.LATE):
+        ruler: Policy = held.HeldPolicy(scenario, optima, late=policy == held.LATE)
+    else:
+        ruler = entrant.make(scenario, seed)
     watcher = enough.Watcher() if judged else None
     done = run(scenario, ruler, entrant.period_s, seed, models=entrant.models, watch=watcher)
     steps = enough.steps_of(done, watcher) if watcher is not None else []

@@ -37,16 +37,17 @@ def _heracles(scene: Scenario, *, literal: bool) -> Policy:
     return HeraclesPolicy(literal=literal, peak_load_per_s=peaks, peak_bytes_per_s=peak)
 
 
-def _held(scene: Scenario) -> Policy:
+def _held(scene: Scenario, *, late: bool) -> Policy:
     """Looks for the optima itself; the bench, which has them already, makes one with those."""
     optima = {
         key: oracle.best(here, parts=scene.partition) for key, here in measure.situations(scene).items()
     }
-    return held.HeldPolicy(scene, optima)
+    return held.HeldPolicy(scene, optima, late=late)
 
 
 ENTRANTS: Final[dict[str, Entrant]] = {
-    held.NAME: Entrant(lambda scene, seed: _held(scene), period_s=held.PERIOD_S),
+    held.NAME: Entrant(lambda scene, seed: _held(scene, late=False), period_s=held.PERIOD_S),
+    held.LATE: Entrant(lambda scene, seed: _held(scene, late=True), period_s=held.PERIOD_S),
     "none": Entrant(lambda scene, seed: NonePolicy()),
     "cpu-sbs": Entrant(lambda scene, seed: CpuSharesPolicy()),
     "static": Entrant(lambda scene, seed: StaticPolicy()),

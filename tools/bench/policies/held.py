@@ -2,6 +2,7 @@
 
 The optimum is found on the noise-free model at rounded loads; the world's loads and needs wander by some per cent. What
 this policy misses, with the truth known in advance, nobody who stands as close to the target could avoid.
+``oracle-late`` knows a situation one round after it began, as every policy that decides by what it has sampled.
 """
 
 from __future__ import annotations
@@ -13,28 +14,32 @@ from perphd.domain.allocation import IDLE, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.policy import Snapshot, TargetState
 from tools.bench.policies.measure import situation_at
-from tools.bench.policies.oracle import Optimum, Packed
+from tools.bench.policies.oracle import Optimum, Packed, Situation
 from tools.bench.policies.scene import Scenario
 
 NAME: Final = "oracle-held"
+LATE: Final = "oracle-late"
 PERIOD_S: Final = 1.0
 
 
 class HeldPolicy:
-    """``optima``: by situation, as the bench found them."""
+    """``optima``: by situation, as the bench found them. ``late``: put in force one round after it was right."""
 
-    def __init__(self, scenario: Scenario, optima: Mapping[str, Optimum]) -> None:
-        self._scenario, self._optima = scenario, optima
+    def __init__(self, scenario: Scenario, optima: Mapping[str, Optimum], *, late: bool = False) -> None:
+        self._scenario, self._optima, self._late = scenario, optima, late
 
     @property
     def name(self) -> str:
-        """``oracle-held``."""
-        return NAME
+        """``oracle-held`` or ``oracle-late``."""
+        return LATE if self._late else NAME
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """What is best for who is there in the next second; nothing at all where that is not known."""
+        """What is best for who is there in the next second (late: was there in the last one).
+
+        Nothing at all where that is not known.
+        """
         there = {view.spec.name for view in snapshot.workloads if view.sample is not None}
-        middle_s = snapshot.at_s + PERIOD_S / 2
+        middle_s = snapshot.at_s + (-PERIOD_S if self._late else PERIOD_S) / 2
         done = frozenset(
             a.name
             for a in self._scenario.actors
@@ -44,9 +49,13 @@ class HeldPolicy:
         optimum = self._optima.get(here.key)
         if optimum is None or not optimum.row:
             return TargetState({})
-        domains = range(self._scenario.machine.sockets)
-        pairs = zip(here.works, optimum.row, strict=True)
-        return TargetState({work.name: _settings(row, domains) for work, row in pairs})
+        return TargetState(settings_of(here, optimum))
+
+
+def settings_of(here: Situation, optimum: Optimum) -> dict[str, Settings]:
+    """The optimum's setting of every workload of its situation, as a policy would ask for it."""
+    domains = range(here.machine.sockets)
+    return {work.name: _settings(row, domains) for work, row in zip(here.works, optimum.row, strict=True)}
 
 
 def _settings(row: Packed, domains: range) -> Settings:

@@ -1,8 +1,9 @@
 """ORACLE: the best that any setting of the actuators could do, found by looking at the node model's noise-free truth.
 
-Three lattices, and the best of them counts. *Shared*: batch on the last k cores at some weight, or on cores of its
+Four lattices, and the best of them counts. *Shared*: batch on the last k cores at some weight, or on cores of its
 own, with some ways and some throttle, everywhere at once: every combination is computed. *Own cores* (several LRAs):
 each on as few cores of its own as do with some margin, batch on the rest, with every number of ways and throttle.
+*Lent cores*: the LRAs divide all cores among themselves, and idle batch is a guest on the last few of them.
 *Parts* (CLITE's space): disjoint cores and ways for every workload; here others can only do harm, so what a workload
 reaches alone with a part is an upper bound, parts with which an LRA misses its target alone need no look, and the rest
 is computed from the greatest bound downwards until nothing better can come.
@@ -16,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Final
@@ -41,6 +43,8 @@ _BIG: Final = 8
 _CHUNK: Final = 192
 _MARGINS: Final = (0.0, 0.05, 0.1, 0.2, 0.4)
 """Above the target, alone, for LRAs on cores of their own: company costs something."""
+_MOST_DIVISIONS: Final = 500
+"""Of all cores among the LRAs; where there are more, lending cores is not looked at."""
 _MOST_LOOKS: Final = 6000
 """Divisions of the parts' lattice that are computed at most where no target can be met."""
 
@@ -149,7 +153,7 @@ def best(here: Situation, *, parts: bool = False) -> Optimum:
     """The optimum. ``parts``: look at disjoint parts for every workload, too."""
     found = shared(here)
     if len(here.lras) > 1 and here.batch:
-        found = _better(found, own_cores(here))
+        found = _better(_better(found, own_cores(here)), lent_cores(here))
     one_class = found.work
     if parts and len(here.works) > 1:
         divided = partitioned(here)
@@ -243,18 +247,8 @@ def _pick(worst: Array, done: Array) -> tuple[int, bool]:
 def own_cores(here: Situation) -> Optimum:
     """Every LRA on as few cores of its own as do alone with some margin, batch as one class on the rest."""
     machine, names = here.machine, range(len(here.works))
-    room = range(1, min(machine.cores, 32) + 1)
     champion = Optimum(False, 0.0, -1.0, "more is needed than there is", 0)
-    reach: dict[int, Array] = {}
-    for i in here.lras:
-        goal = here.goals[i]
-        told = Node(machine, [here.works[i]]).solve(
-            [[Grant(cpus=machine.first_cores(c))] for c in room], [here.loads[i]]
-        )
-        pairs = zip(told.work_per_s[:, 0], told.p95_ms[:, 0], strict=True)
-        reach[i] = np.array(
-            [goal.score(float(w), float(p)) if goal is not None else np.inf for w, p in pairs]
-        )
+    reach = _reach(here)
     node, looks, ways = Node(machine, here.works), 0, machine.llc_ways
     for margin in _MARGINS:
         counts = {i: 1 + int(np.argmax(reach[i] >= (1.0 + margin) * MET)) for i in here.lras}
@@ -285,6 +279,65 @@ def own_cores(here: Situation) -> Optimum:
             f"{machine.cores - core} in {m + 1} ways, throttle {machine.mba_levels_pct[t]} %"
         )
         chosen = [Grant(cpus=row.get(i, rest), masks=(masks[m][i],), mba_pct=(levels[t][i],)) for i in names]
+        kept = [packed(grant, machine) for grant in chosen]
+        mine = Optimum(feasible, float(done[at]) if feasible else 0.0, float(score[at]), how, 0, kept)
+        champion = _better(champion, mine)
+    return replace(champion, looks=looks)
+
+
+def _reach(here: Situation) -> dict[int, Array]:
+    """By LRA: its score alone on so many cores (the first value is for one core)."""
+    machine, reach = here.machine, {}
+    room = range(1, min(machine.cores, 32) + 1)
+    for i in here.lras:
+        goal = here.goals[i]
+        told = Node(machine, [here.works[i]]).solve(
+            [[Grant(cpus=machine.first_cores(c))] for c in room], [here.loads[i]]
+        )
+        pairs = zip(told.work_per_s[:, 0], told.p95_ms[:, 0], strict=True)
+        reach[i] = np.array(
+            [goal.score(float(w), float(p)) if goal is not None else np.inf for w, p in pairs]
+        )
+    return reach
+
+
+def lent_cores(here: Situation) -> Optimum:
+    """All cores divided among the LRAs, batch as one idle class on the last of them: nobody's cores are its own."""
+    machine, names = here.machine, range(len(here.works))
+    champion = Optimum(False, 0.0, -1.0, "no division suffices for somebody even alone", 0)
+    if math.comb(machine.cores - 1, len(here.lras) - 1) > _MOST_DIVISIONS:
+        return champion
+    reach, node, looks, ways = _reach(here), Node(machine, here.works), 0, machine.llc_ways
+    lras = set(here.lras)
+    masks = [
+        tuple(machine.full_mask if i in lras else ((1 << k) - 1) << (ways - k) for i in names)
+        for k in range(1, ways + 1)
+    ]
+    levels = [tuple(100 if i in lras else v for i in names) for v in machine.mba_levels_pct]
+    base = [Grant(idle=i not in lras) for i in names]
+    for counts in compositions(machine.cores, len(lras)):
+        if any(reach[i][min(c, 32) - 1] < MET for i, c in zip(here.lras, counts, strict=True)):
+            continue
+        own, core = {}, 0
+        for i, count in zip(here.lras, counts, strict=True):
+            own[i] = machine.first_cores(count, core)
+            core += count
+        guests = range(1, machine.cores // 2 + 1)
+        rows = [[own.get(i, machine.first_cores(k, machine.cores - k)) for i in names] for k in guests]
+        table, index = product(machine, base, cpus=rows, masks=masks, mba_pct=levels)
+        told = node.solve(table, here.loads, chunk=_CHUNK)
+        looks += table.count
+        score, done = scores(here, told), batch_work(here, told.work_per_s)
+        at, feasible = _pick(score, done)
+        c, m, t = (int(v) for v in index[at])
+        how = (
+            f"all cores divided among the LRAs ({'/'.join(map(str, counts))}), batch idle on the last {guests[c]} "
+            f"of them in {m + 1} ways, throttle {machine.mba_levels_pct[t]} %"
+        )
+        chosen = [
+            replace(grant, cpus=rows[c][i], masks=(masks[m][i],), mba_pct=(levels[t][i],))
+            for i, grant in enumerate(base)
+        ]
         kept = [packed(grant, machine) for grant in chosen]
         mine = Optimum(feasible, float(done[at]) if feasible else 0.0, float(score[at]), how, 0, kept)
         champion = _better(champion, mine)

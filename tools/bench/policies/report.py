@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.bench.policies import enough, held, report_grids, report_html
+from tools.bench.policies import enough, floor, held, report_grids, report_html
 from tools.bench.policies.measure import Result
 from tools.bench.policies.report_text import mean, number, over, pct, pct_with, present, scatter
 
@@ -66,7 +66,7 @@ def _head(about: About) -> list[str]:
         "last half of each run. *found*: runs in which all targets were met for three rounds, the median time until",
         "then. *spread*: standard deviation over seeds over the mean, of good batch. Means over scenarios of means",
         "over seeds; ±: standard deviation of that mean between seeds, from five seeds on.",
-        "oracle-held: ORACLE's settings in the same world, whose loads wander; it knows them in advance, up to that.",
+        floor.TOLD,
         "",
     ]
 
@@ -78,8 +78,8 @@ def _short(runs: Sequence[Result], cells: list[dict[str, Any]], about: About) ->
         f"From `{about.command}` ({len({r.scenario for r in runs})} scenarios, {len(runs)} runs). {about.cut}",
         "*missed*: share of the time in which a target is missed although the optimum meets all; *batch*: batch's "
         "work over the optimum's; *good batch*: without what was done while a target was missed; *one class*: that "
-        "over the best setting that treats all batch alike; *settled*: in the last half of each run. *oracle-held*: "
-        "the optimum's settings in the same world, whose loads wander.",
+        "over the best setting that treats all batch alike; *settled*: in the last half of each run. "
+        + floor.TOLD,
         "",
         *table,
         "",
@@ -97,17 +97,20 @@ def _headline(runs: Sequence[Result]) -> list[str]:
     lines = [
         f"## All scenarios in which the targets can be met ({len({r.scenario for r in judged})})",
         "",
-        "| policy | missed | depth | batch | good batch | one class | settled: missed | settled: batch | found "
-        "| changes/min | spread | decision p50 ms |",
-        "| --- |" + " ---: |" * 11,
+        "| policy | missed | beyond the floor | depth | batch | good batch | one class | settled: missed "
+        "| settled: batch | found | changes/min | spread | decision p50 ms |",
+        "| --- |" + " ---: |" * 12,
     ]
+    beyond = floor.beyond(judged)
     for policy in present(judged):
         mine = [r for r in judged if r.policy == policy]
         found = [r.first_ok_s for r in mine if not math.isnan(r.first_ok_s)]
         median = f"{statistics.median(found):.1f} s" if found else "-"
         cells = [
             policy,
-            *(pct_with(over(mine, value), scatter(mine, value)) for value in (_missed, _depth)),
+            pct_with(over(mine, _missed), scatter(mine, _missed)),
+            pct(over(mine, lambda r: beyond.get((r.scenario, r.policy, r.seed), math.nan))),
+            pct_with(over(mine, _depth), scatter(mine, _depth)),
             pct(over(mine, lambda r: r.of_oracle)),
             pct_with(over(mine, _good), scatter(mine, _good)),
             pct(over(mine, lambda r: r.good_of_one_class)),
@@ -220,7 +223,7 @@ def _losses(runs: Sequence[Result], name: str = "perph", shown: int = 12) -> lis
         others = {}
         for policy in present(runs):
             some = [r for r in runs if r.scenario == scenario and r.policy == policy]
-            if some and policy not in (name, "none", held.NAME):
+            if some and policy not in (name, "none", held.NAME, held.LATE):
                 others[policy] = mean(r.good_of_oracle for r in some)
         if not others:
             continue
