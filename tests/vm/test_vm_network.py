@@ -78,7 +78,7 @@ STATE = " && ".join(
             f"(tc class show dev {device} | grep htb || true)"
             for device in (LINK, OWN)
         ),
-        "(bpftool cgroup tree /sys/fs/cgroup | grep perphd || true)",
+        "(bpftool cgroup tree /sys/fs/cgroup | grep perphd_egress || true)",
         "(ls -A /sys/fs/bpf/perphd 2>/dev/null || true)",
     )
 )
