@@ -158,7 +158,7 @@ def _options() -> argparse.Namespace:
 
 def _seeds(scenario: Scenario, policy: str, options: argparse.Namespace) -> int:
     """How many runs of a policy."""
-    wanted = options.seeds
+    wanted: int = options.seeds
     if options.spread and scenario.name in scenarios.SPREAD:
         wanted = max(wanted, SPREAD_SEEDS)
     if options.spread and policy in COMPARED:
@@ -170,7 +170,8 @@ def _cut(options: argparse.Namespace) -> str:
     """What was left out to keep it short, in a sentence."""
     text = f"{options.seeds} seed{'s' if options.seeds > 1 else ''} a scenario and policy"
     if options.spread:
-        text += f" ({COMPARED_SEEDS} of {' and '.join(COMPARED)}; {SPREAD_SEEDS} of all in {', '.join(scenarios.SPREAD)})"
+        text += f" ({COMPARED_SEEDS} of {' and '.join(COMPARED)}; "
+        text += f"{SPREAD_SEEDS} of all in {', '.join(scenarios.SPREAD)})"
     if options.grids and not options.full_grids:
         text += (
             "; five of the ten loads on each axis of the grids, one seed, four loads of memcached by halving"
