@@ -11,7 +11,7 @@ from dataclasses import replace
 from perphd.admission import inferer
 from perphd.admission.context import batch_demand_cores, batches, lras, model_context, total_cores
 from perphd.admission.detector import DetectorState, judge, target_of
-from perphd.admission.inferer import Assessed, Knobs
+from perphd.admission.inferer import Assessed
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Health
@@ -73,8 +73,8 @@ def _effect(
     z = settings.confidence_z
     # Nothing can be taken back from batch that is only observed, nor below what batch is to keep.
     gives = view.enforced and any(v.enforced for v in batches(snapshot))
-    knobs = _knobs(snapshot, view)
-    allocations = inferer.lattice(current, scene.floor_cores(), knobs) if gives else (current,)
+    # The work that asks is expected to join a batch group that can be set like the others.
+    allocations = inferer.lattice(current, scene.floor_cores(), scene.knobs()) if gives else (current,)
     assessed = inferer.assess(allocations, view.model, context, target, z)
     as_is = next(a for a in assessed if a.allocation == current)
     wanted = CORRECTABLE_CHANCE if gives else LASTING_CHANCE
@@ -95,16 +95,6 @@ def _effect(
         name, health, as_is.prediction, best.prediction, best.allocation, chance, bearable=bearable, text=text
     )
     return effect, best
-
-
-def _knobs(snapshot: Snapshot, view: WorkloadView) -> Knobs:
-    """What can be turned. The work that asks is expected to join a batch group that can be set like the others."""
-    batch = tuple(v for v in batches(snapshot) if v.enforced)
-    return Knobs(
-        batch_cpus=bool(batch) and all("cpus" in v.enforceable for v in batch),
-        batch_weight=bool(batch) and all("cpu_weight" in v.enforceable for v in batch),
-        lra_cpus="cpus" in view.enforceable,
-    )
 
 
 def _memory(snapshot: Snapshot, arrival: Arrival, settings: PolicySettings) -> list[str]:

@@ -53,6 +53,20 @@ def test_what_nobody_protects_is_not_risked() -> None:
     assert "nothing could be taken back" in answer.reasons[0]
 
 
+def test_batch_that_is_not_there_does_not_keep_the_rest_from_giving_way() -> None:
+    world = known()
+    batch = next(view for view in world.last.workloads if view.spec.kind is Kind.BATCH)
+    absent = replace(
+        batch,
+        spec=WorkloadSpec("absent", Kind.BATCH, "/absent"),
+        sample=None,
+        enforceable=frozenset(),
+        enforced=True,
+    )
+    views = (*world.last.workloads, absent)
+    assert ask(world, "batch:cpu=8", workloads=views).accepted
+
+
 def test_an_unknown_application_is_no_reason_to_say_yes() -> None:
     world = Asking()
     world.step(1)
