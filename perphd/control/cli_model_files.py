@@ -70,8 +70,8 @@ def add_model_file_commands(model: click.Group) -> None:
         if is_model(files[0]):
             from perphd.control.cli_model_merge import merged as merge_live
 
-            data, parts, accepted = merge_live(target, files, name, seed)
-            out.show(data, parts)
+            told, shown, accepted = merge_live(target, files, name, seed)
+            out.show(told, shown)
             if not accepted:
                 raise SystemExit(EXIT_FAILED)
             return

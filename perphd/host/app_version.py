@@ -41,9 +41,12 @@ Version: TypeAlias = str | Unavailable
 class FileFacts(Protocol):
     """What stat(2) says, as far as it is used."""
 
-    st_mode: int
-    st_size: int
-    st_mtime_ns: int
+    @property
+    def st_mode(self) -> int: ...  # noqa: D102
+    @property
+    def st_size(self) -> int: ...  # noqa: D102
+    @property
+    def st_mtime_ns(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)

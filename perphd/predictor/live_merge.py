@@ -103,8 +103,8 @@ def merge_models(files: Sequence[ModelFile], *, seed: int = 0) -> MergedModel:
                     f"{', '.join(lacking)}: less than {LEAST_ROWS} samples beside batch are remembered"
                 )
             continue  # a channel that was not measured everywhere begins from physics
-        trees, found = _contest(parts, channel, seed)
-        contests += found
+        trees, judged = _contest(parts, channel, seed)
+        contests += judged
         trained[channel] = trees, np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts])
     state = _state(files, trained)
     newest = max(sources, key=lambda s: s.saved_at_unix_s)
