@@ -11,6 +11,7 @@ from perphd.control.table import plain
 from perphd.control.wire import decode, encode
 from perphd.domain.decision import Action, Aftermath, Cause, Outcome
 from perphd.domain.plan import ChangeSet
+from perphd.domain.reading import available
 from tests.unit.admission_world import World
 from tests.unit.control_fake import decision
 
@@ -57,5 +58,7 @@ def test_a_lasting_shift_is_told_with_its_threshold() -> None:
     world.memory = replace(memory, lras={"db": replace(state, detector=detector)})
     world.step(1)
     told = next(item for item in world.history[-1].verdict.evidence if item.signal == "shift of work")
+    assert available(told.observed)
+    assert available(told.expected)
     assert told.observed >= told.expected
     assert "1 times a day" in told.text or "0.5 times a day" in told.text

@@ -312,12 +312,12 @@ def test_what_perph_settles_on_is_just_enough_on_a_small_host():
 
 def test_what_was_settled_on_is_what_lasted_and_not_the_last_trial():
     scenario, done = small(), run(small(), NonePolicy(), 1.0, 0)
-    watcher, usual, trial = enough.Watcher(), {"batch-thrash": Settings(cpu_weight=6)}, {}
-    for at_s in range(1, 31):
-        done.last = TargetState(trial if at_s > 27 else usual)
-        watcher.seen.append((float(at_s), tuple(sorted(done.last.settings.items()))))
-    here, chosen = watcher.chosen(done)
-    assert chosen == usual
+    watcher, usual = enough.Watcher(), (("batch-thrash", Settings(cpu_weight=6)),)
+    watcher.seen = [(float(at_s), usual if at_s <= 27 else ()) for at_s in range(1, 31)]
+    found = watcher.chosen(done)
+    assert found is not None
+    here, chosen = found
+    assert chosen == dict(usual)
     assert [here.works[i].name for i in here.batch] == ["batch-thrash"]
     alone = run(replace(scenario, actors=scenario.actors[:1]), NonePolicy(), 1.0, 0)
     assert watcher.chosen(alone) is None

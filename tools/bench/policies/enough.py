@@ -109,7 +109,7 @@ class Watcher:
         here: Situation | None = None
         counts: Counter[tuple[tuple[str, Settings], ...]] = Counter()
         last_s = 0.0
-        for at_s, settings in reversed(self.seen):
+        for at_s, in_force in reversed(self.seen):
             gone = frozenset(n for n, end_s in run.finished_s.items() if end_s <= at_s)
             found = measure.situation_at(scenario, at_s - 0.05, gone)
             if here is None:
@@ -118,10 +118,10 @@ class Watcher:
                 here, last_s = found, at_s
             if found.key != here.key or at_s <= last_s - SETTLED_S:
                 break
-            counts[settings] += 1
+            counts[in_force] += 1
         if here is None:
             return None
-        return here, dict(max(counts, key=lambda s: counts[s]))
+        return here, dict(counts.most_common(1)[0][0])
 
 
 def steps_of(run: Run, watcher: Watcher) -> list[Neighbour]:
@@ -218,7 +218,7 @@ def _own_cores(topology: Topology, row: Row, lras: list[str], batch: list[str]) 
             placed = place(topology, {n: count if n == name else len(c) for n, c in before.items()}, before)
             changed, rest = dict(row), topology.usable
             for lra, theirs in placed.items():
-                cpus = topology.cpus_of([every[i] for i in theirs])
+                cpus = topology.cpus_of(tuple(every[i] for i in theirs))
                 changed[lra] = replace(row[lra], cpus=cpus)
                 rest = rest - cpus
             for job in batch:
