@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from perphd.control.cli import cli
 from perphd.domain.errors import PerphError
+from perphd.predictor.features import COLUMNS
 from perphd.predictor.ogbrt import Forest
 from perphd.predictor.profile import (
     Axis,
@@ -240,7 +241,7 @@ def test_a_profile_says_nothing_at_the_reference_and_less_below_it(profile: Prof
 
 def test_corrections_are_rows_of_the_models_features(profile: Profile) -> None:
     x, y = corrections(profile, 8, 11)
-    assert x.shape == (len(y), 11)
+    assert x.shape == (len(y), len(COLUMNS))
     assert len(y) > 100
     assert np.isfinite(y).all()
     assert np.abs(y).max() <= 1.0
