@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import logging
 import signal
 import subprocess
 import sys
@@ -22,20 +23,23 @@ def main() -> int:
     """Exit status 1: something surely grows or is beyond its limit, or the soak could not run."""
     options = _options()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # what was made is removed then, too
+    logging.getLogger("perphd").setLevel(logging.ERROR)  # who vanishes is no news here
     options.out.mkdir(parents=True, exist_ok=True)
     if options.what == "both":
         return _both(options.out)
-    with (options.out / f"{options.what}.jsonl").open("w") as lines:
+    path = options.out / f"{options.what}.jsonl"
+    with path.open("w") as lines:
 
         def told(reading: Reading) -> None:
             lines.write(json.dumps(asdict(reading)) + "\n")
             lines.flush()
 
         try:
-            readings = _run(options, told)
+            _run(options, told)
         except real.SoakError as exc:
             print(f"soak: {exc}", file=sys.stderr)
             return 1
+    readings = [Reading(**json.loads(line)) for line in path.read_text().splitlines()]
     verdict = judge(readings, warm_up_s(options.workloads, options.churn), parse_size_bytes(options.store))
     text = report(options.what, verdict, options.workloads, options.rate, readings[-1].at_s)
     (options.out / f"{options.what}.md").write_text(text)
@@ -43,11 +47,12 @@ def main() -> int:
     return int(not verdict.passed)
 
 
-def _run(options: argparse.Namespace, told: Callable[[Reading], None]) -> list[Reading]:
+def _run(options: argparse.Namespace, told: Callable[[Reading], None]) -> None:
     shape = (options.workloads, options.churn, options.rate, options.store, options.seed)
     if options.what == "real":
-        return real.run(60.0 * options.minutes, *shape, told)
-    return asyncio.run(simulated.Soak(3600.0 * options.hours, *shape).run(told))
+        real.run(60.0 * options.minutes, *shape, told)
+    else:
+        asyncio.run(simulated.Soak(3600.0 * options.hours, *shape).run(told))
 
 
 def _both(out: Path) -> int:

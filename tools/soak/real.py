@@ -146,8 +146,8 @@ def run(
     store: str,
     seed: int,
     told: Callable[[meter.Reading], None],
-) -> list[meter.Reading]:
-    """Soak the daemon for so long; every reading is also told as it is taken.
+) -> None:
+    """Soak the daemon for so long; every reading is told as it is taken.
 
     Raises:
         SoakError: it cannot run here, the daemon ended, or did not give everything back.
@@ -169,7 +169,7 @@ def run(
         log = Path(folder, "log")
         with _daemon(config, state, log) as daemon:
             client = Client(str(state / "perphd.sock"))
-            return list(_watch(daemon, client, state, groups, seconds, places, per_s, seed, told, log))
+            _watch(daemon, client, state, groups, seconds, places, per_s, seed, told, log)
 
 
 @contextlib.contextmanager
@@ -212,7 +212,7 @@ def _watch(
     seed: int,
     told: Callable[[meter.Reading], None],
     log: Path,
-) -> Iterator[meter.Reading]:
+) -> None:
     began = read_at = time.monotonic()
     plan = churn.steps(places, int(seconds), seed, per_s)
     step = next(plan, None)
@@ -231,9 +231,7 @@ def _watch(
         if time.monotonic() >= read_at:
             read_at = max(read_at + READ_EVERY_S, time.monotonic())
             churned_s = min(now_s, step.at_s) if step is not None else now_s
-            reading = meter.read(daemon.pid, state, now_s, churned_s, float(_blocks(state).read_text()))
-            told(reading)
-            yield reading
+            told(meter.read(daemon.pid, state, now_s, churned_s, float(_blocks(state).read_text())))
         if not is_due:
             time.sleep(0.1)
 
