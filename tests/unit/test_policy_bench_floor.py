@@ -1,4 +1,4 @@
-"""What ORACLE itself misses in a run: its setting as a value, the late variant, cores that are lent, and the floor."""
+"""What ORACLE itself misses in a run: its setting as a value, the late variant, lent cores, and others beyond it."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_cores_that_are_lent_are_looked_at():
     assert oracle.best(here).one_class >= found.work - 1e-9
 
 
-def test_the_floor_is_what_the_late_one_misses_and_nobody_is_below_it():
+def test_what_is_missed_beyond_the_late_one_is_counted_run_by_run():
     scenario = stepped()
     plain = measure.measure(run(scenario, NonePolicy(), 1.0, 0), {})
 

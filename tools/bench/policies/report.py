@@ -97,7 +97,7 @@ def _headline(runs: Sequence[Result]) -> list[str]:
     lines = [
         f"## All scenarios in which the targets can be met ({len({r.scenario for r in judged})})",
         "",
-        "| policy | missed | beyond the floor | depth | batch | good batch | one class | settled: missed "
+        "| policy | missed | beyond late | depth | batch | good batch | one class | settled: missed "
         "| settled: batch | found | changes/min | spread | decision p50 ms |",
         "| --- |" + " ---: |" * 12,
     ]
