@@ -191,7 +191,9 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
 
 def _check_version_from(value: str, source: str, key: str) -> None:
     kind, colon, rest = value.partition(":")
-    fits = value in ("auto", "none") or (kind == "file" and rest.startswith("/")) or (kind == "label" and rest)
+    fits = (
+        value in ("auto", "none") or (kind == "file" and rest.startswith("/")) or (kind == "label" and rest)
+    )
     if not fits or "\0" in value or len(value) > MAX_VERSION_FROM or (colon and kind in ("auto", "none")):
         raise ConfigError(source, key, f"{show(value)} says nothing of a version", VERSION_FROM)
 

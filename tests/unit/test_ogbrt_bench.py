@@ -107,7 +107,12 @@ def test_the_report_says_what_was_kept_and_what_was_missed() -> None:
 
     study = Study("abrupt", {OURS: [along(0.2, 0.1)], REFIT: [along(0.3, 0.2)]}, [0.09])
     report = Report(
-        1, {"grid": [Warm(0.99, 0.99, 0.05)]}, [], [study], [Cost("update of one sample", 200, 300, 9, 190, 210)], 500
+        1,
+        {"grid": [Warm(0.99, 0.99, 0.05)]},
+        [],
+        [study],
+        [Cost("update of one sample", 200, 300, 9, 190, 210)],
+        500,
     )
     text = report.markdown()
     assert "near error, 150-250 after drift | abrupt | 0.200 (0.200..0.200) | <= 0.15 | **missed**" in text
