@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from perphd.domain.allocation import IDLE, IoLimit, Settings
 from perphd.domain.cpuset import CpuSet
@@ -29,6 +31,14 @@ from tests.unit.network_fakes import FakePrograms, FakeTc
 BOOT = "this-boot"
 WRITERS = ("cgroup-v1", "cgroup-v2", "systemd", "resctrl", "egress")
 _CPUS = CpuSet.of(range(4))
+
+
+@contextmanager
+def quick_folder(otherwise: Path) -> Iterator[Path]:
+    """A folder in memory, where there is room for one."""
+    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else str(otherwise)
+    with TemporaryDirectory(prefix="perphd-test-faults-", dir=memory) as made:
+        yield Path(made)
 
 
 @dataclass

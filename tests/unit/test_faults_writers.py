@@ -20,7 +20,7 @@ import pytest
 
 from perphd.isolation import Applied, Executor, Journal
 from tests.unit.faults_fs import Killed, Operation
-from tests.unit.faults_world import BOOT, WRITERS, EgressWorld, World, world
+from tests.unit.faults_world import BOOT, WRITERS, EgressWorld, World, quick_folder, world
 
 ERRNOS = (
     errno.EIO,
@@ -50,9 +50,8 @@ def _is_tried(operation: int, number: int) -> bool:
 @pytest.fixture
 def tmp_path(tmp_path: Path) -> Iterator[Path]:
     """In memory, where there is room for it: hundreds of journals, and what a disk does is not what is tried here."""
-    memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else str(tmp_path)
-    with TemporaryDirectory(prefix="perphd-test-faults-", dir=memory) as made:
-        yield Path(made)
+    with quick_folder(tmp_path) as made:
+        yield made
 
 
 @pytest.fixture(autouse=True)

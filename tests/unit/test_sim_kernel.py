@@ -26,7 +26,7 @@ class Lab:
     def __init__(self, machine: Machine | None = None) -> None:
         machine = machine or Machine(1, 2, 1, memory_bytes=2 << 30)
         root = Directory()
-        add_processors(root, machine)
+        add_processors(root, machine, lambda: machine.online)
         self.tree = CgroupTree(root.make(CGROUP_ROOT), machine.online, machine.nodes, machine.cpus)
         add_proc(root, machine, "/system.slice/perphd.service", self.tree.root.pressure, lambda: 0.0)
         self.tree.make("/lab/kid").processes.append(Process(284, (284, 290), "sleep"))
