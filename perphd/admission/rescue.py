@@ -64,7 +64,6 @@ class Plight:
             return self.judged.score
         return mean(self.scores[-RECENT:]) if self.scores else otherwise
 
-
     @property
     def is_a_moment(self) -> bool:
         """True if the last few samples are on target but for the very last."""
@@ -116,7 +115,9 @@ def _infer(
         eligible = tuple(a for a in eligible if a.allocation != scene.current)  # doing nothing has failed
     chosen, why = inferer.choose(eligible, scene.current, z)
     if "exploring" in why and plight.is_a_moment and scene.current != scene.nothing:
-        return _hold(scene, "one bad sample, and nothing that is known to do better: no reason to explore yet")
+        return _hold(
+            scene, "one bad sample, and nothing that is known to do better: no reason to explore yet"
+        )
     spell = plight.scores and mean(plight.scores) >= 1.0 and not plight.judged.blatant
     if scene.current != scene.nothing and spell:
         stay = inferer.chance(current.prediction, 1.0, z)
