@@ -41,8 +41,10 @@ ROOT = Peer(1, 0, frozenset({0}))
 
 
 @contextmanager
-def daemon(state: Path, policy: str = "perph") -> Iterator[tuple[SimHost, Agent, Config]]:
-    host = simulate(SPECS, batch_arrives_s=8.0)
+def daemon(
+    state: Path, policy: str = "perph", arrives_s: float = 8.0
+) -> Iterator[tuple[SimHost, Agent, Config]]:
+    host = simulate(SPECS, batch_arrives_s=arrives_s)
     config = Config(
         daemon=DaemonConfig(
             mode=Mode.ENFORCE,
@@ -61,9 +63,11 @@ def daemon(state: Path, policy: str = "perph") -> Iterator[tuple[SimHost, Agent,
     )
 
 
-async def recorded(state: Path, file: Path, rounds: int, policy: str = "perph") -> str:
+async def recorded(
+    state: Path, file: Path, rounds: int, policy: str = "perph", arrives_s: float = 8.0
+) -> str:
     """Ten rounds unobserved, then ``perphctl export --replay`` while the daemon goes on."""
-    with daemon(state, policy) as (host, agent, config):
+    with daemon(state, policy, arrives_s) as (host, agent, config):
 
         async def reload() -> Config:
             return config
@@ -108,18 +112,18 @@ async def recorded(state: Path, file: Path, rounds: int, policy: str = "perph") 
 @pytest.mark.parametrize("policy", ["perph", "parties"])
 def test_a_daemon_s_rounds_are_decided_again_bit_for_bit(tmp_path: Path, policy: str):
     file = tmp_path / "run.jsonl"
-    said = asyncio.run(recorded(tmp_path, file, 40, policy))
-    assert "40 rounds" in said
+    said = asyncio.run(recorded(tmp_path, file, 60, policy, arrives_s=40.0))
+    assert "60 rounds" in said
     head, rounds = read(file)
     assert head.policy == policy
     assert head.settings["min_effect_pct"] == 4.0
     assert head.memory is not None, "it began in the midst of a run"
     targets = [item.target for item in rounds]
-    assert len(targets) == 40
+    assert len(targets) == 60
     if policy == "perph":
         assert any(d["action"] != Action.HOLD.value for t in targets for d in t["decisions"])
     count, differences = replay(file, policy_of(head.policy, 0, head))
-    assert (count, differences) == (40, [])
+    assert (count, differences) == (60, [])
     # The test can fail: another memory, other settings, another policy are noticed.
     _, others = replay(file, policy_of("none"))
     assert others
