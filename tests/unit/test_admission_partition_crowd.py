@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.admission.perph import PerphMemory
-from perphd.domain.allocation import IDLE, KEEP
+from perphd.domain.allocation import IDLE, KEEP, Keep, Weight
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Action
 from tests.unit.admission_crowd_world import CrowdWorld, Service, actions
@@ -19,6 +19,10 @@ def three() -> dict[str, Service]:
 
 def sets_of(world: CrowdWorld) -> dict[str, CpuSet]:
     return {n: s.cpus for n, s in world.in_force.items() if s.cpus is not KEEP}
+
+
+def weight_of(world: CrowdWorld) -> Weight | Keep:
+    return world.in_force["pi"].cpu_weight
 
 
 def test_each_gets_cores_of_its_own_and_its_target_and_batch_the_rest() -> None:
@@ -62,13 +66,13 @@ def test_where_every_core_is_needed_batch_is_an_idle_guest_and_moves_out_again()
     world.step(60)
     assert all(world.score(n) >= 1.0 for n in world.services)
     assert world.cores("a") + world.cores("b") == 8
-    assert world.in_force["pi"].cpu_weight is IDLE
+    assert weight_of(world) is IDLE
     assert world.cores("pi") == 1
     assert any("idle guest" in str(d.chosen) for d in world.history[-1])
     assert world.changes(since=30) <= 6
     world.services["b"].demand = 2.0
     world.step(60)
-    assert world.in_force["pi"].cpu_weight is KEEP
+    assert weight_of(world) is KEEP
     assert not sets_of(world)["pi"] & (sets_of(world)["a"] | sets_of(world)["b"])
     assert all(world.score(n) >= 1.0 for n in world.services)
 

@@ -88,8 +88,7 @@ def test_what_cannot_be_computed_is_told_and_the_rest_is_there(call, tmp_path: P
 
 def test_oracle_in_the_space_of_parts_is_not_beaten_there():
     actors = tuple(
-        scenarios.service(MACHINE, name, 0.2, tolerance=grids.TOLERANCE)
-        for name in ("masstree", "memcached")
+        scenarios.service(MACHINE, name, 0.2, tolerance=grids.TOLERANCE) for name in ("masstree", "memcached")
     )
     scenario = Scenario(
         "cell", "grid", "", MACHINE, (*actors, scenarios.batch("batch-stream", threads=12)), 60.0, step_s=0.5
