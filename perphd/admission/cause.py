@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, fields
 from typing import Final
 
-from perphd.admission.context import batches, total_cores
+from perphd.admission.context import batches, once, total_cores
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Cause, Evidence
 from perphd.domain.policy import ResPerfModel, Snapshot
@@ -58,6 +58,7 @@ class Surroundings:
     network_pct: Reading = NOT_MEASURED
 
 
+@once
 def surroundings(snapshot: Snapshot) -> Surroundings:
     """The host around every LRA; what cannot be read is taken to be the case."""
     busy, cores = snapshot.host.busy_cores, total_cores(snapshot)

@@ -24,7 +24,7 @@ MOST_GROWTH = 4.0
 _T = TypeVar("_T")
 
 
-def _once(function: Callable[[Snapshot], _T]) -> Callable[[Snapshot], _T]:
+def once(function: Callable[[Snapshot], _T]) -> Callable[[Snapshot], _T]:
     """Remembers the answer for the last snapshot: every LRA's turn asks the same of one and the same."""
     known: tuple[Snapshot, _T] | None = None
 
@@ -41,14 +41,14 @@ def _once(function: Callable[[Snapshot], _T]) -> Callable[[Snapshot], _T]:
     return asked
 
 
-@_once
+@once
 def lras(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
     """The LRAs of a snapshot, most important first (then by name)."""
     views = (v for v in snapshot.workloads if v.spec.kind is Kind.LRA)
     return tuple(sorted(views, key=lambda v: (-v.spec.priority, v.spec.name)))
 
 
-@_once
+@once
 def batches(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
     """The batch workloads of a snapshot, by name."""
     views = (v for v in snapshot.workloads if v.spec.kind is Kind.BATCH)
@@ -65,14 +65,14 @@ def cores_per_cpu(snapshot: Snapshot) -> float:
     return total_cores(snapshot) / max(1, len(snapshot.host.topology.usable))
 
 
-@_once
+@once
 def batch_is_there(snapshot: Snapshot) -> bool:
     """True if some batch workload exists and has processes, as far as one can tell."""
     samples = (view.sample for view in batches(snapshot))
     return any(s is not None and not s.has(Quality.GONE) and value_or(s.threads, 1.0) > 0 for s in samples)
 
 
-@_once
+@once
 def batch_demand_cores(snapshot: Snapshot) -> float:
     """CPU that batch would use if nobody stopped it, in physical cores, capped at the host.
 
@@ -106,7 +106,7 @@ def batch_is_quiet(snapshot: Snapshot, idle_cores: float, protected: bool) -> bo
     return not (protected and _some_batch_is_opaque(snapshot))
 
 
-@_once
+@once
 def _some_batch_is_opaque(snapshot: Snapshot) -> bool:
     """True if of some batch workload with threads it cannot be told whether it waits for CPU."""
     for view in batches(snapshot):
@@ -119,13 +119,13 @@ def _some_batch_is_opaque(snapshot: Snapshot) -> bool:
     return False
 
 
-@_once
+@once
 def batch_samples(snapshot: Snapshot) -> tuple[Sample, ...]:
     """The samples of all batch workloads that have one, by name."""
     return tuple(v.sample for v in batches(snapshot) if v.sample is not None)
 
 
-@_once
+@once
 def batch_use_cores(snapshot: Snapshot) -> Reading:
     """CPU that batch used, in physical cores; Unavailable if any present batch workload's use is."""
     used = 0.0
@@ -139,7 +139,7 @@ def batch_use_cores(snapshot: Snapshot) -> Reading:
     return used * cores_per_cpu(snapshot)
 
 
-@_once
+@once
 def other_cores(snapshot: Snapshot) -> float:
     """CPU used by everything that is no workload of perphd's, in physical cores; 0 where it cannot be told."""
     busy = snapshot.host.busy_cores
