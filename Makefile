@@ -58,13 +58,13 @@ bench-detector: $(VENV)/.stamp-dev ## how soon, how surely and how rightly troub
 	$(PY) -m tools.bench.detector --out $(OUT)/detector.md
 
 bench-predictor: $(VENV)/.stamp-dev ## the models beside each other, before and after drift: the tables of docs/predictor_report.md
-	$(PY) -m tools.bench.predictor
+	OPENBLAS_NUM_THREADS=1 $(PY) -m tools.bench.predictor
 
 soak: $(VENV)/.stamp-dev ## 25 minutes at 10 Hz with 100 workloads coming and going: what grows? (root)
 	$(SUDO) $(PY) -m tools.soak real --minutes 25
 
 faults: $(VENV)/.stamp-dev ## every fault at every operation; `make test` takes a sample of them
-	PERPHD_FAULTS=all $(PY) -m pytest tests/unit/test_faults_*.py tests/sim/test_faults_loop.py
+	PERPHD_FAULTS=all $(PY) -m pytest tests/unit/test_faults_*.py tests/sim/test_faults_loop.py tests/kernel/test_faults_cgroups.py tests/kernel/test_network_netns.py
 
 deb: ## the Debian package, into out/deb: on Debian 12, no root but for missing Debian packages
 	@packaging/apt-install deb

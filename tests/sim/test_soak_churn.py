@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import re
 from dataclasses import replace
@@ -16,6 +17,7 @@ from perphd.agent.config import parse
 from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
 from perphd.domain.workload import Kind, Objective, SliSpec, WorkloadSpec
+from perphd.monitor import store
 from perphd.sim.host import Arrival, Departure, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.workload import Batch, Lra
@@ -57,6 +59,7 @@ async def test_of_workloads_that_are_gone_nothing_is_remembered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "KEPT_DECISIONS", 8)
+    monkeypatch.setattr(store, "FLUSH_EVERY_S", 0.02)
     work = [
         Lra(f"p{place}", f"/soak/p{place}", clients=4, service_ms=2.0, wait_ms=2.0, threads=4)
         if place < 2
@@ -93,6 +96,11 @@ async def test_of_workloads_that_are_gone_nothing_is_remembered(
         await agent.add_workload(here[place])
         written = max(written, agent.status().journal_entries)
     await agent.tick(host.now_s + 0.02)
+    kept = agent._parts.records._store
+    assert kept is not None
+    while kept._pending:  # rows that are not written yet are remembered by right
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.2)
     left = remembered(agent)
     known = {one.name for one in here}
     await agent.stop(restore=True)
