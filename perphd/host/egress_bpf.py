@@ -100,7 +100,10 @@ class BpfPrograms:
         if not _is_bpffs(above):
             return f"no BPF file system is mounted on {above} (mount -t bpf bpf {above})"
         if not os.access(self._directory if os.path.isdir(self._directory) else above, os.W_OK):
-            return f"{above} cannot be written; a unit needs ReadWritePaths={above}, CAP_BPF and SystemCallFilter=bpf"
+            return (
+                f"neither {above} nor {self._directory} can be written; a unit needs the latter made before it starts, "
+                f"ReadWritePaths={self._directory}, CAP_BPF and SystemCallFilter=bpf"
+            )
         try:
             os.close(_load(0, 0))
         except KernelError as exc:

@@ -35,7 +35,7 @@ def probe_network(hierarchies: Hierarchies, egress: EgressProbe) -> Iterator[Cap
     elif reason := egress():
         remedy = (
             "Linux 5.7 or newer with CONFIG_CGROUP_BPF and NET_SCH_HTB, bpffs on /sys/fs/bpf, iproute2; a unit needs "
-            "CAP_BPF, SystemCallFilter=bpf and ReadWritePaths=/sys/fs/bpf (docs/knobs.md)"
+            "CAP_BPF, SystemCallFilter=bpf and ReadWritePaths=/sys/fs/bpf/perphd (docs/knobs.md)"
         )
         yield Capability("network.egress", Area.ENFORCE, False, reason, _COST, remedy)
     else:
