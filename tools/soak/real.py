@@ -175,7 +175,7 @@ def run(
 @contextlib.contextmanager
 def _daemon(config: Path, state: Path, log: Path) -> Iterator[subprocess.Popen[bytes]]:
     program = [sys.executable, "-m", "tools.soak.inside"]
-    environment = dict(os.environ) | {inside.BLOCKS: str(_blocks(state))}
+    environment = dict(os.environ) | _AS_A_SERVICE | {inside.BLOCKS: str(_blocks(state))}
     with log.open("wb") as output:
         daemon = subprocess.Popen(
             [*program, "run", "--config", str(config)], stdout=output, stderr=output, env=environment
