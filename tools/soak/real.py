@@ -12,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Final
 
 from perphd.control.client import Client, Refused, Unreachable
 from perphd.host.cgroup.hierarchy import Hierarchy, discover
@@ -170,6 +171,10 @@ def run(
         with _daemon(config, state, log) as daemon:
             client = Client(str(state / "perphd.sock"))
             _watch(daemon, client, state, groups, seconds, places, per_s, seed, told, log)
+
+
+_AS_A_SERVICE: Final = {"MALLOC_ARENA_MAX": "2", "MALLOC_TRIM_THRESHOLD_": "262144"}
+"""What systemd/perphd.service gives the daemon's allocator."""
 
 
 @contextlib.contextmanager
