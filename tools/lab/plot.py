@@ -20,7 +20,7 @@ from tools.lab.stats import spread
 
 _COLOURS = {
     "alone": "#555555", "native": "#d62728", "sbs-1024": "#ff7f0e", "sbs-64": "#bcbd22", "static": "#9467bd",
-    "perphd": "#1f77b4", "perphd-30": "#17becf",
+    "idle": "#2ca02c", "perphd": "#1f77b4", "perphd-30": "#17becf",
 }  # fmt: skip
 
 

@@ -57,11 +57,17 @@ def _shares(batch: int) -> Callable[[Groups], None]:
     return lambda groups: groups.set_shares(g.BATCH, batch)
 
 
+def _idle(groups: Groups) -> None:
+    groups.set_idle(g.BATCH, True)
+
+
 SCHEMES = (
     Scheme(ALONE, "the database without batch", with_batch=False),
     Scheme(NATIVE, "no control: both in one group, like processes without isolation", one_group=True),
     Scheme("sbs-1024", "CPU-SBS, equal shares: two groups, 1024:1024", _shares(1024)),
     Scheme("sbs-64", "CPU-SBS, unequal shares: two groups, 1024:64", _shares(64), on_request=True),
+    # What of any setting that is known beforehand comes nearest where work arrives whatever happens.
+    Scheme("idle", "batch in the kernel's idle class on all CPUs, from its start", _idle, on_request=True),
     Scheme("static", "static cpusets: half of the CPUs each, exclusively", _split),
     Scheme(
         PERPHD, "perphd in enforce mode, started after the load, from two groups at defaults", daemon=True
