@@ -151,6 +151,7 @@ class Ticking:
             self._protections.note(target, now_s, changed=False)
             return
         executor = self._state.parts.executor
+        await executor.release_gone()
         changes = executor.plan(wanted, self._state.all_specs(), now_s)
         self._state.planned = (wanted, now_s)
         if changes.reason:

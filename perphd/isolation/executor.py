@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from posixpath import basename
+from posixpath import basename, dirname
 
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.errors import Broken, Busy, Gone, KernelError
@@ -20,6 +20,7 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import CONTROLLERS, LIST_SETTINGS, RESCTRL_SETTINGS
+from perphd.host.egress_fs import is_egress
 from perphd.host.fs import KernelFs
 from perphd.host.kubelet import Kubelet
 from perphd.host.systemd_fs import Lasting
@@ -436,6 +437,32 @@ class Executor:
             if self._pace is not None:
                 self._pace.forget(name)
         return report
+
+    async def release_gone(self) -> None:
+        """Take the traffic classes away of groups that have gone: nothing else would, until everything is given back.
+
+        Other settings end with their group, or are to be there when it comes back.
+        """
+        if self._worker.is_busy:
+            return
+        gone = [e for e in self._journal.originals.values() if is_egress(e.path) and self._is_gone(e)]
+        if not gone:
+            return
+        async with self._lock:
+            await self._worker.run(lambda: restore_journal(self._fs, self._journal, gone))
+        for entry in gone:
+            self._watch.forget(entry.path)
+
+    def _is_gone(self, entry: Original) -> bool:
+        """True if its group is not there; or another is, on which nothing is to be set (else that takes the class)."""
+        try:
+            if self._fs.identity(dirname(entry.path)) == entry.identity:
+                return False
+        except Gone:
+            return True
+        except KernelError:
+            return False
+        return self._standing.targets.get(entry.workload, UNTOUCHED).egress_max is KEEP
 
     def close(self) -> None:
         """End the threads; the journal is the caller's to close."""

@@ -378,6 +378,12 @@ def test_a_group_that_is_made_again_gets_its_class_again(host: Host, tmp_path: P
         assert not run.executor.conflicts(), "a restart is nobody's interference"
         send(5, host.procs("a"))
         assert sent(0x10) == 5
+        (host.directory / "a").rmdir()
+        asyncio.run(run.executor.release_gone())
+        assert classes() == {}, "nobody is in it any more"
+        assert not run.journal.originals
+        (host.directory / "a").mkdir()
+        assert run.want(a=1_000_000)
         assert run.want()
         assert classes() == {}
         run.close()

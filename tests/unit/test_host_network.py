@@ -176,6 +176,49 @@ def test_a_unit_that_is_started_again_gets_its_class_again(tmp_path: Path) -> No
     assert not programs.attached
 
 
+def test_the_class_of_a_group_that_has_gone_goes_while_the_daemon_runs(world: World) -> None:
+    assert world.want(a=1_000_000, b=3_000_000)
+
+    def ended(name: str) -> None:
+        world.kernel.rmdir(f"/{name}")
+        pin = next(pin for pin in world.programs.attached if pin.key == key_of(f"/{name}"))
+        world.programs.attached[pin] = 0
+        asyncio.run(world.executor.release_gone())
+
+    ended("a")
+    assert world.tc.ceilings == {"eth0": {1: 3_000_000, 0x20: 3_000_000}}
+    assert [entry.workload for entry in world.journal.originals.values()] == ["b"]
+    calls = len(world.tc.calls)
+    asyncio.run(world.executor.release_gone())
+    assert len(world.tc.calls) == calls, "whose group is there keeps it"
+
+    world.make("a")
+    assert world.want(a=1_000_000, b=3_000_000)
+    assert world.tc.ceilings["eth0"][0x10] == 1_000_000, "it came back"
+    ended("a")
+    ended("b")
+    assert world.untouched()
+    assert not world.journal.originals
+
+
+def test_a_group_that_was_made_again_keeps_its_class_only_if_it_is_to_have_one(world: World) -> None:
+    def again() -> None:
+        world.kernel.rmdir("/a")
+        world.programs.attached = dict.fromkeys(world.programs.attached, 0)
+        world.make("a")
+
+    assert world.want(a=1_000_000)
+    again()
+    calls = len(world.tc.calls)
+    asyncio.run(world.executor.release_gone())
+    assert len(world.tc.calls) == calls, "a restart does not take the qdisc away between two looks"
+    assert world.want(a=1_000_000)
+    again()
+    assert world.want(), "nothing is set on the new one, and of the old one nothing is looked at"
+    asyncio.run(world.executor.release_gone())
+    assert world.untouched()
+
+
 def test_v1_alone_says_what_is_missing(tmp_path: Path) -> None:
     kernel = FakeKernel("v1")
     kernel.mkdir("/a")
