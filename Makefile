@@ -20,7 +20,7 @@ POLICY_ARGS ?=
 SUITE ?= bookworm
 
 # Not every target is for people: only those with ## are listed.
-.PHONY: deb-of-suite help demo venv test check lab bench bench-policies bench-costs bench-smoke bench-detector bench-predictor soak faults deb test-vm format lock clean
+.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv test check lab bench bench-policies bench-costs bench-smoke bench-detector bench-predictor soak faults deb test-vm format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
@@ -75,9 +75,26 @@ deb-of-suite:
 	@if [ "$(SUITE)" = "$$(. /etc/os-release; echo $$VERSION_CODENAME)" ]; then $(MAKE) deb; \
 	else packaging/apt-install deb vm && $(SUDO) packaging/build-deb-for $(SUITE) $(OUT)/deb; fi
 
-test-vm: $(VENV)/.stamp-dev deb-of-suite ## the package and the daemon on a real Debian with systemd, under QEMU (root; SUITE=bookworm)
+# The disk of the machine that the tests boot.
+vm-image: $(VENV)/.stamp-dev
 	@packaging/apt-install vm
-	$(SUDO) env PERPHD_VM_SUITE=$(SUITE) $(PY) -m pytest tests/vm $(PYTEST_ARGS)
+	@$(SUDO) $(PY) -m tools.vm --suite $(SUITE) --out $(OUT)/vm build
+
+# Two machines beside each other: on one the package from installation to purge, on the other everything else.
+test-vm: $(VENV)/.stamp-dev ## the package and the daemon on a real Debian with systemd, under QEMU (root; SUITE=bookworm)
+	@packaging/apt-install deb vm
+	@$(MAKE) -j2 deb-of-suite vm-image
+	@echo "Booting two machines; what their tests say is shown when they are through"
+	@$(MAKE) -j2 -k --output-sync=target vm-tests-package vm-tests-others
+
+VM_TESTS = $(SUDO) env PERPHD_VM_SUITE=$(SUITE) PERPHD_VM_NAME=$(@:vm-tests-%=%)-$(SUITE) $(PY) -m pytest -p no:cacheprovider --durations=8
+
+# Status 5: PYTEST_ARGS select nothing of these.
+vm-tests-package:
+	@$(VM_TESTS) tests/vm/test_vm_package.py $(PYTEST_ARGS) || [ $$? = 5 ]
+
+vm-tests-others:
+	@$(VM_TESTS) tests/vm --ignore=tests/vm/test_vm_package.py $(PYTEST_ARGS) || [ $$? = 5 ]
 
 format: $(VENV)/.stamp-dev ## put the code into its one layout
 	$(VENV)/bin/ruff check --fix-only

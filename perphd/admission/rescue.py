@@ -15,9 +15,10 @@ from perphd.admission import inferer, ladder
 from perphd.admission.context import SMT_SLOWER, lras, model_context
 from perphd.admission.detector import Judgement, Target
 from perphd.admission.inferer import Assessed
-from perphd.admission.outcomes import HELPED_RATIO
+from perphd.admission.outcomes import HELPED_RATIO, PATIENCE
 from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
+from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation
 from perphd.domain.decision import Action, Candidate, Cause, Prediction
 from perphd.domain.policy import ResPerfModel
@@ -64,10 +65,10 @@ class Plight:
             return self.judged.score
         return mean(self.scores[-RECENT:]) if self.scores else otherwise
 
-    @property
-    def is_a_moment(self) -> bool:
-        """True if the last few samples are on target but for the very last."""
-        return self.judged.blatant and len(self.scores) >= FEW and mean(self.scores[-FEW:]) >= 1.0
+    def is_lasting(self, settings: PolicySettings) -> bool:
+        """True if the samples since the last change have had their time, and the last few are below target."""
+        enough = len(self.scores) >= PATIENCE * settings.evaluate_ticks
+        return enough and mean(self.scores[-FEW:]) < 1.0
 
 
 def rescue(scene: Scene, model: ResPerfModel, target: Target, plight: Plight) -> Move:
@@ -114,10 +115,8 @@ def _infer(
     if scene.current == scene.nothing and len(eligible) > 1:
         eligible = tuple(a for a in eligible if a.allocation != scene.current)  # doing nothing has failed
     chosen, why = inferer.choose(eligible, scene.current, z)
-    if "exploring" in why and plight.is_a_moment and scene.current != scene.nothing:
-        return _hold(
-            scene, "one bad sample, and nothing that is known to do better: no reason to explore yet"
-        )
+    if "exploring" in why and scene.current != scene.nothing and not plight.is_lasting(scene.settings):
+        return _hold(scene, "nothing is known to do better, and it is too early to explore: watching")
     spell = plight.scores and mean(plight.scores) >= 1.0 and not plight.judged.blatant
     if scene.current != scene.nothing and spell:
         stay = inferer.chance(current.prediction, 1.0, z)
