@@ -108,7 +108,8 @@ def vm(installed: Vm) -> Iterator[Vm]:
         files = " ".join(f"/etc/systemd/system/{name}.service" for name in UNITS)
         installed.try_(
             f"systemctl stop perphd {' '.join(UNITS)}; perphd restore; ip link del {LINK}; ip netns del perphdvm; "
-            f"rm -f {DROP_INS}/network.conf {DROP_INS}/tested.conf {files}; cp -p /root/config-before {CONFIG_FILE}; "
+            f"rm -f {DROP_INS}/network.conf {DROP_INS}/tested.conf {files}; "
+            f"systemctl unmask --runtime perphd-restore; cp -p /root/config-before {CONFIG_FILE}; "
             "systemctl daemon-reload; systemctl reset-failed perphd; systemctl start perphd",
             INSTALL_S,
         )
@@ -227,8 +228,10 @@ def test_batch_is_kept_to_its_class_and_nobody_else_is_in_one(vm: Vm, as_found: 
 def test_stop_and_kill_and_restore_leave_every_link_as_found(vm: Vm, as_found: str) -> None:
     vm.sh("systemctl stop perphd", INSTALL_S)
     assert state(vm) == as_found
-    for after_it, by_hand in (("", False), ("ExecStopPost=\n", True)):
-        vm.write(f"{DROP_INS}/tested.conf", f"[Service]\nRestart=no\n{after_it}")
+    for by_hand in (False, True):
+        vm.write(f"{DROP_INS}/tested.conf", "[Service]\nRestart=no\n" + "ExecStopPost=\n" * by_hand)
+        if by_hand:  # else OnFailure= sees to it
+            vm.sh("systemctl mask --runtime perphd-restore")
         start(vm, "enforce")
         wait_for_class(vm)
         vm.sh("systemctl kill --kill-whom=main --signal=KILL perphd")
@@ -241,7 +244,7 @@ def test_stop_and_kill_and_restore_leave_every_link_as_found(vm: Vm, as_found: s
             assert "perphd_egress" in programs(vm)
             vm.sh("perphd restore")
         is_as_found(vm, as_found)
-    vm.sh(f"rm {DROP_INS}/tested.conf")
+    vm.sh(f"rm {DROP_INS}/tested.conf; systemctl unmask --runtime perphd-restore")
 
 
 def test_a_qdisc_that_somebody_has_chosen_stays(vm: Vm) -> None:
