@@ -58,8 +58,8 @@ def arbitrate(
 ) -> dict[str, Settings]:
     """Settings for every workload. Pure; workloads that are not to be touched get KEEP everywhere.
 
-    ``placed``: the cores of LRAs that have some of their own; batch then has all the others, or, if there are none, the
-    ``lent`` ones as an idle guest.
+    ``placed``: the cores of LRAs that have some of their own; batch then has all the others, and those that are
+    ``lent`` to it as an idle guest.
     """
     topology = host.topology
     result = {view.spec.name: Settings() for view in (*lras, *batch)}
@@ -80,18 +80,18 @@ def _set_apart(
     lent: Cores,
     result: dict[str, Settings],
 ) -> None:
-    """Every LRA on its own cores, batch on the rest (if nothing is left, on what is lent: else there is no batch)."""
+    """Every LRA on its own cores, batch on the rest and on what is lent (if that is nothing, there is no batch)."""
     rest = topology.usable
     for name, cores in placed.items():
         cpus = cpus_of(topology, cores)
         rest = rest - cpus
         result[name] = replace(result[name], cpus=cpus)
     for view in batch:
-        if rest:
-            result[view.spec.name] = replace(result[view.spec.name], cpus=rest)
-        elif lent:
-            guest = replace(result[view.spec.name], cpus=cpus_of(topology, lent), cpu_weight=IDLE)
+        if lent:
+            guest = replace(result[view.spec.name], cpus=rest | cpus_of(topology, lent), cpu_weight=IDLE)
             result[view.spec.name] = guest
+        elif rest:
+            result[view.spec.name] = replace(result[view.spec.name], cpus=rest)
 
 
 def _divide_cpus(

@@ -433,10 +433,10 @@ class CrowdTick:
         placed = place(topology, counts, self.crowd.placed)
         left = self.total - sum(counts.values())
         lent: Cores = ()
-        if self.lends and left == 0:
+        if self.lends and left < self.floor:
             priorities = {name: look.view.spec.priority for name, look in self.looks.items()}
-            lent = lend(self.floor, placed, priorities, self.crowd.lent)
-            left = len(lent)
+            lent = lend(self.floor - left, placed, priorities, self.crowd.lent)
+            left += len(lent)
         weight: Weight = IDLE if lent else 100
         cache = self.cache.state.ways, self.cache.state.pct
         decisions: list[Decision] = []

@@ -106,22 +106,25 @@ def target_of(
     """The target under the present load: absolute objectives first, else tolerance below the reference."""
     work: Reading = Unavailable("the reference is not known yet")
     delay: Reading = Unavailable("the reference is not known yet")
-    # Where the target is absolute, the reference only feeds predictions: half of it will do.
-    absolute = objective.min_work_rate_per_s is not None or objective.max_latency_ms is not None
-    enough = settings.min_reference_samples / (2.0 if absolute else 1.0)
+    # Where a target is absolute, references only feed predictions: half of what makes a target of them will do.
+    by_work = objective.min_work_rate_per_s is not None and perf.work_source == "sli"
+    by_delay = objective.max_latency_ms is not None and perf.delay_source.startswith("latency")
+    firm = settings.min_reference_samples
+    enough = firm / (2.0 if by_work or by_delay else 1.0)
     work_band = _known(model.reference(f"work:{perf.work_source}", perf.load), enough)
     delay_band = _known(model.reference(f"delay:{perf.delay_source}", perf.load), enough)
-    if objective.min_work_rate_per_s is not None and perf.work_source == "sli":
+    firm_work, firm_delay = _known(work_band, firm), _known(delay_band, firm)
+    if by_work and objective.min_work_rate_per_s is not None:
         work = objective.min_work_rate_per_s
-    elif work_band is not None:
-        work = work_band.value * (1.0 - objective.tolerance_pct / 100.0)
-    if objective.max_latency_ms is not None and perf.delay_source.startswith("latency"):
+    elif firm_work is not None:
+        work = firm_work.value * (1.0 - objective.tolerance_pct / 100.0)
+    if by_delay and objective.max_latency_ms is not None:
         delay = objective.max_latency_ms
-    elif work_band is not None and not perf.delay_source.startswith("latency") and model.is_closed:
+    elif firm_work is not None and not perf.delay_source.startswith("latency") and model.is_closed:
         # In a closed loop work rate x latency is constant: work says it all, and better than a stand-in for latency.
         delay = Unavailable("closed loop: the work rate tells the delay as well")
-    elif delay_band is not None:
-        delay = delay_band.value * (1.0 + objective.delay_tolerance_pct / 100.0)
+    elif firm_delay is not None:
+        delay = firm_delay.value * (1.0 + objective.delay_tolerance_pct / 100.0)
     return Target(work, delay, work_band, delay_band)
 
 

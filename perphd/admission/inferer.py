@@ -289,11 +289,11 @@ def likeness(a: Allocation, b: Allocation, llc_ways: int) -> float:
 def is_step(a: CpuGrant, b: CpuGrant, counts: Sequence[int], stride: int = 1) -> bool:
     """True if the grants differ by one step in one dimension; ``counts``: the core counts of the lattice.
 
-    A step of cores may be up to ``stride`` counts long.
+    A step of cores may be to the next count, or up to ``stride`` cores long.
     """
     same_weight, same_cores = a.batch_weight == b.batch_weight, a.batch_cores == b.batch_cores
     few, many = sorted((a.batch_cores, b.batch_cores))
-    adjacent = sum(few < c < many for c in counts) < stride
+    adjacent = many - few <= stride or not any(few < c < many for c in counts)
     if a.exclusive != b.exclusive:
         shared, split = (a, b) if b.exclusive else (b, a)
         return same_cores or (adjacent and split.batch_cores < shared.batch_cores)

@@ -118,6 +118,14 @@ def is_ample(scores: Sequence[float], noise_sd: float) -> bool:
     return math.log(mean(scores)) > _AMPLE + _CERTAIN * noise_sd / math.sqrt(len(scores))
 
 
+def units_between(a: Allocation, b: Allocation, levels_pct: Sequence[int]) -> int:
+    """By how many units of cores, ways or throttle (``levels_pct``: those there are) two allocations differ at most."""
+    low, high = sorted((a.mbw_pct, b.mbw_pct))
+    throttle = sum(low < level <= high for level in {*levels_pct, 100})
+    cores = abs(a.cpu.batch_cores - b.cpu.batch_cores)
+    return max(1, cores, abs(a.llc_ways - b.llc_ways), throttle)
+
+
 def next_stride(stride: int, before: Reading, after: float, doubt: float) -> int:
     """How many units may be given back next: twice as many, if what these cost leaves room for that.
 

@@ -44,9 +44,10 @@ def place(topology: Topology, counts: Mapping[str, int], before: Mapping[str, Co
 def lend(count: int, placed: Mapping[str, Cores], priorities: Mapping[str, int], before: Cores) -> Cores:
     """So many cores on which batch may be a guest: of the least important LRA, the one with most cores, the last ones.
 
-    Those of ``before`` stay as far as they are still somebody's.
+    Those of ``before`` stay as far as they are still such an LRA's, however many cores it has by now.
     """
-    mine = {core for cores in placed.values() for core in cores}
+    least = min(priorities[name] for name in placed)
+    mine = {core for name, cores in placed.items() if priorities[name] == least for core in cores}
     kept = [core for core in before if core in mine][:count]
     order = sorted(placed, key=lambda name: (priorities[name], -len(placed[name]), name))
     more = [core for name in order for core in reversed(placed[name]) if core not in kept]

@@ -101,7 +101,13 @@ class Turn:
         if view.sample is None or view.model is None:
             # What was in hand is void: the application that comes back begins anew.
             self.state = replace(
-                self.state, pending=None, scores=(), slack_since_s=None, unknown_since_s=None
+                self.state,
+                pending=None,
+                scores=(),
+                slack_since_s=None,
+                unknown_since_s=None,
+                stride=1,
+                aside=self.state.aside.back(),
             )
             reason = f"waiting for cgroup {view.spec.cgroup}: it does not exist"
             verdict = Verdict(Health.UNKNOWN, Cause.NONE, self.now_s, ())
@@ -172,14 +178,7 @@ class Turn:
         pending = self.state.pending
         if pending is not None and pending.action is Action.SHRINK and judged.blatant:
             # Taking back does not wait: whatever is still settling, this is far too little.
-            if self._load_rose(perf, pending):
-                self.state = replace(self.state, pending=None)
-                return self._rescue(judged, model, "its load has risen: ")
-            if self._blatant is not None and self._blatant < BEYOND_STEP and not self._quarantined:
-                self._regret(pending.after)
-                self.state = replace(self.state, pending=None)
-                return self._rescue(judged, model, "far below its target, more than the last step explains: ")
-            return self._undo(pending, f"score {judged.score:.2f}: far too little is left")
+            return self._relieved_after(pending, judged, perf, model)
         if not clean and pending is not None and judged.blatant and self._load_rose(perf, pending):
             # What was decided was for a load that is no more.
             self.state = replace(self.state, pending=None)
@@ -215,6 +214,23 @@ class Turn:
                 return self._hold(why)
             return self._rescue(judged, model)
         return self._give_back(judged, model)
+
+    def _relieved_after(
+        self, pending: Pending, judged: Judgement, perf: Performance, model: ResPerfModel
+    ) -> Move:
+        """What follows a step back that left far too little: more than there was before, or that again."""
+        why = ""
+        if self._load_rose(perf, pending):
+            why = "its load has risen: "
+        elif self._blatant is not None and self._blatant < BEYOND_STEP and not self._quarantined:
+            why = "far below its target, more than the last step explains: "
+        if why:
+            self.state = replace(self.state, pending=None)
+            move = self._rescue(judged, model, why)
+            acts = move.action in (Action.GROW, Action.EXPLORE)
+            if acts and not inferer.asks_no_more(move.chosen, pending.before):
+                return move
+        return self._undo(pending, f"score {value_or(judged.score, 0.0):.2f}: far too little is left")
 
     def _give_up_blind(self) -> Move | None:
         """The end of a probe that has taught nothing for too long; None while it may still teach."""
@@ -310,7 +326,8 @@ class Turn:
             return self._hold("on target")
         if self._quarantined:
             return self._descend()
-        if (home := self.state.aside.way_home(self.current)) is not None:
+        home = self.state.aside.way_home(self.current)
+        if home is not None and not self._is_weaker_than_regretted(home):
             self.state = replace(self.state, aside=self.state.aside.back())
             return Move(Action.SHRINK, home, "the step aside is over: back to where it was")
         assessed = self.scene.assess(model, self.target)
@@ -336,9 +353,8 @@ class Turn:
         self.state = replace(self.state, slack_since_s=since_s)
         sure = inferer.chance(smaller.prediction, stakes.need, stakes.z) >= inferer.SURE
         waits_s = (0.0, self.settings.shrink_sure_after_s, self.settings.shrink_after_s)
-        wait_s = waits_s[
-            (not sure) + (stride == 1)
-        ]  # the last step has left more than enough: no need to look long
+        # Where the last step has left more than enough there is no need to look long.
+        wait_s = waits_s[(not sure) + (stride == 1)]
         if self.now_s - since_s < wait_s:
             return self._hold("more than enough; waiting before a step is given back")
         reason = "more than enough for long enough: a step that leaves batch more"
@@ -365,7 +381,7 @@ class Turn:
         found = probing.aside(self.scene, model, self.target, assessed, *known, barred, since_s)
         if found is None:
             return None
-        self.state = replace(self.state, aside=found[1])
+        self.state = replace(self.state, aside=found[1], stride=1)
         return found[0]
 
     def _when_quiet(self) -> Move:
@@ -451,7 +467,8 @@ class Turn:
         host = self.snapshot.host
         units = sorted({self.state.stride, (self.state.stride + 1) // 2, 1}, reverse=True)
         steps = [(s, n) for n in units for s in ladder.weaker(self.current, host, n)]
-        open_ = {s: n for s, n in reversed(steps) if not self._is_weaker_than_regretted(s)}
+        # What several counts come to (little is left to give back) is a step of the fewest.
+        open_ = {s: n for s, n in steps if not self._is_weaker_than_regretted(s)}
         if not open_ or (self.current.llc_ways == 0 and self.current.mbw_pct == 100):
             return None
         context = model_context(self.snapshot, self.view, model)
@@ -486,9 +503,12 @@ class Turn:
         if came is not Came.HELPED:
             stride = 1
         elif pending.action is Action.SHRINK:
-            stride = outcomes.next_stride(self.state.stride, before, after, doubt)
+            levels = self.snapshot.host.mba_levels_pct
+            units = outcomes.units_between(pending.before, pending.after, levels)
+            stride = outcomes.next_stride(units, before, after, doubt)
         else:
-            stride = FIRST_STRIDE if outcomes.is_ample(self.state.scores, noise_sd) else 1
+            rescued = self.state.aside.out != pending.after and outcomes.is_ample(self.state.scores, noise_sd)
+            stride = FIRST_STRIDE if rescued else 1
         self.state = replace(self.state, pending=None, stride=stride)
         return self._undo(pending, text) if undo else None
 
@@ -516,9 +536,12 @@ class Turn:
         if move.action in (Action.GROW, Action.EXPLORE, Action.SHRINK):
             load = self.view.sample.load_per_s if self.view.sample is not None else NOT_MEASURED
             pending = Pending(self.now_s, self.current, move.chosen, move.action, score, load)
+        # A step aside that something else has overtaken is not gone back from.
+        aside = self.state.aside if move.chosen == self.state.aside.out else self.state.aside.back()
         self.state = replace(
             self.state,
             pending=pending,
+            aside=aside,
             scores=(),
             slack_since_s=None,
             unknown_since_s=None,

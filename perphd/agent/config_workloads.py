@@ -101,7 +101,12 @@ class BatchTable:
     match: str = setting("", _MATCH_DOC, kind="match")
     mode: Mode | None = setting(None, _MODE_DOC)
     min_cores: float = setting(
-        1.0, "it is never confined to fewer physical cores than this", low=0.0, high=4096.0, unit="cores"
+        1.0,
+        "it is never confined to fewer physical cores than this; where several LRAs need every core, as an idle guest "
+        "on theirs",
+        low=0.0,
+        high=4096.0,
+        unit="cores",
     )
     min_memory_bytes: int = setting(
         0, "its memory.high is never set below this", kind="size", key="min_memory"

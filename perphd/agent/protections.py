@@ -45,7 +45,9 @@ class Protections:
             early_s = len(self._state.enforceable) % ENFORCEABLE_S if known is None else 0.0
             known = Enforceable(knobs, missing, now_s - early_s, present)
             self._state.enforceable[spec.name] = known
-        return known.knobs
+        # What is left to somebody else cannot be counted on, however well it could be written.
+        conflicts = self._state.parts.executor.conflicts()
+        return known.knobs.difference(c.knob for c in conflicts if c.workload == spec.name and c.yielded)
 
     def note(self, target: TargetState, now_s: float, changed: bool, again: bool = False) -> None:
         """Remember what is now in force for each LRA: its decision's choice, if it and some batch are enforced.

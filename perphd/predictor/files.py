@@ -183,6 +183,8 @@ class ModelFiles:
                 self._sync(self.directory)
             for entry in self._version_files(lra):
                 os.unlink(entry.path)
+            with contextlib.suppress(OSError):  # there was none, or something else is in it
+                os.rmdir(f"{self.directory}/{_VERSIONS}/{lra}")
         except OSError as exc:
             raise kernel_error(exc, path, "rename") from exc
 

@@ -60,6 +60,7 @@ class CrowdWorld:
     noise: float = 0.03
     seed: int = 1
     settings: PolicySettings = field(default_factory=PolicySettings)
+    min_cores: float = 1.0
 
     def __post_init__(self) -> None:
         self.policy = PerphPolicy(self.settings)
@@ -113,7 +114,7 @@ class CrowdWorld:
                 "pi", self.now_s, 1.0, cpu_usage_cores=float(self.cores("pi") * self.threads), threads=1000.0,
                 cpu_some_pct=90.0, memory_current_bytes=1 << 28, memory_working_set_bytes=1 << 28,
             )  # fmt: skip
-            spec = WorkloadSpec("pi", Kind.BATCH, "/pi")
+            spec = WorkloadSpec("pi", Kind.BATCH, "/pi", min_cores=self.min_cores)
             views.append(WorkloadView(spec, sample, enforceable=KNOBS, enforced=True))
         busy = float(len(self.topology.usable)) if self.batch else 1.0
         snapshot = Snapshot(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -17,6 +18,7 @@ from perphd.admission.outcomes import (
     next_stride,
     regret,
     still_short,
+    units_between,
 )
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
@@ -81,6 +83,16 @@ def test_steps_back_grow_only_where_there_is_room(
         assert math.log(after) - found * cost >= 0.0
     assert next_stride(stride, before, after, 2.0 * doubt) <= found
     assert next_stride(stride, Unavailable("not seen"), after, doubt) == 1
+
+
+def test_units_are_the_longest_way_of_any_dimension() -> None:
+    levels = (10, 20, 30, 40, 50, 60, 70, 80, 90, 100)
+    here = replace(CONFINED, llc_ways=5, mbw_pct=50)
+    assert units_between(here, here, levels) == 1
+    assert units_between(here, replace(here, llc_ways=2), levels) == 3
+    assert units_between(here, replace(here, mbw_pct=100), levels) == 5
+    assert units_between(here, replace(here, mbw_pct=100), ()) == 1
+    assert units_between(here, replace(NOTHING, llc_ways=4, mbw_pct=60), levels) == 2
 
 
 def test_what_stays_short_is_told_from_a_bad_spell() -> None:

@@ -206,6 +206,7 @@ def test_the_least_important_with_most_cores_lends_and_goes_on_lending() -> None
     placed = {"a": (0, 1, 2), "b": (3, 4), "c": (5, 6, 7, 8)}
     assert lend(1, placed, {"a": 100, "b": 100, "c": 100}, ()) == (8,)
     assert lend(1, placed, {"a": 100, "b": 50, "c": 100}, ()) == (4,)
-    assert lend(1, placed, {"a": 100, "b": 50, "c": 100}, (0,)) == (0,)  # not moved without need
+    assert lend(1, placed, {"a": 100, "b": 100, "c": 100}, (0,)) == (0,)  # not moved without need
+    assert lend(1, placed, {"a": 100, "b": 50, "c": 100}, (0,)) == (4,)  # nor left to a more important one
     assert lend(2, placed, {"a": 100, "b": 100, "c": 100}, (9,)) == (7, 8)
     assert lend(3, {"a": (0,), "b": (1,)}, {"a": 1, "b": 2}, ()) == (0, 1)

@@ -77,6 +77,19 @@ def test_where_every_core_is_needed_batch_is_an_idle_guest_and_moves_out_again()
     assert all(world.score(n) >= 1.0 for n in world.services)
 
 
+def test_batch_is_never_confined_to_fewer_cores_than_it_was_promised() -> None:
+    """Its own and those that it is a guest on count together."""
+    for demand in (4.0, 5.0, 6.0, 7.0, 8.0):
+        services = {"a": Service(1.0, knee=0.7), "b": Service(demand, knee=0.7)}
+        world = CrowdWorld(machine(1, 8), services, min_cores=2.0)
+        for _ in range(40):
+            world.step()
+            if isinstance(world.memory, PerphMemory) and world.memory.crowd is not None:
+                assert world.cores("pi") >= 2
+                own = world.cores("a") + world.cores("b") + world.cores("pi") <= 8
+                assert own or weight_of(world) is IDLE
+
+
 def test_when_there_is_not_enough_the_more_important_one_is_satisfied() -> None:
     services = {"gold": Service(4.0, priority=200), "iron": Service(4.0, priority=50)}
     world = CrowdWorld(machine(1, 7), services)
@@ -178,6 +191,7 @@ def test_whatever_is_asked_cores_are_divided_and_never_shared(
                     # No more than its floor, on whole cores that somebody has.
                     assert len(batch) == world.threads
                     assert any(not batch - cpus for cpus in found.values())
+                assert len(batch) >= world.threads
         return world
 
     assert play().history == play().history

@@ -257,6 +257,10 @@ def test_steps_are_neighbours() -> None:
     assert not is_step(a, CpuGrant(8, 5, 6), range(1, 9))
     assert is_step(a, CpuGrant(8, 6, IDLE), range(1, 9), stride=2)
     assert not is_step(a, CpuGrant(8, 7, IDLE), range(1, 9), stride=2)
+    # On large hosts counts lie far apart: the next one is a step, and no stride makes more of it than its cores.
+    sparse, there = (1, 2, 4, 8, 20, 50, 128), CpuGrant(128, 20, IDLE)
+    assert is_step(CpuGrant(128, 8, IDLE), there, sparse, stride=2)
+    assert not is_step(CpuGrant(128, 4, IDLE), there, sparse, stride=8)
 
 
 def test_one_bad_sample_is_no_reason_to_explore() -> None:
