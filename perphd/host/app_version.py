@@ -5,7 +5,9 @@ a file that is its name, size and time of last change (packages keep the time); 
 An interpreter's file says nothing of what it runs: ``version_from`` then names a file or a label that does.
 
 What may be read: a process's program is found by /proc/PID/exe, which asks for CAP_SYS_PTRACE over other users'
-processes (proc(5)), else by the first word of its command line, which does not.
+processes (proc(5)), else by the first word of its command line, which does not. That word is the workload's to choose
+(and often a title: "nginx: worker process"), so it is looked for in the host's own folders alone (``_OWN``): anywhere
+else its file may be on a server that never answers.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from posixpath import basename
 from typing import Final, Protocol, TypeAlias
 
@@ -34,6 +36,9 @@ MOST_TEXT: Final = 120
 MOST_FILE_BYTES: Final = 4096
 _PLAIN: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+:~/@ -]*", re.ASCII)
 _FOLDERS: Final = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+_OWN: Final = ("/usr/", "/opt/", "/lib/", "/sbin/", "/bin/")
+_STARTERS: Final = frozenset({"sh", "bash", "dash", "ash", "ksh", "zsh", "busybox", "env", "sudo", "su"})
+"""Programs that say nothing of what they started: taken for the version only where they do the work themselves."""
 
 Version: TypeAlias = str | Unavailable
 
@@ -47,6 +52,10 @@ class FileFacts(Protocol):
     def st_size(self) -> int: ...  # noqa: D102
     @property
     def st_mtime_ns(self) -> int: ...  # noqa: D102
+    @property
+    def st_dev(self) -> int: ...  # noqa: D102
+    @property
+    def st_ino(self) -> int: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +63,17 @@ class _Process:
     pid: int
     started: int
     ticks: int  # of CPU time, user and system
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """What a process runs, as far as it can be seen: its number and start stay the same through execve(2)."""
+
+    pid: int
+    started: int
+    said: bytes  # its command line; of a title, which may change at any time, the first word
+    file: tuple[int, int, int] | None  # its program's device, inode and last change; None: not to be seen
+    word: str = field(compare=False)  # the first of its command line, whole
 
 
 class AppVersions:
@@ -69,7 +89,7 @@ class AppVersions:
         self, fs: KernelFs, hierarchies: Hierarchies, facts: Callable[[str], FileFacts] | None = os.stat
     ) -> None:
         self._fs, self._cgroups, self._facts = fs, Cgroups(fs, hierarchies), facts
-        self._known: dict[str, tuple[_Process, Version]] = {}
+        self._known: dict[str, tuple[_Running, str]] = {}
 
     def look(self, spec: WorkloadSpec) -> Version:
         """The version that runs now, or why that cannot be told. Never raises."""
@@ -122,15 +142,22 @@ class AppVersions:
             return Unavailable("no process of it can be read")
         known = self._known.get(spec.name)
         if known is not None and any(
-            (p.pid, p.started) == (known[0].pid, known[0].started) for p in processes
+            (p.pid, p.started) == (known[0].pid, known[0].started) and self._running(p) == known[0]
+            for p in processes
         ):
-            return known[1]  # the process that was looked at still runs: so does its program
+            return known[1]  # what was looked at still runs, whatever is on disk by now
         # What does the work, and not the shell that started it; the oldest of equals.
-        busiest = max(processes, key=lambda p: (p.ticks, -p.started, -p.pid))
-        found = self._program(busiest.pid)
-        if not isinstance(found, Unavailable):
-            self._known[spec.name] = busiest, found
-        return found
+        processes.sort(key=lambda p: (-p.ticks, p.started, p.pid))
+        reason: Unavailable | None = None
+        seen: dict[str, FileFacts | None] = {}
+        for process in processes:
+            running = self._running(process)
+            found = self._program(running, seen, chosen=reason is None)
+            if not isinstance(found, Unavailable):
+                self._known[spec.name] = running, found
+                return found
+            reason = found if reason is None else reason
+        return Unavailable("no process of it can be read") if reason is None else reason
 
     def _pids(self, cgroup: str) -> list[int]:
         return sorted(self._cgroups.group(cgroup).procs())[:MOST_PROCESSES]
@@ -143,24 +170,56 @@ class AppVersions:
         except (KernelError, ValueError, IndexError):
             return None  # it is gone
 
-    def _program(self, pid: int) -> Version:
+    def _running(self, process: _Process) -> _Running:
+        try:
+            said = self._fs.read(f"/proc/{process.pid}/cmdline").rstrip(b"\0")
+        except KernelError:
+            said = b""  # it ends
+        word = said.split(b"\0")[0]
+        if word == said:
+            said = said.split(b" ")[0]
+        exe = self._file(f"/proc/{process.pid}/exe")
+        file = None if exe is None else (exe.st_dev, exe.st_ino, exe.st_mtime_ns)
+        return _Running(process.pid, process.started, said, file, word.decode(errors="surrogateescape"))
+
+    def _program(self, running: _Running, seen: dict[str, FileFacts | None], chosen: bool) -> Version:
+        """``seen``: what was looked at before. ``chosen``: this is the process that does the work."""
+        said = running.word
+        # Of a title the first word is the program: "/usr/sbin/nginx: worker process", "postgres: main: writer".
+        title = said.split(" ")[0].rstrip(":")
+        name = basename(title)
+        if not chosen and (not name or name in _STARTERS):
+            return Unavailable("it only started what runs")
+        exe = f"/proc/{running.pid}/exe"
+        for path in (exe, *_places(said, title)):
+            if path not in seen:
+                seen[path] = self._file(path)
+            if (facts := seen[path]) is not None:
+                digest = _digest(f"{facts.st_size}:{facts.st_mtime_ns}".encode())
+                return _short(f"{name or 'program'}-{digest}")
+        why = f"the program of process {running.pid} ({said[:60]!r}) cannot be looked at"
+        if title.startswith("/") and not _is_own(title):
+            why += f": {exe} cannot be read, and names are believed only in {', '.join(_OWN)}"
+        return Unavailable(why)
+
+    def _file(self, path: str) -> FileFacts | None:
         assert self._facts is not None
-        words = self._fs.read(f"/proc/{pid}/cmdline").split(b"\0")
-        said = words[0].decode(errors="surrogateescape")
-        paths = [f"/proc/{pid}/exe"]
-        if said.startswith("/"):
-            paths.append(said)
-        elif said and "/" not in said:
-            paths += [f"{folder}/{said}" for folder in _FOLDERS]
-        for path in paths:
-            try:
-                facts = self._facts(path)
-            except OSError:
-                continue
-            if stat.S_ISREG(facts.st_mode):
-                name = basename(said.split(" ")[0].rstrip(":")) or "program"
-                return _short(f"{name}-{_digest(f'{facts.st_size}:{facts.st_mtime_ns}'.encode())}")
-        return Unavailable(f"the program of process {pid} ({said[:60]!r}) cannot be looked at")
+        try:
+            facts = self._facts(path)
+        except (OSError, ValueError):
+            return None
+        return facts if stat.S_ISREG(facts.st_mode) else None
+
+
+def _places(said: str, title: str) -> list[str]:
+    """Where the program of a command line may be: its first word, whole or as the beginning of a title."""
+    if "/" in title:
+        return [path for path in dict.fromkeys((said, title)) if _is_own(path)]
+    return [f"{folder}/{title}" for folder in _FOLDERS] if title else []
+
+
+def _is_own(path: str) -> bool:
+    return path.startswith(_OWN) and ".." not in path.split("/")
 
 
 def _short(text: str) -> str:

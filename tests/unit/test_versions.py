@@ -37,6 +37,8 @@ class Facts:
     st_size: int
     st_mtime_ns: int
     st_mode: int = 0o100755
+    st_dev: int = 1
+    st_ino: int = 1
 
 
 class Host:
@@ -50,14 +52,16 @@ class Host:
             "/sys/fs/cgroup/app/db/cgroup.procs": b"",
         }
         self.programs: dict[str, Facts] = {}
+        self.asked: list[str] = []
 
-    def process(self, pid: int, ticks: int, started: int, program: str) -> None:
+    def process(self, pid: int, ticks: int, started: int, program: str, *arguments: str) -> None:
         fields = ["S", *["0"] * 10, str(ticks), "0", *["0"] * 6, str(started), "0"]
         self.files[f"/proc/{pid}/stat"] = f"{pid} (a b) c) {' '.join(fields)}\n".encode()
-        self.files[f"/proc/{pid}/cmdline"] = f"{program}\0--flag\0".encode()
+        self.files[f"/proc/{pid}/cmdline"] = "".join(f"{word}\0" for word in (program, *arguments)).encode()
         self.files["/sys/fs/cgroup/app/db/cgroup.procs"] += f"{pid}\n".encode()
 
     def facts(self, path: str) -> Facts:
+        self.asked.append(path)
         if path not in self.programs:
             raise PermissionError(errno.EACCES, "Permission denied", path)
         return self.programs[path]
@@ -118,6 +122,79 @@ def test_a_program_without_a_path_is_looked_for_and_one_that_cannot_be_seen_is_s
     assert str(host.versions().look(DB)).startswith("redis-server-")
     host.files["/sys/fs/cgroup/app/db/cgroup.procs"] = b""
     assert host.versions().look(DB) == Unavailable("no process of it can be read")
+
+
+@pytest.mark.parametrize(
+    ("busiest", "master", "program", "name"),
+    [
+        ("/usr/sbin/nginx: worker process", "x", "/usr/sbin/nginx", "nginx"),
+        ("nginx: worker process", "nginx: master process /usr/sbin/nginx -g", "/usr/sbin/nginx", "nginx"),
+        # Not where programs are looked for by their names: the one that was started with its path tells it.
+        (
+            "postgres: 16/main: writer",
+            "/usr/lib/pg/16/bin/postgres",
+            "/usr/lib/pg/16/bin/postgres",
+            "postgres",
+        ),
+        ("/opt/my app/bin/serve", "x", "/opt/my app/bin/serve", "my"),
+    ],
+)
+def test_programs_that_set_their_own_titles(busiest: str, master: str, program: str, name: str) -> None:
+    host = Host()  # no /proc/PID/exe may be read
+    host.process(7, 3, 100, "/bin/bash", "/srv/start")
+    host.process(8, 10, 101, master)
+    host.process(9, 900, 102, busiest)
+    host.programs = {"/bin/bash": Facts(1, 1), program: Facts(5000, 10)}
+    versions = host.versions()
+    first = versions.look(DB)
+    assert str(first).startswith(f"{name}-")
+    for pid, title in ((8, master), (9, busiest)):
+        changed = title.replace("writer", "idle").replace("worker process", "shutting down")
+        host.files[f"/proc/{pid}/cmdline"] = f"{changed}\0\0\0".encode()
+    host.programs[program] = Facts(6000, 20)  # a new package is on disk, the old program still runs
+    assert versions.look(DB) == first
+    assert host.versions().look(DB) != first
+
+
+def test_a_shell_is_not_taken_for_what_it_started() -> None:
+    host = Host()
+    host.process(7, 3, 100, "/bin/bash", "/srv/start")
+    host.process(8, 900, 101, "unknown: at work")
+    host.programs = {"/bin/bash": Facts(1, 1)}
+    assert "process 8" in str(host.versions().look(DB))
+    host.process(9, 1000, 102, "/bin/bash", "/srv/work")  # this one works itself
+    assert str(host.versions().look(DB)).startswith("bash-")
+
+
+@pytest.mark.parametrize("exe", [True, False])
+def test_a_process_that_becomes_another_program_is_looked_at_anew(exe: bool) -> None:
+    host = Host()
+    host.process(8, 900, 101, "/usr/sbin/db", "--flag")
+    host.programs = {"/usr/sbin/db": Facts(5000, 10)}
+    if exe:
+        host.programs["/proc/8/exe"] = Facts(5000, 10, st_ino=5)
+    versions = host.versions()
+    first = versions.look(DB)
+    host.programs["/usr/sbin/db"] = Facts(6000, 20)
+    assert versions.look(DB) == first
+    if exe:  # execve(2): the same number and start
+        host.programs["/proc/8/exe"] = Facts(6000, 20, st_ino=6)
+    else:
+        host.files["/proc/8/cmdline"] = b"/usr/sbin/db\0--flag\0--again\0"
+    assert versions.look(DB) != first
+
+
+@pytest.mark.parametrize("path", ["/net/away/db", "/srv/db", "/usr/../net/away/db", "./db", "//usr/db"])
+def test_where_a_file_may_never_answer_nothing_is_looked_at(path: str) -> None:
+    host = Host()
+    host.process(8, 900, 101, path)
+    host.programs[path] = Facts(5000, 10)
+    found = host.versions().look(DB)
+    assert isinstance(found, Unavailable)
+    assert set(host.asked) == {"/proc/8/exe"}
+    assert path.startswith(".") or "names are believed only in /usr/" in str(found)
+    host.programs["/proc/8/exe"] = Facts(5000, 10)
+    assert str(host.versions().look(DB)).startswith("db-")
 
 
 def test_a_container_is_known_by_its_image() -> None:
