@@ -1,7 +1,8 @@
 """Keeping the store within its age and its size: the oldest rows go, a few thousand at a time.
 
 For its size the oldest stretch of time goes from all tables together: rows of which there are few (writes, events)
-reach back as far as the many, and the newest of them are never the price of too many samples.
+reach back as far as the many, and the newest of them are never the price of too many samples. Nor are they where the
+clock was set back, and times say nothing of age: no table loses more than its share of rows.
 """
 
 from __future__ import annotations
@@ -55,14 +56,22 @@ def _oldest_table(connection: sqlite3.Connection) -> tuple[str | None, float]:
 
 
 def _delete_stretch(connection: sqlite3.Connection) -> int:
-    """The first rows of the longest table, at most ``CHUNK_ROWS``, and what the others have from that time."""
+    """The first rows of the longest table, at most ``CHUNK_ROWS``, and what the others have from that time.
+
+    Of these no larger a part than of the longest.
+    """
     rows = {table: _rows(connection, table) for table in TABLES}
     longest = max(TABLES, key=lambda table: rows[table])
     count = min(CHUNK_ROWS, max(1, rows[longest] // 4))
     end = connection.execute(f"SELECT wall_s FROM {longest} ORDER BY rowid LIMIT 1 OFFSET {count}").fetchone()
-    end_s = math.inf if end is None else float(end[0])
     deleted = _delete_oldest(connection, longest, math.inf, count)
-    return deleted + sum(_delete_oldest(connection, table, end_s) for table in TABLES if table != longest)
+    if end is None:
+        return deleted
+    for table in TABLES:
+        if table != longest and rows[table]:
+            share = math.ceil(rows[table] * count / rows[longest])
+            deleted += _delete_oldest(connection, table, float(end[0]), share)
+    return deleted
 
 
 def _rows(connection: sqlite3.Connection, table: str) -> int:

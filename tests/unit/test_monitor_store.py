@@ -257,6 +257,37 @@ def test_few_rows_are_not_the_price_of_many(path: Path):
     connection.close()
 
 
+def test_a_clock_that_was_set_back_does_not_cost_what_is_rare_its_newest_rows(path: Path):
+    connection = open_database(path)
+    connection.execute("BEGIN")
+    for n in range(20000):
+        # Set back by a day in the middle: every sample from before it is later than all that comes after.
+        wall_s = NOW + n if n < 10000 else NOW + n - DAY
+        connection.execute(
+            "INSERT INTO samples (wall_s, at_s, interval_s, workload, quality) VALUES (?, ?, 1, 'db', '')",
+            (wall_s, n),
+        )
+        if n % 20 == 0:
+            connection.execute("INSERT INTO events VALUES (?, 'x', ?)", (wall_s, str(n)))
+    connection.execute("COMMIT")
+    while trim(connection, 0.0, MIB // 2):
+        pass
+    samples, oldest = connection.execute("SELECT count(*), min(at_s) FROM samples").fetchone()
+    events = {int(data) for (data,) in connection.execute("SELECT data FROM events")}
+    assert 0 < samples < 10000, "the clock was set back within what is gone"
+    assert events >= {n for n in range(0, 20000, 20) if n >= oldest}, "the newest are all there"
+    connection.close()
+
+
+def test_the_last_row_of_the_longest_table_takes_nothing_with_it(path: Path):
+    connection = open_database(path)
+    connection.execute("INSERT INTO writes VALUES (?, 'db', 'cpus', ?, 'grow', '', '', '')", (NOW, "y" * MIB))
+    connection.execute("INSERT INTO events VALUES (?, 'x', 'y')", (NOW,))
+    assert trim(connection, 0.0, MIB // 2) == 1
+    assert count(connection, "events") == (1, NOW)
+    connection.close()
+
+
 def test_a_few_large_rows_are_trimmed_too(path: Path):
     connection = open_database(path)
     for n in range(8):
