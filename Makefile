@@ -63,8 +63,8 @@ bench-predictor: $(VENV)/.stamp-dev ## the models beside each other, before and 
 soak: $(VENV)/.stamp-dev ## 25 minutes and two virtual hours at 10 Hz, 100 workloads coming and going: what grows? (root)
 	$(SUDO) $(PY) -m tools.soak both
 
-faults: $(VENV)/.stamp-dev ## every fault at every operation; `make test` takes a sample of them
-	PERPHD_FAULTS=all $(PY) -m pytest tests/unit/test_faults_*.py tests/sim/test_faults_loop.py tests/kernel/test_faults_cgroups.py tests/kernel/test_network_netns.py
+faults: $(VENV)/.stamp-dev ## every fault at every operation; `make test` takes a sample of them (root)
+	$(SUDO) env PERPHD_FAULTS=all $(PY) -m pytest -p no:cacheprovider tests/unit/test_faults_*.py tests/sim/test_faults_loop.py tests/kernel/test_faults_cgroups.py tests/kernel/test_network_netns.py
 
 deb: ## the Debian package, into out/deb: on Debian 12, no root but for missing Debian packages
 	@packaging/apt-install deb
