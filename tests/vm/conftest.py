@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +16,6 @@ from tools.vm.image import VmError, image
 from tools.vm.machine import Machine
 
 ROOT = Path(__file__).parents[2]
-PYTHON = "/usr/bin/python3"
 KEEP = "PERPHD_VM_KEEP" in os.environ
 """For work on these tests: the machine and what is installed on it outlive the run, and serve the next."""
 
@@ -81,15 +81,15 @@ def installed(machine: Machine, request: pytest.FixtureRequest) -> Vm:
 def put_bytecode(vm: Vm, minor: str) -> None:
     """Spare the machine most of the installation, where that is not what is tested: compiling all of it.
 
-    This host does it ten times faster, if its Python is the machine's; what is newer there is compiled there.
+    This host does it ten times faster, if it has that Python; what is missing there is compiled there.
     """
-    asked = [PYTHON, "-c", "import sys; print(sys.version_info.minor)"]
-    if subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip() != minor:
+    python = shutil.which(f"python3.{minor}")
+    if python is None:
         return
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["dpkg-deb", "-x", str(vm.package), folder], check=True)
         lib = Path(folder, "usr/lib/perphd")
-        compiling = [PYTHON, "-I", "-m", "compileall", "-q", "-j", "0", "-s", folder, "-p", "/", str(lib)]
+        compiling = [python, "-I", "-m", "compileall", "-q", "-j", "0", "-s", folder, "-p", "/", str(lib)]
         subprocess.run(compiling, check=True)
         caches = [str(path.relative_to(folder)) for path in lib.rglob("__pycache__")]
         packed = subprocess.run(["tar", "-C", folder, "-cf", "-", *caches], capture_output=True, check=True)
