@@ -12,11 +12,12 @@ from posixpath import basename, dirname
 
 from perphd.domain.errors import Broken, Busy, Gone, KernelError, ParseError
 from perphd.domain.plan import Write
+from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, same
 from perphd.host.fs import Identity, KernelFs, read_text
 from perphd.isolation.journal import Journal, Original
-from perphd.isolation.restore import is_free, put
+from perphd.isolation.restore import is_free, is_own, put
 
 
 @dataclass
@@ -107,6 +108,10 @@ class Transaction:
                 continue
             for path, values in self._followers(write.path).items():
                 intents += [(path, value) for value in values]
+            if write.path not in originals and (now := self._own_value(write)) is not None:
+                intents.append(
+                    (write.path, now)
+                )  # the journal keeps only so many: it is not to lose this one
             intents.append((write.path, write.value))
             if basename(write.path) in EMPTY_ALLOWED and "" in (write.value, write.before):
                 parent = dirname(dirname(write.path))
@@ -115,6 +120,17 @@ class Transaction:
                 intents.append((write.path, around[parent]))  # what put may have to do
         # A workload that turned out to be gone midway keeps what was read of it: harmless, closed as gone by restore.
         self._journal.record(originals.values(), intents)
+
+    def _own_value(self, write: Write) -> str | None:
+        """What is in force on the file, if that is perphd's: however many attempts at another value failed since."""
+        values = self._journal.intents(write.path)
+        for value in reversed(values):
+            if same(write.path, value, write.before):
+                return value
+        original = self._journal.originals.get(write.path)
+        if original is None or not values or not lines.is_keyed(write.path):
+            return None
+        return write.before if is_own(write.path, write.before, original.text, values) else None
 
     def _original(self, path: str, write: Write, into: dict[str, Original]) -> None:
         identity = self._check_identity(write, dirname(path))

@@ -11,14 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, UNTOUCHED, Settings
+from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, UNTOUCHED, IoLimit, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Busy, Denied, Full, Invalid
 from perphd.domain.plan import Stage, Write
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.kubelet import CpuManager, Kubelet
 from perphd.isolation import Applied, Executor, Journal
-from tests.unit.isolation_kernel import FakeKernel
+from perphd.isolation.restore import restore_journal
+from tests.unit.isolation_kernel import DISKS, FakeKernel
 
 LRA = WorkloadSpec("db", Kind.LRA, "/db")
 BATCH = WorkloadSpec("pi", Kind.BATCH, "/pi")
@@ -189,6 +190,41 @@ async def test_a_refused_value_is_not_tried_again_until_another_is_wanted(v2: Be
     assert not v2.executor.plan({"pi": Settings(cpu_weight=10, memory_high_bytes=3 << 20)}, (BATCH,))
     v2.executor.forget_conflicts()
     assert v2.executor.plan({"pi": Settings(cpu_weight=10, memory_high_bytes=3 << 20)}, (BATCH,))
+
+
+@pytest.mark.parametrize("refused", ["itself", "the next"])
+@pytest.mark.parametrize("knob", ["memory", "disks"])
+async def test_after_any_number_of_failed_attempts_what_is_in_force_is_still_known_as_perphds(
+    v2: Bench, tmp_path: Path, knob: str, refused: str
+) -> None:
+    def wanted(n: int) -> dict[str, Settings]:
+        if knob == "memory":
+            return {"pi": Settings(memory_high_bytes=n << 20, cpu_weight=10 + n)}
+        limits = tuple(IoLimit(disk, n << 20, n << 20) for disk in DISKS)
+        return {"pi": Settings(io_max=limits, cpu_weight=10 + n)}
+
+    file = {"memory": "memory.high", "disks": "io.max"}[knob]
+    path = f"/sys/fs/cgroup/pi/{file}"
+    original = v2.kernel.texts()
+    assert (await v2.go(wanted(1))).ok
+    in_force = v2.kernel.read(path)
+    faulty = file if refused == "itself" else "cpu.weight"
+    taken = {text for _, text in v2.kernel.writes}
+    last_disk = DISKS[-1] if faulty == "io.max" else ""  # the first is then written, and undone
+    v2.kernel.before_write = lambda n, path, text: (
+        errno.EINVAL
+        if path.endswith(faulty) and text.strip() not in taken and text.startswith(last_disk)
+        else None
+    )
+    for n in range(2, 40):
+        assert not (await v2.go(wanted(n))).ok
+    assert v2.kernel.read(path) == in_force
+    v2.kernel.before_write = lambda n, path, text: None
+    v2.journal.close()
+    with Journal(tmp_path / "state", boot_id="boot") as journal:
+        report = restore_journal(v2.kernel, journal, list(journal.originals.values()))
+    assert not report.foreign
+    assert v2.kernel.texts() == original
 
 
 async def test_a_busy_kernel_is_tried_three_times(v2: Bench) -> None:
