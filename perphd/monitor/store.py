@@ -33,6 +33,8 @@ TRIM_AT_ROWS: Final = 2000
 """The size is looked after so often: with many workloads at a high rate the store would outgrow its limit by MiBs."""
 REASONS_EVERY_BATCHES: Final = 1800
 """Why readings are missing is stated again so often: the rows that said it first are deleted in time."""
+REASONS_PER_STORE: Final = 8
+"""And within this part of the rows that are kept: however soon the size ends them, of the others it is known."""
 RETRY_AFTER_BATCHES: Final = 30
 MAX_MOVED_ASIDE: Final = 3
 """Damaged files moved aside before the store gives up: the disk itself is then broken."""
@@ -177,6 +179,7 @@ class _Writer:
         self._path, self._retention_s, self._max_bytes = path, retention_s, max_bytes
         self._connection: sqlite3.Connection | None = None
         self._reasons: dict[str, list[Unavailable | None]] = {}
+        self._stated_from = 0  # row id before the oldest of these
         self._batches = 0
         self._untrimmed = 0
         self._wait_batches = 0
@@ -224,6 +227,8 @@ class _Writer:
             self._reasons.clear()
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
+        if not self._reasons:
+            self._stated_from = _row_ids(connection)[1]
         connection.executemany(
             _INSERT_SAMPLE, [self._row(wall_s, sample) for wall_s, tick in samples for sample in tick]
         )
@@ -237,6 +242,10 @@ class _Writer:
             self._untrimmed = 0
             newest_s = max([wall_s for wall_s, _ in samples] + [float(str(row[0])) for _, row in records])
             trim(connection, newest_s - self._retention_s, self._max_bytes)
+            first, last = _row_ids(connection)
+            distance = max(TRIM_AT_ROWS, (last - first + 1) // REASONS_PER_STORE)
+            if last < self._stated_from or last - self._stated_from >= distance:
+                self._reasons.clear()
 
     def _row(self, wall_s: float, sample: Sample) -> Row:
         values: tuple[Reading, ...] = _values_of(sample)
@@ -295,6 +304,14 @@ class _Writer:
 
 def _number(reading: Reading) -> float | None:
     return reading if available(reading) else None
+
+
+def _row_ids(connection: sqlite3.Connection) -> tuple[int, int]:
+    """The first and the last row id of the samples; 1 and 0: there are none."""
+    first, last = connection.execute(
+        "SELECT (SELECT min(rowid) FROM samples), (SELECT max(rowid) FROM samples)"
+    ).fetchone()
+    return (1, 0) if first is None else (int(first), int(last))
 
 
 def _is_damage(exc: Exception) -> bool:

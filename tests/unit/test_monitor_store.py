@@ -126,6 +126,27 @@ def test_reasons_are_stated_again_before_the_rows_with_them_are_gone(path: Path,
     store._writer.close()
 
 
+def test_where_the_size_ends_rows_the_reasons_of_those_that_stay_are_known(path: Path, store: Store):
+    made = Store(path, DAY, MIB)
+    why = Unavailable("no PMU")
+    for n in range(40):
+        ticks = [(NOW + n + 0.1 * t, [sample(f"job-{i}", n, why) for i in range(50)]) for t in range(10)]
+        made._writer.write(ticks, [])
+    made._writer.close()
+    connection = sqlite3.connect(path)
+    all_rows = connection.execute("SELECT rowid, workload, reasons FROM samples ORDER BY rowid").fetchall()
+    connection.close()
+    known, unknown, stated = set(), 0, 0
+    for _, workload, reasons in all_rows:
+        if reasons is not None:
+            known.add(workload)
+            stated += 1
+        unknown += workload not in known
+    assert all_rows[0][0] > 5000, "rows went for the size"
+    assert unknown <= 2 * 2000 + 500, "it is looked after every 2000 rows"
+    assert 50 <= stated <= len(all_rows) / 20, "and not stated with every row"
+
+
 def test_limit_holds_while_many_workloads_come_and_go(path: Path, store: Store):
     made = Store(path, DAY, MIB)
     largest = 0
