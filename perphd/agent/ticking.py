@@ -18,6 +18,7 @@ from perphd.domain.quick import maker
 from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
+from perphd.isolation import RestoreReport
 
 RESYNC_S = 5.0
 """The kernel is read back so often even when nothing new is wanted, to notice foreign writers."""
@@ -151,7 +152,7 @@ class Ticking:
             self._protections.note(target, now_s, changed=False)
             return
         executor = self._state.parts.executor
-        await executor.release_gone()
+        self._note_released(await executor.release_gone(), now_s)
         changes = executor.plan(wanted, self._state.all_specs(), now_s)
         self._state.planned = (wanted, now_s)
         if changes.reason:
@@ -179,6 +180,15 @@ class Ticking:
                 text += "; not undone: " + "; ".join(applied.problems)
             about = applied.failed.path if applied.failed is not None else "apply"
             self._state.parts.records.problem("apply", text, now_s, about)
+
+    def _note_released(self, report: RestoreReport | None, now_s: float) -> None:
+        if report is None:
+            return
+        left = report.failed or report.foreign
+        text = f"traffic classes of groups that have gone are not all taken away: {report}" if left else None
+        self._state.parts.records.problem("released", text, now_s, about="released")
+        if text is None:
+            self._state.parts.records.healed("released")
 
     def _record(self, target: TargetState, samples: tuple[Sample, ...], now_s: float) -> None:
         records = self._state.parts.records

@@ -414,11 +414,14 @@ class Executor:
             ]
             failed = tuple(FileReport(e.path, e.workload, e.knob, e.text, note=str(done)) for e in left)
             return RestoreReport(failed=failed, notes=(f"nothing restored: {done}",))
+        self._tell_restored(done)
+        return done
+
+    def _tell_restored(self, done: RestoreReport) -> None:
         if self._on_write is not None:
             for file in done.restored:
                 write = Write(file.workload, file.knob, file.path, file.now, file.found, Stage.GROW)
                 self._on_write(write, "restored")
-        return done
 
     def _give_back(self, names: frozenset[str] | None, force: bool) -> RestoreReport:
         entries = self._journal.originals.values()
@@ -438,20 +441,26 @@ class Executor:
                 self._pace.forget(name)
         return report
 
-    async def release_gone(self) -> None:
+    async def release_gone(self) -> RestoreReport | None:
         """Take the traffic classes away of groups that have gone: nothing else would, until everything is given back.
 
-        Other settings end with their group, or are to be there when it comes back.
+        Other settings end with their group, or are to be there when it comes back. What fails is tried again at the
+        next call. Returns what became of them; None: that is not known, an earlier write is still stuck in the kernel.
         """
         if self._worker.is_busy:
-            return
+            return None
         gone = [e for e in self._journal.originals.values() if is_egress(e.path) and self._is_gone(e)]
         if not gone:
-            return
+            return RestoreReport()
         async with self._lock:
-            await self._worker.run(lambda: restore_journal(self._fs, self._journal, gone))
-        for entry in gone:
-            self._watch.forget(entry.path)
+            done = await self._worker.run(lambda: restore_journal(self._fs, self._journal, gone))
+        if isinstance(done, Busy):
+            return None
+        for file in (*done.restored, *done.already, *done.gone):
+            self._watch.forget(file.path)
+            self._standing.drop((file.workload, file.knob))
+        self._tell_restored(done)
+        return done
 
     def _is_gone(self, entry: Original) -> bool:
         """True if its group is not there; or another is, on which nothing is to be set (else that takes the class)."""

@@ -20,7 +20,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.policy import Policy, Snapshot, TargetState
 from perphd.domain.sample import Quality
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
-from perphd.isolation import JournalInUse
+from perphd.isolation import Executor, FileReport, JournalInUse, RestoreReport
 from perphd.sim.host import Arrival, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.workload import Batch, Lra
@@ -153,6 +153,29 @@ async def test_a_write_that_fails_is_one_line_and_the_loop_goes_on(
         here.gate.heal()
         here.agent.set_mode(Mode.ENFORCE)  # as an operator who has mended it
         await here.until(True)
+
+
+async def test_what_groups_that_have_gone_left_is_told_once_and_until_it_is_taken_away(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reports = [
+        RestoreReport(failed=(FileReport("/gone", "pi", "egress_max", "", note=f"try {n}"),)) for n in (1, 2)
+    ]
+    answers = [reports[0], None, *reports[1:] * 20]
+
+    async def release(_: Executor) -> RestoreReport | None:
+        return answers.pop(0)
+
+    async with bench(tmp_path) as here:
+        monkeypatch.setattr(Executor, "release_gone", release)
+        await here.run(12)
+        assert len(answers) < 20
+        said = "traffic classes of groups that have gone"
+        assert len([line for line in lines(caplog) if said in line]) == 1
+        assert [problem for problem in here.agent.status().problems if said in problem]
+        answers[:] = [RestoreReport()] * 20
+        await here.run(6)
+        assert not [problem for problem in here.agent.status().problems if said in problem]
 
 
 @pytest.mark.parametrize("kind", ["read", "identity"])

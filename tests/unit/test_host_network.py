@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.domain.allocation import Settings
+from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.errors import Broken, Busy, Denied, Gone, KernelError, Unsupported
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import lines
@@ -199,6 +199,38 @@ def test_the_class_of_a_group_that_has_gone_goes_while_the_daemon_runs(world: Wo
     ended("b")
     assert world.untouched()
     assert not world.journal.originals
+
+
+def test_a_group_of_which_it_cannot_be_told_whether_it_has_gone_is_not_forgotten(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, str]] = []
+    world.executor._on_write = lambda write, outcome: told.append((write.workload, outcome))
+    assert world.want(a=1_000_000)
+    told.clear()
+    world.kernel.rmdir("/a")
+    world.programs.attached = dict.fromkeys(world.programs.attached, 0)
+    identity, looks = world.kernel.identity, iter(range(100))
+
+    def seen_once(path: str) -> tuple[int, int]:
+        if path == "/sys/fs/cgroup/a" and next(looks) > 0:
+            raise Denied(path, "stat", errno.EPERM)
+        return identity(path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.kernel, "identity", seen_once)
+        report = asyncio.run(world.executor.release_gone())
+    assert report is not None
+    assert "EPERM" in report.failed[0].note
+    assert [entry.workload for entry in world.journal.originals.values()] == ["a"]
+    assert world.executor.in_force("a").egress_max == (("eth0", 1_000_000),)
+    assert told == []
+    report = asyncio.run(world.executor.release_gone())
+    assert report is not None
+    assert not report.failed
+    assert world.executor.in_force("a") == UNTOUCHED
+    assert world.untouched()
+    assert not asyncio.run(world.executor.release_gone()), "nothing is left to do"
 
 
 def test_a_group_that_was_made_again_keeps_its_class_only_if_it_is_to_have_one(world: World) -> None:
