@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Limits:
     """Defaults fit one host's operators and its monitoring.
 
-    ``reserved``: of the connections, so many only those can have who may change something. ``idle_s``: a connection
+    ``reserved``, ``reserved_streams``, ``reserved_queries``: of the connections, event streams and queries at a time,
+    so many only those can have who may change something. ``idle_s``: a connection
     that sends no complete request head for so long is closed. ``body_s``: for a request's body. ``write_s``: for the
     client to take an answer or one event. ``heartbeat_s``: between signs of life on an event stream.
     """
@@ -17,12 +18,14 @@ class Limits:
     connections: int = 64
     reserved: int = 8
     streams: int = 16
+    reserved_streams: int = 4
     body_bytes: int = 512 * 1024
     idle_s: float = 30.0
     body_s: float = 10.0
     write_s: float = 20.0
     heartbeat_s: float = 15.0
     shutdown_s: float = 2.0
-    queries: int = 2
+    queries: int = 3
+    reserved_queries: int = 1
     query_s: float = 10.0
     query_rows: int = 100_000

@@ -213,7 +213,7 @@ class Routes:
 
     async def _events(self, request: web.Request, peer: Peer) -> web.StreamResponse:
         _only(request.query, ("kind", "workload"))
-        return await self._streams.serve(request)
+        return await self._streams.serve(request, self._access.allows(peer, Right.CHANGE))
 
     async def _recording(self, request: web.Request, peer: Peer) -> web.StreamResponse:
         _only(request.query, ("rounds",))
@@ -225,7 +225,8 @@ class Routes:
         if not isinstance(sql, str) or not sql.strip():
             raise ApiError(Code.REFUSED, f"{show(sql)} is no SQL", "sql", "one SELECT statement as text")
         limit = _whole(body.get("limit", self._limits.query_rows), "limit", self._limits.query_rows)
-        return web.Response(body=await self._queries.answer(sql, limit), content_type="application/json")
+        answer = await self._queries.answer(sql, limit, self._access.allows(peer, Right.CHANGE))
+        return web.Response(body=answer, content_type="application/json")
 
     # --- changing ----------------------------------------------------------------------------------------------
 

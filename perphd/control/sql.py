@@ -18,20 +18,23 @@ class Queries:
 
     def __init__(self, config: Config, limits: Limits) -> None:
         self._config, self._limits = config, limits
-        self._turn = asyncio.Semaphore(limits.queries)
+        self._running = 0
 
-    async def answer(self, sql: str, limit: int) -> bytes:
-        """The JSON answer.
+    async def answer(self, sql: str, limit: int, may_change: bool) -> bytes:
+        """The JSON answer. ``may_change``: who asks has the reserved queries as well.
 
         Raises:
             ApiError: the store is switched off, the query is refused, or too many are running.
         """
         if not self._config.store.enabled:
             raise ApiError(Code.UNAVAILABLE, "no store is kept here", "store.enabled", "true")
-        if self._turn.locked():
-            raise ApiError(Code.BUSY, f"{self._limits.queries} queries are running already; try again")
-        async with self._turn:
+        if self._running >= self._limits.queries - (0 if may_change else self._limits.reserved_queries):
+            raise ApiError(Code.BUSY, f"{self._running} queries are running already; try again")
+        self._running += 1
+        try:
             return await asyncio.to_thread(self._run, sql, limit)
+        finally:
+            self._running -= 1
 
     def _run(self, sql: str, limit: int) -> bytes:
         try:

@@ -28,14 +28,14 @@ class Streams:
         """Close every stream, now and from now on."""
         self._ended.set()
 
-    async def serve(self, request: web.Request) -> web.StreamResponse:
+    async def serve(self, request: web.Request, may_change: bool) -> web.StreamResponse:
         """Send events until the client leaves, takes one too slowly, or the daemon stops.
 
         The first event is ``hello``: the clock, to turn ``at_s`` into the time of day. ``?kind=`` (several with
-        commas) and ``?workload=`` choose.
+        commas) and ``?workload=`` choose. ``may_change``: who asks has the reserved streams as well.
         """
         kinds, workload = _kinds(request), request.query.get("workload")
-        if self._open >= self._limits.streams:
+        if self._open >= self._limits.streams - (0 if may_change else self._limits.reserved_streams):
             raise ApiError(Code.BUSY, f"{self._open} event streams are open already; try again")
         response = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}

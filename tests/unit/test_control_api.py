@@ -8,7 +8,9 @@ import json
 import os
 import socket
 import threading
+import unittest.mock
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,7 @@ from perphd.agent.config_workloads import read_runtime
 from perphd.control.access import Access, Peer, Right, peer_of
 from perphd.control.client import Client, Refused
 from perphd.control.limits import Limits
+from perphd.control.sql import Queries
 from perphd.control.wire import encode
 from perphd.domain.errors import ConfigError, KernelError, PerphError
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
@@ -607,6 +610,42 @@ def test_readers_cannot_take_all_connections_from_the_administrators(tmp_path: P
         assert b"503" in raw(served, status).splitlines()[0]
         served.peer = ADMIN
         assert b"200" in raw(served, status).splitlines()[0]
+
+
+def test_readers_cannot_take_all_event_streams_and_queries_from_the_administrators(tmp_path: Path):
+    busy, free = threading.Semaphore(0), threading.Event()
+
+    def held(self: Queries, sql: str, limit: int) -> bytes:
+        busy.release()
+        assert free.wait(30)
+        return b"{}"
+
+    limits = Limits(streams=2, reserved_streams=1, queries=2, reserved_queries=1, shutdown_s=0.2)
+    with (
+        serving(tmp_path, limits) as served,
+        unittest.mock.patch.object(Queries, "_run", held),
+        ThreadPoolExecutor(2) as pool,
+    ):
+        served.peer = READER
+        streams = [Client(served.socket).events()]
+        next(streams[0])
+        with pytest.raises(Refused, match="1 event streams are open already"):
+            next(Client(served.socket).events())
+        asked = [pool.submit(Client(served.socket).send, "POST", "query", {"sql": "SELECT 1"})]
+        assert busy.acquire(timeout=10)
+        try:
+            with pytest.raises(Refused, match="1 queries are running already"):
+                Client(served.socket).send("POST", "query", {"sql": "SELECT 1"})
+            served.peer = ADMIN
+            streams.append(Client(served.socket).events())
+            assert next(streams[1])[0] == "hello"
+            asked.append(pool.submit(Client(served.socket).send, "POST", "query", {"sql": "SELECT 1"}))
+            assert busy.acquire(timeout=30)
+        finally:
+            free.set()
+        assert [one.result() for one in asked] == [{}, {}]
+        for stream in streams:
+            stream.close()
 
 
 # --- events ----------------------------------------------------------------------------------------------------
