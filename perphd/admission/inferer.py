@@ -34,6 +34,8 @@ VISITED = 2.0
 """Support from which an allocation counts as tried."""
 CAUTION = 2.0
 """Exponent on the chance of meeting the target: how much dearer a missed target is than batch's work."""
+EXPLORING = "the target is missed and this is untried: exploring"
+"""Why ``choose`` takes a place of which nothing is believed."""
 EQUAL_USE = 0.97
 """Expected uses that differ by less than this count as equal."""
 NEGLIGIBLE_CORES = 0.02
@@ -172,7 +174,7 @@ def choose(assessed: Sequence[Assessed], current: Allocation, z: float) -> tuple
     ]
     if hopeful:
         best = max(hopeful, key=lambda a: (chances[a.allocation], a.batch_cores))
-        return best, "the target is missed and this is untried: exploring"
+        return best, EXPLORING
     nearest = max(a.prediction.score for a in assessed)
     closest = [a for a in assessed if a.prediction.score >= 0.98 * nearest]
     return _cheapest(closest), "no allocation is predicted to meet the target; this one comes nearest"

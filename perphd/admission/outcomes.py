@@ -26,7 +26,8 @@ WORSE_RATIO = 0.95
 PATIENCE = 3
 """While the samples cannot tell, a change is watched for so many times ``evaluate_ticks``."""
 _CLEAR = 1.0
-_FEW = 3
+FEW = 3
+"""Samples of which one is no news."""
 _AMPLE = 0.05
 MOST_STRIDE = 8
 """Units of cores, ways or bandwidth that are given back in one step at most."""
@@ -150,7 +151,7 @@ def still_short(scores: Sequence[float], noise_sd: float, settings: PolicySettin
     n = PATIENCE * settings.evaluate_ticks
     last = scores[-n:]
     doubt = noise_sd / math.sqrt(max(len(last), 1))
-    if len(last) < min(_FEW, n):
+    if len(last) < min(FEW, n):
         return False
     return -math.log(mean(last)) > (_DOUBTFUL if len(last) >= n else _CLEAR) * doubt
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.admission import inferer, ladder
-from perphd.admission.context import model_context
 from perphd.admission.detector import Target
 from perphd.admission.inferer import Assessed
 from perphd.admission.rescue import Move
@@ -173,8 +172,7 @@ def aside(
         return None
     cache = around(scene.current, scene.snapshot.host, scene.giving())
     if cache:
-        context = model_context(scene.snapshot, view, model)
-        assessed = (*assessed, *inferer.assess(cache, model, context, target, settings.confidence_z))
+        assessed = (*assessed, *scene.assess_these(cache, model, target))
     found = step(assessed, scene.current, barred, probing.been, settings.confidence_z)
     if found is None:
         return None

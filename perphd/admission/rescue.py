@@ -15,7 +15,7 @@ from perphd.admission import inferer, ladder
 from perphd.admission.context import SMT_SLOWER, lras, model_context
 from perphd.admission.detector import Judgement, Target
 from perphd.admission.inferer import Assessed
-from perphd.admission.outcomes import HELPED_RATIO, PATIENCE
+from perphd.admission.outcomes import FEW, HELPED_RATIO, PATIENCE
 from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
@@ -24,8 +24,6 @@ from perphd.domain.decision import Action, Candidate, Cause, Prediction
 from perphd.domain.policy import ResPerfModel
 from perphd.domain.reading import available
 
-FEW = 3
-"""Samples of which one is no news."""
 RECENT = 5
 """Samples that count as now."""
 SURPRISE_SIGMA = 2.0
@@ -115,7 +113,8 @@ def _infer(
     if scene.current == scene.nothing and len(eligible) > 1:
         eligible = tuple(a for a in eligible if a.allocation != scene.current)  # doing nothing has failed
     chosen, why = inferer.choose(eligible, scene.current, z)
-    if "exploring" in why and scene.current != scene.nothing and not plight.is_lasting(scene.settings):
+    exploring = why == inferer.EXPLORING
+    if exploring and scene.current != scene.nothing and not plight.is_lasting(scene.settings):
         return _hold(scene, "nothing is known to do better, and it is too early to explore: watching")
     spell = plight.scores and mean(plight.scores) >= 1.0 and not plight.judged.blatant
     if scene.current != scene.nothing and spell:
@@ -124,7 +123,6 @@ def _infer(
             # What was learned here outweighs a bad spell; if it lasts, it is learned as well.
             return _hold(scene, f"best effort: what is in force has the best chance ({stay:.0%}) of all")
     candidates = scene.candidates(assessed, chosen, current)
-    exploring = "exploring" in why
     hopeless = chosen.prediction.score < measured * HELPED_RATIO and chosen.prediction.lower < 1.0
     if chosen.allocation == scene.current or (
         hopeless and not exploring and (scene.current != scene.nothing)

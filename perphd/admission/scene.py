@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from perphd.admission import inferer, ladder
@@ -118,6 +119,12 @@ class Scene:
     def assess(self, model: ResPerfModel, target: Target) -> tuple[Assessed, ...]:
         """Every CPU grant that can be enforced here, with what the model says of it."""
         allocations = inferer.lattice(self.current, self.floor_cores(), self.knobs())
+        return self.assess_these(allocations, model, target)
+
+    def assess_these(
+        self, allocations: Sequence[Allocation], model: ResPerfModel, target: Target
+    ) -> tuple[Assessed, ...]:
+        """These allocations, with what the model says of them."""
         context = model_context(self.snapshot, self.view, model)
         return inferer.assess(allocations, model, context, target, self.settings.confidence_z)
 

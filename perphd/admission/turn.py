@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from perphd.admission import cause as causes
 from perphd.admission import culprit, inferer, ladder, outcomes, pregrow, probing, quarantine
-from perphd.admission.context import batch_is_quiet, batch_is_there, batch_samples, model_context
+from perphd.admission.context import batch_is_quiet, batch_is_there, batch_samples
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
 from perphd.admission.forecast import Expected, Forecast
 from perphd.admission.inferer import Assessed
@@ -313,10 +313,8 @@ class Turn:
         """True if beside so much batch the target has no fair chance: harm is not waited for, only proven absent."""
         if not (self.settings.precaution and self.view.enforced):
             return False
-        context = model_context(self.snapshot, self.view, model)
-        z = self.settings.confidence_z
-        here = inferer.assess([self.current], model, context, self.target, z)[0]
-        return inferer.chance(here.prediction, 1.0, z) < inferer.FAIR
+        here = self.scene.assess_these([self.current], model, self.target)[0]
+        return inferer.chance(here.prediction, 1.0, self.settings.confidence_z) < inferer.FAIR
 
     def _give_back(self, judged: Judgement, model: ResPerfModel) -> Move:
         if judged.verdict.health is not Health.HEALTHY:
@@ -367,8 +365,7 @@ class Turn:
     ) -> Assessed | None:
         """A step of cache and bandwidth and a step of cores in one, where the model gives that a likely chance."""
         cache, cpu = (step.allocation for step in steps)
-        context = model_context(self.snapshot, self.view, model)
-        both = inferer.assess([replace(cache, cpu=cpu.cpu)], model, context, self.target, stakes.z)[0]
+        both = self.scene.assess_these([replace(cache, cpu=cpu.cpu)], model, self.target)[0]
         likely = inferer.chance(both.prediction, stakes.need, stakes.z) >= inferer.LIKELY
         return both if likely and not self._is_weaker_than_regretted(both.allocation) else None
 
@@ -471,9 +468,8 @@ class Turn:
         open_ = {s: n for s, n in steps if not self._is_weaker_than_regretted(s)}
         if not open_ or (self.current.llc_ways == 0 and self.current.mbw_pct == 100):
             return None
-        context = model_context(self.snapshot, self.view, model)
         order = [s for s in dict.fromkeys(s for s, _ in steps) if s in open_]
-        for item in inferer.assess(order, model, context, self.target, stakes.z):
+        for item in self.scene.assess_these(order, model, self.target):
             least = inferer.FAIR if open_[item.allocation] == 1 else inferer.LIKELY
             if inferer.chance(item.prediction, stakes.need, stakes.z) >= least:
                 return item
