@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from perphd.control.table import Part
     from perphd.predictor.profile import Metrics, Profile
     from perphd.predictor.profile.merge import Contest
+
+T = TypeVar("T")
 
 
 def add_model_file_commands(model: click.Group) -> None:
@@ -133,11 +136,20 @@ def read_profile(file: str) -> Profile:
     """
     from perphd.predictor.profile import FileError, from_text
 
+    return read_as(file, from_text, FileError)
+
+
+def read_as(file: str, parse: Callable[[bytes], T], refused: type[Exception]) -> T:
+    """What ``parse`` makes of a file.
+
+    Raises:
+        PerphError: it cannot be read, or ``parse`` raised ``refused``.
+    """
     try:
-        return from_text(Path(file).read_bytes())
+        return parse(Path(file).read_bytes())
     except OSError as exc:
         raise PerphError(f"{file}: cannot be read: {exc.strerror}") from exc
-    except FileError as exc:
+    except refused as exc:
         raise PerphError(f"{file}: {exc}") from exc
 
 

@@ -7,9 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from perphd.control.cli_model_files import CONTEST_HEADS, NOT_WRITTEN, contest_row
+from perphd.control.cli_model_files import CONTEST_HEADS, NOT_WRITTEN, contest_row, read_as
 from perphd.control.table import Part, table, text
-from perphd.domain.errors import PerphError
 from perphd.predictor.persist import ModelFile, ModelFileError, from_text, to_text
 
 
@@ -84,9 +83,4 @@ def read_model(file: str) -> ModelFile:
     Raises:
         PerphError: it cannot be read, or is none.
     """
-    try:
-        return from_text(Path(file).read_bytes())
-    except OSError as exc:
-        raise PerphError(f"{file}: cannot be read: {exc.strerror}") from exc
-    except ModelFileError as exc:
-        raise PerphError(f"{file}: {exc}") from exc
+    return read_as(file, from_text, ModelFileError)
