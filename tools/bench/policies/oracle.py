@@ -196,7 +196,7 @@ def shared(here: Situation) -> Optimum:
                 f"batch in {ways - keep} ways" + ("" if own == machine.full_mask else ", LRAs in the others")
             )
     throttles = [tuple(100 if i in lras else level for i in range(len(here.works))) for level in levels]
-    looks, champion = 0, Optimum(False, 0.0, -1.0, "", 0)
+    champion = Optimum(False, 0.0, -1.0, "", 0)
     total = machine.cores
     weights = WEIGHTS[::2] if thin else WEIGHTS
     for exclusive, weight in [(False, w) for w in weights] + [(True, WEIGHTS[-1])]:
@@ -212,26 +212,38 @@ def shared(here: Situation) -> Optimum:
             room = machine.first_cores(k, total - k)
             ours = machine.online - room if exclusive else machine.online
             rows.append([ours if i in lras else room for i in range(len(here.works))])
-        table, index = product(machine, base, cpus=rows, masks=masks, mba_pct=throttles)
-        told = node.solve(table, here.loads, chunk=_CHUNK)
-        looks += table.count
-        score, done = scores(here, told), batch_work(here, told.work_per_s)
-        at, feasible = _pick(score, done)
+        mine, (c, m, t) = _best_of(here, node, base, rows, masks, throttles)
         kind = (
             "cores of its own"
             if exclusive
             else f"shared cores at weight {weight if weight is not IDLE else 'idle'}"
         )
-        c, m, t = (int(v) for v in index[at])
         how = f"batch on {counts[c]}/{total} {kind}, {told_masks[m]}, throttle {levels[t]} %"
-        chosen = [
-            replace(grant, cpus=rows[c][i], masks=(masks[m][i],), mba_pct=(throttles[t][i],))
-            for i, grant in enumerate(base)
-        ]
-        row = [packed(grant, machine) for grant in chosen]
-        mine = Optimum(feasible, float(done[at]) if feasible else 0.0, float(score[at]), how, 0, row)
-        champion = max((champion, mine), key=lambda o: (o.feasible, o.work if o.feasible else o.score))
-    return replace(champion, looks=looks)
+        champion = _better(champion, replace(mine, how=how))
+    return champion
+
+
+def _best_of(
+    here: Situation,
+    node: Node,
+    base: Sequence[Grant],
+    cpus: Sequence[Sequence[CpuSet]],
+    masks: Sequence[tuple[int, ...]],
+    throttles: Sequence[tuple[int, ...]],
+) -> tuple[Optimum, tuple[int, int, int]]:
+    """The best of all combinations of these, each a row for all workloads, and its places in the three."""
+    table, index = product(here.machine, base, cpus=cpus, masks=masks, mba_pct=throttles)
+    told = node.solve(table, here.loads, chunk=_CHUNK)
+    score, done = scores(here, told), batch_work(here, told.work_per_s)
+    at, feasible = _pick(score, done)
+    c, m, t = (int(v) for v in index[at])
+    chosen = [
+        replace(grant, cpus=cpus[c][i], masks=(masks[m][i],), mba_pct=(throttles[t][i],))
+        for i, grant in enumerate(base)
+    ]
+    kept = [packed(grant, here.machine) for grant in chosen]
+    work = float(done[at]) if feasible else 0.0
+    return Optimum(feasible, work, float(score[at]), "", table.count, kept), (c, m, t)
 
 
 def _pick(worst: Array, done: Array) -> tuple[int, bool]:
@@ -249,7 +261,7 @@ def own_cores(here: Situation) -> Optimum:
     machine, names = here.machine, range(len(here.works))
     champion = Optimum(False, 0.0, -1.0, "more is needed than there is", 0)
     reach = _reach(here)
-    node, looks, ways = Node(machine, here.works), 0, machine.llc_ways
+    node, ways = Node(machine, here.works), machine.llc_ways
     for margin in _MARGINS:
         counts = {i: 1 + int(np.argmax(reach[i] >= (1.0 + margin) * MET)) for i in here.lras}
         short = any((reach[i] < (1.0 + margin) * MET).all() for i in here.lras)
@@ -265,24 +277,14 @@ def own_cores(here: Situation) -> Optimum:
             for k in range(1, ways + 1)
         ]
         levels = [tuple(100 if i in row else v for i in names) for v in machine.mba_levels_pct]
-        table, index = product(
-            machine, [Grant()] * len(here.works), cpus=[[row.get(i, rest) for i in names]], masks=masks,
-            mba_pct=levels,
-        )  # fmt: skip
-        told = node.solve(table, here.loads, chunk=_CHUNK)
-        looks += table.count
-        score, done = scores(here, told), batch_work(here, told.work_per_s)
-        at, feasible = _pick(score, done)
-        _, m, t = (int(v) for v in index[at])
+        cpus = [[row.get(i, rest) for i in names]]
+        mine, (_, m, t) = _best_of(here, node, [Grant()] * len(here.works), cpus, masks, levels)
         how = (
             f"LRAs on cores of their own ({'/'.join(map(str, counts.values()))}), batch on "
             f"{machine.cores - core} in {m + 1} ways, throttle {machine.mba_levels_pct[t]} %"
         )
-        chosen = [Grant(cpus=row.get(i, rest), masks=(masks[m][i],), mba_pct=(levels[t][i],)) for i in names]
-        kept = [packed(grant, machine) for grant in chosen]
-        mine = Optimum(feasible, float(done[at]) if feasible else 0.0, float(score[at]), how, 0, kept)
-        champion = _better(champion, mine)
-    return replace(champion, looks=looks)
+        champion = _better(champion, replace(mine, how=how))
+    return champion
 
 
 def _reach(here: Situation) -> dict[int, Array]:
@@ -307,7 +309,7 @@ def lent_cores(here: Situation) -> Optimum:
     champion = Optimum(False, 0.0, -1.0, "no division suffices for somebody even alone", 0)
     if math.comb(machine.cores - 1, len(here.lras) - 1) > _MOST_DIVISIONS:
         return champion
-    reach, node, looks, ways = _reach(here), Node(machine, here.works), 0, machine.llc_ways
+    reach, node, ways = _reach(here), Node(machine, here.works), machine.llc_ways
     lras = set(here.lras)
     masks = [
         tuple(machine.full_mask if i in lras else ((1 << k) - 1) << (ways - k) for i in names)
@@ -324,24 +326,13 @@ def lent_cores(here: Situation) -> Optimum:
             core += count
         guests = range(1, machine.cores // 2 + 1)
         rows = [[own.get(i, machine.first_cores(k, machine.cores - k)) for i in names] for k in guests]
-        table, index = product(machine, base, cpus=rows, masks=masks, mba_pct=levels)
-        told = node.solve(table, here.loads, chunk=_CHUNK)
-        looks += table.count
-        score, done = scores(here, told), batch_work(here, told.work_per_s)
-        at, feasible = _pick(score, done)
-        c, m, t = (int(v) for v in index[at])
+        mine, (c, m, t) = _best_of(here, node, base, rows, masks, levels)
         how = (
             f"all cores divided among the LRAs ({'/'.join(map(str, counts))}), batch idle on the last {guests[c]} "
             f"of them in {m + 1} ways, throttle {machine.mba_levels_pct[t]} %"
         )
-        chosen = [
-            replace(grant, cpus=rows[c][i], masks=(masks[m][i],), mba_pct=(levels[t][i],))
-            for i, grant in enumerate(base)
-        ]
-        kept = [packed(grant, machine) for grant in chosen]
-        mine = Optimum(feasible, float(done[at]) if feasible else 0.0, float(score[at]), how, 0, kept)
-        champion = _better(champion, mine)
-    return replace(champion, looks=looks)
+        champion = _better(champion, replace(mine, how=how))
+    return champion
 
 
 # -- disjoint parts -----------------------------------------------------------------------------------
