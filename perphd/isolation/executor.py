@@ -91,6 +91,7 @@ class Executor:
         self._clock, self._deadline_s = clock, deadline_s
         self._pace = None if changes_per_s is None else Pace(changes_per_s)
         self._planned_s = 0.0
+        self._forget_unwritten()
         self._adopt_s, self._adopted_s = adopt_s, -1.0
         self._adopted = {entry.workload for entry in journal.originals.values()} if adopt_s > 0 else set()
         self._worker = Worker(in_thread, 2 * deadline_s)
@@ -104,6 +105,31 @@ class Executor:
         self._survey = Survey(
             fs, self._cgroups, hierarchies, self._read, self._watch, self._standing, refuse, kubelet
         )
+
+    def _forget_unwritten(self) -> None:
+        """Close what one before this put on record and never wrote, or had given back: it died in between.
+
+        Not what systemd holds: it may yet do what it was asked by the dead.
+        """
+        if not self._journal.originals:
+            return
+        holds: dict[Key, bool] = {}
+        paths: dict[Key, list[str]] = defaultdict(list)
+        for entry in self._journal.originals.values():
+            key = entry.workload, entry.knob
+            holds[key] = holds.get(key, True) and self._is_unwritten(entry)
+            paths[key].append(entry.path)
+        with suppress(KernelError):  # the journal then still names values that the files hold already
+            self._journal.close_out(path for key, found in paths.items() if holds[key] for path in found)
+
+    def _is_unwritten(self, entry: Original) -> bool:
+        if is_group(entry) or (isinstance(self._fs, Lasting) and self._fs.outlives(entry.path)):
+            return False
+        try:
+            same_group = self._fs.identity(dirname(entry.path)) == entry.identity
+            return same_group and is_original(entry.path, entry.raw, self._fs.read(entry.path))
+        except KernelError:
+            return False
 
     # -- questions -----------------------------------------------------------------------------------------------
 

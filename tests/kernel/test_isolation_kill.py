@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import time
@@ -75,12 +76,21 @@ def test_killed_at_random_moments_everything_comes_back(group: str, tmp_path: Pa
 
 async def test_started_again_on_a_dead_ones_journal_it_continues(group: str, tmp_path: Path) -> None:
     before = contents(group)
-    process = churn(group, tmp_path, 4)
-    kill(process)
     specs = [
         WorkloadSpec("lra", Kind.LRA, f"{group}/lra"),
         WorkloadSpec("batch", Kind.BATCH, f"{group}/batch"),
     ]
+    rng = random.Random(4)
+    for seed in range(MOMENTS):
+        process = churn(group, tmp_path, seed)
+        await asyncio.sleep(rng.uniform(0.0, 0.03))
+        kill(process)
+        await continues(group, tmp_path, specs, before)
+
+
+async def continues(
+    group: str, tmp_path: Path, specs: list[WorkloadSpec], before: dict[str, bytes]
+) -> None:
     with Journal(tmp_path) as journal:
         executor = Executor(FS, discover(FS), journal)
         target = {"batch": Settings(cpu_weight=5, cpu_max_cores=0.25), "lra": Settings(cpu_weight=80)}

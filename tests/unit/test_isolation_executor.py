@@ -470,6 +470,23 @@ async def test_a_restarted_executor_continues_with_the_same_originals(bench: Ben
     assert restored == {path: text for path, text in before.items() if text != "\n"}
 
 
+async def test_what_a_dead_one_recorded_and_never_wrote_is_forgotten_at_the_start(v2: Bench) -> None:
+    for directory in v2.kernel.directories.values():
+        directory.populated = False
+    await v2.go(CONFINED)
+    recorded = list(v2.journal.originals.values())
+    await v2.go({})
+    assert not v2.journal.originals
+    v2.journal.record(recorded, [(entry.path, "1") for entry in recorded])
+    assert v2.again().journal_entries == 0
+    v2.journal.record(recorded, [(entry.path, "1") for entry in recorded])
+    written = next(entry for entry in recorded if entry.path.endswith("pi/cpuset.cpus"))
+    v2.kernel.write(written.path, b"1\n")
+    assert v2.again().journal_entries > 0
+    assert {entry.knob for entry in v2.journal.originals.values()} == {"cpus"}
+    assert written.path in v2.journal.originals
+
+
 async def test_restoring_one_workload_leaves_the_others(bench: Bench) -> None:
     await bench.go({**CONFINED, "db": Settings(cpu_weight=50)})
     await bench.executor.restore(["pi"])
