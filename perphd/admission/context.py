@@ -60,6 +60,18 @@ def total_cores(snapshot: Snapshot) -> int:
     return max(1, len(snapshot.host.topology.usable_cores))
 
 
+def work_of(cores: float, on_cores: float, threads_per_core: float) -> float:
+    """Work of threads that use so much CPU on so many cores, in cores whose hardware threads are all busy.
+
+    ``cores``: CPU time a second in physical cores (of two hardware threads, half a core each). A thread that has a
+    core to itself does ``SMT_SLOWER`` times what it does beside a busy sibling.
+    """
+    if threads_per_core <= 1.0 or cores <= 0.0:
+        return cores
+    full = min(cores / max(on_cores, 1e-9), 1.0)
+    return cores * (SMT_SLOWER - (SMT_SLOWER - 1.0) * full * full)
+
+
 def cores_per_cpu(snapshot: Snapshot) -> float:
     """Physical cores per logical CPU: readings count CPU seconds of hardware threads, allocations whole cores."""
     return total_cores(snapshot) / max(1, len(snapshot.host.topology.usable))

@@ -32,6 +32,8 @@ RISE_SHARE, HIGH_SHARE = 0.37, 0.85
 high may be no noise."""
 BELIEF = 50
 """Rises whose weight the threshold for unknown noise has, against those that were seen."""
+ENOUGH_RISES = 10
+"""Rises from which what a signal does is extrapolated without any belief of what others do."""
 LONGEST = 7 * 86400
 """Samples after which what was counted of rises is worth half."""
 LOWEST, HIGHEST = 0.75, 1.8
@@ -175,6 +177,19 @@ def own_threshold(state: Baseline, h: float, false_alarms_per_day: float, period
     exponent = (state.ended + BELIEF) / (state.height + BELIEF / exponent)
     own = level + math.log(rate / wanted) / exponent
     return min(max(own, LOWEST * h), HIGHEST * h)
+
+
+def expected_per_day(state: Baseline, least: float, h: float, period_s: float) -> float | None:
+    """Alarms per day that the signal's own rises promise at the threshold ``least`` where nothing is wrong.
+
+    Nothing is assumed of its noise: what was counted alone is extrapolated. None before ``ENOUGH_RISES``. ``h``: the
+    threshold for unknown noise, from which rises were counted.
+    """
+    if state.ended < ENOUGH_RISES or state.height <= 0.0:
+        return None
+    exponent = state.ended / state.height
+    rate = state.rises / max(state.watched, 1.0)
+    return rate * math.exp(-exponent * max(least - RISE_SHARE * h, 0.0)) * 86400.0 / period_s
 
 
 def threshold(false_alarms_per_day: float, period_s: float, k: float) -> float:

@@ -55,6 +55,9 @@ class Target:
         return available(self.work) or available(self.delay)
 
 
+TOO_FEW_RISES = Unavailable("its noise was not watched for long enough")
+
+
 @dataclass(frozen=True, slots=True)
 class DetectorState:
     """What the detector carries from tick to tick.
@@ -175,13 +178,7 @@ def judge(
     part = min(1.0, sample.interval_s / period_s) if period_s and sample.interval_s > 0 else 1.0
     part = part if part < ALMOST_WHOLE else 1.0
     counts = part >= SHORT_SHARE
-    # The accepted rate is the LRA's: channels that are judged share it.
-    channels = max(1, sum(base.n >= cusum.LEAST_SAMPLES for base in (state.work, state.delay)))
-    rate, k, whole_s = (
-        settings.false_alarms_per_day / channels,
-        settings.cusum_k,
-        period_s or sample.interval_s,
-    )
+    rate, k, whole_s = _channel_rate(state, settings), settings.cusum_k, period_s or sample.interval_s
     h = cusum.threshold(rate, whole_s, k)
     work_residual, delay_residual = _residuals(perf, target, work_score)
     known_sd = state.scatter.sd
@@ -234,6 +231,27 @@ def judge(
         blatant=blatant,
         slower=1.0 + counted[1],
     )
+
+
+def _channel_rate(state: DetectorState, settings: PolicySettings) -> float:
+    """False alarms a day that one channel may have: the accepted rate is the LRA's, those that are judged share it."""
+    channels = sum(base.n >= cusum.LEAST_SAMPLES for base in (state.work, state.delay))
+    return settings.false_alarms_per_day / max(1, channels)
+
+
+def expected_false_alarms(state: DetectorState, settings: PolicySettings, period_s: float) -> Reading:
+    """False alarms a day that its own noise promises at its thresholds; Unavailable until enough of it was seen."""
+    rate, k = _channel_rate(state, settings), settings.cusum_k
+    h = cusum.threshold(rate, period_s, k)
+    total = 0.0
+    judged = [base for base in (state.work, state.delay) if base.n >= cusum.LEAST_SAMPLES]
+    for base in judged:
+        least = cusum.own_threshold(base, h, rate, period_s, k)
+        found = cusum.expected_per_day(base, least, h, period_s)
+        if found is None:
+            return TOO_FEW_RISES
+        total += found
+    return total if judged else TOO_FEW_RISES
 
 
 def rearm(state: DetectorState) -> DetectorState:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from perphd.admission.context import work_of
 from perphd.admission.detector import Target
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant, Weight
 from perphd.domain.decision import Candidate, Prediction
@@ -187,7 +188,7 @@ class Stakes:
     ``need``: score that the smaller allocation must reach; ``win_s``: how long the step's gain is enjoyed;
     ``loss_s``: how long a target is missed until the step is taken back; ``price_cores``: what a missed target
     costs, in cores of batch work; ``z``: sigmas between a prediction's score and its lower bound;
-    ``wanted_cores``: what batch would use if it could.
+    ``wanted_cores``: what batch would use if it could; ``threads_per_core``: hardware threads.
     """
 
     need: float
@@ -196,6 +197,15 @@ class Stakes:
     price_cores: float
     z: float
     wanted_cores: float = math.inf
+    threads_per_core: float = 1.0
+
+    def batch_work(self, item: Assessed) -> float:
+        """What batch is predicted to get done there, in cores that are busy with all their hardware threads."""
+        return work_of(item.batch_cores, item.allocation.cpu.batch_cores, self.threads_per_core)
+
+    def wanted_work(self, total_cores: int) -> float:
+        """The same of all that batch wants, had it the whole host."""
+        return work_of(self.wanted_cores, total_cores, self.threads_per_core)
 
 
 def cheaper(
@@ -213,15 +223,15 @@ def cheaper(
     """
     best: tuple[float, Assessed] | None = None
     counts = core_counts(assessed)
+    has = stakes.batch_work(current)
+    content = has >= CONTENT_SHARE * stakes.wanted_work(current.allocation.cpu.total_cores)
     for item in assessed:
-        gain_cores = (
-            item.batch_cores - current.batch_cores
-            if current.batch_cores >= CONTENT_SHARE * stakes.wanted_cores
-            else _expected_gain(item, current.batch_cores)
-        )
+        gives = stakes.batch_work(item)
+        sd = item.batch_sd_cores * gives / max(item.batch_cores, NEGLIGIBLE_CORES)
+        gain_cores = gives - has if content else _expected_gain(gives - has, sd)
         keeps = chance(item.prediction, stakes.need, stakes.z)
         share = LEAST_SURE_SHARE if keeps >= SURE else LEAST_GAIN_SHARE
-        if gain_cores <= max(NEGLIGIBLE_CORES, share * current.batch_cores):
+        if gain_cores <= max(NEGLIGIBLE_CORES, share * has):
             continue
         if protects_no_more(current.allocation.cpu, item.allocation.cpu):
             continue  # tighter in every way: whatever the figures say, that is no step back
@@ -237,13 +247,11 @@ def cheaper(
     return best[1] if best is not None else None
 
 
-def _expected_gain(item: Assessed, have_cores: float) -> float:
-    """E[max(0, batch's cores there - those it has)]: the expected improvement of a normal prediction.
+def _expected_gain(difference: float, sd: float) -> float:
+    """E[max(0, what batch gets there - what it gets here)]: the expected improvement of a normal prediction.
 
     What is uncertain is worth a look in proportion to how much better it could be (Mockus 1978).
     """
-    sd = item.batch_sd_cores
-    difference = item.batch_cores - have_cores
     if sd <= 0:
         return max(0.0, difference)
     u = difference / sd

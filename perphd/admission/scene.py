@@ -49,6 +49,7 @@ class Scene:
             price_cores=settings.violation_price_hosts * self.nothing.cpu.total_cores,
             z=settings.confidence_z,
             wanted_cores=batch_demand_cores(self.snapshot),
+            threads_per_core=1.0 / cores_per_cpu(self.snapshot),
         )
 
     def knobs(self) -> Knobs:

@@ -7,14 +7,14 @@ above target. What is carried from tick to tick is ``LraState``, a value.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perphd.admission import cause as causes
-from perphd.admission import culprit, inferer, ladder, outcomes, pregrow, probing, quarantine
+from perphd.admission import culprit, inferer, memory, outcomes, pregrow, probing, quarantine
 from perphd.admission.context import batch_is_quiet, batch_is_there, batch_samples
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
 from perphd.admission.forecast import Expected, Forecast
+from perphd.admission.giveback import GiveBack
 from perphd.admission.inferer import Assessed
 from perphd.admission.outcomes import Came, Pending, Regret, alive
 from perphd.admission.quarantine import Quarantine
@@ -37,6 +37,8 @@ FIRST_STRIDE = 2
 """Units of the first step back after a rescue that gave more than enough."""
 BEYOND_STEP = 0.4
 """A score so low after one step back is not that step's doing alone: something else has come."""
+ON_TARGET = "on target"
+BELOW_UNDISTURBED = "below its objective, but nothing here contends with it: more of batch's would not help"
 LEAST_SCORES = 30
 """Clean scores since the last change that are remembered, at least."""
 
@@ -195,9 +197,10 @@ class Turn:
             after = self._judge_pending(self.state.pending, judged.noise_sd)
             if after is not None:
                 return after
-        memory_move = self._memory_move(judged)
-        if memory_move is not None:
-            return memory_move
+        if judged.verdict.health is Health.DEGRADED:
+            protected = memory.protect(self.scene, alive(self.state.regrets, self.now_s))
+            if protected is not None:
+                return self._with_regret(protected)
         if self._is_alert() and not blind and not self._quarantined and self._foresees_trouble(model):
             return self._rescue(
                 judged, model, "batch has come, and beside it the target is expected to be missed: "
@@ -253,10 +256,13 @@ class Turn:
         if self._quarantined:
             return self._climb(judged)
         plight = Plight(judged, self.state.scores, alive(self.state.regrets, self.now_s))
-        move = rescue(self.scene, model, self.target, plight)
+        move = self._with_regret(rescue(self.scene, model, self.target, plight))
+        return replace(move, reason=why + move.reason)
+
+    def _with_regret(self, move: Move) -> Move:
         if move.regret is not None:
             self._regret(move.regret)
-        return replace(move, reason=why + move.reason)
+        return move
 
     def _foresee(self, perf: Performance) -> Expected | None:
         """The growth of its load that is to be prepared for, if one is expected."""
@@ -320,35 +326,29 @@ class Turn:
         if judged.verdict.health is not Health.HEALTHY:
             # One sample below target is no news where samples scatter: what was gathered about slack stays.
             return self._hold("watching")
+        on_target = ON_TARGET if value_or(judged.score, 1.0) >= 1.0 else BELOW_UNDISTURBED
         if self.current == self.nothing and not self.scene.batch_is_starved():
-            return self._hold("on target")
+            return self._hold(on_target)
         if self._quarantined:
             return self._descend()
+        stride, regretted = self.state.stride, alive(self.state.regrets, self.now_s)
+        back = GiveBack(self.scene, model, self.target, regretted, stride)
         home = self.state.aside.way_home(self.current)
-        if home is not None and not self._is_weaker_than_regretted(home):
+        if home is not None and not back.is_regretted(home):
             self.state = replace(self.state, aside=self.state.aside.back())
             return Move(Action.SHRINK, home, "the step aside is over: back to where it was")
         assessed = self.scene.assess(model, self.target)
         current = next(a for a in assessed if a.allocation == self.current)
-        avoid = [a for a in alive(self.state.regrets, self.now_s) if self.scene.differs_in_cpu_only(a)]
-        # What does well here although it protects no more speaks against that regret.
-        avoid = [a for a in avoid if not inferer.protects_no_more(self.current.cpu, a.cpu)]
-        stakes = self.scene.stakes
-        stride = self.state.stride
-        steps = [self._less_cache(model, stakes), inferer.cheaper(assessed, current, stakes, avoid, stride)]
-        found = [step for step in steps if step is not None]
-        # The dearest first: what gives batch most.
-        smaller = max(found, key=self.scene.batch_value) if found else self._less_memory(current)
-        if len(found) == 2 and stride > 1:
-            smaller = self._at_once(model, stakes, found) or smaller
+        smaller = back.smaller(assessed, current)
         if smaller is None:
             self._lose_slack()
             if (aside := self._step_aside(judged, assessed, model)) is not None:
                 return aside
             text = "just enough: nothing smaller is predicted to keep the target"
-            return self._hold(text if self.current != self.nothing else "on target")
+            return self._hold(text if self.current != self.nothing else on_target)
         since_s = self.state.slack_since_s if self.state.slack_since_s is not None else self.now_s
         self.state = replace(self.state, slack_since_s=since_s)
+        stakes = self.scene.stakes
         sure = inferer.chance(smaller.prediction, stakes.need, stakes.z) >= inferer.SURE
         waits_s = (0.0, self.settings.shrink_sure_after_s, self.settings.shrink_after_s)
         # Where the last step has left more than enough there is no need to look long.
@@ -359,15 +359,6 @@ class Turn:
         reason += " and is as good as certain to keep the target" if sure else ""
         candidates = self.scene.candidates(assessed, smaller, current)
         return Move(Action.SHRINK, smaller.allocation, reason, candidates)
-
-    def _at_once(
-        self, model: ResPerfModel, stakes: inferer.Stakes, steps: Sequence[Assessed]
-    ) -> Assessed | None:
-        """A step of cache and bandwidth and a step of cores in one, where the model gives that a likely chance."""
-        cache, cpu = (step.allocation for step in steps)
-        both = self.scene.assess_these([replace(cache, cpu=cpu.cpu)], model, self.target)[0]
-        likely = inferer.chance(both.prediction, stakes.need, stakes.z) >= inferer.LIKELY
-        return both if likely and not self._is_weaker_than_regretted(both.allocation) else None
 
     def _step_aside(
         self, judged: Judgement, assessed: tuple[Assessed, ...], model: ResPerfModel
@@ -418,62 +409,8 @@ class Turn:
         text = f"{why}: protecting strongly to learn what undisturbed performance is"
         return Move(Action.EXPLORE, probe, text)
 
-    def _is_weaker_than_regretted(self, allocation: Allocation) -> bool:
-        """True if it protects no more than what has shown to be too little, on the same cores."""
-        return any(
-            allocation.cpu == r.cpu and inferer.asks_no_more(allocation, r)
-            for r in alive(self.state.regrets, self.now_s)
-        )
-
     def _is_regretted(self, allocation: Allocation) -> bool:
         return allocation in alive(self.state.regrets, self.now_s)
-
-    def _memory_move(self, judged: Judgement) -> Move | None:
-        sample = self.view.sample
-        if sample is None or not self.scene.memory_pressed() or judged.verdict.health is not Health.DEGRADED:
-            return None
-        if "memory_low_bytes" not in self.view.enforceable:
-            return None
-        working_set = sample.memory_working_set_bytes
-        if not available(working_set):
-            return None
-        margin = 1.0 + self.settings.memory_margin_pct / 100.0
-        wanted = max(int(working_set * margin), int(self.current.memory_bytes * margin))
-        # What it does not use needs no protection; stalls beyond that come from elsewhere (its own limit, say).
-        used = value_or(sample.memory_current_bytes, working_set)
-        wanted = min(wanted, int(max(used, working_set) * margin))
-        if wanted <= self.current.memory_bytes:
-            return None
-        asked = alive(self.state.regrets, self.now_s)
-        if any(a.cpu == self.current.cpu and a.memory_bytes > self.current.memory_bytes for a in asked):
-            return None  # it was asked for and could not be had: other dimensions may still help
-        if self.current.memory_bytes == 0:
-            self._regret(self.current)  # without it did not do: it is not given back again soon
-        reason = f"memory stalls {value_or(sample.memory_some_pct, 0.0):.0f} %: its working set is protected"
-        return Move(Action.GROW, replace(self.current, memory_bytes=wanted), reason)
-
-    def _less_memory(self, current: Assessed) -> Assessed | None:
-        """Memory is given back whole, when nothing stalls for it any more."""
-        step = replace(self.current, memory_bytes=0)
-        if step == self.current or self.scene.memory_pressed() or self._is_regretted(step):
-            return None
-        return replace(current, allocation=step, batch_cores=current.batch_cores + 1.0)
-
-    def _less_cache(self, model: ResPerfModel, stakes: inferer.Stakes) -> Assessed | None:
-        """Cache or bandwidth back to batch: a unit where that has a fair chance, more where a likely one."""
-        host = self.snapshot.host
-        units = sorted({self.state.stride, (self.state.stride + 1) // 2, 1}, reverse=True)
-        steps = [(s, n) for n in units for s in ladder.weaker(self.current, host, n)]
-        # What several counts come to (little is left to give back) is a step of the fewest.
-        open_ = {s: n for s, n in steps if not self._is_weaker_than_regretted(s)}
-        if not open_ or (self.current.llc_ways == 0 and self.current.mbw_pct == 100):
-            return None
-        order = [s for s in dict.fromkeys(s for s, _ in steps) if s in open_]
-        for item in self.scene.assess_these(order, model, self.target):
-            least = inferer.FAIR if open_[item.allocation] == 1 else inferer.LIKELY
-            if inferer.chance(item.prediction, stakes.need, stakes.z) >= least:
-                return item
-        return None
 
     # -- what came of it ----------------------------------------------------------------------------
 

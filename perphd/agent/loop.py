@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 
+from perphd.admission.calibration import self_test
 from perphd.admission.whatif import whatif
 from perphd.agent.config import Config
 from perphd.agent.model_view import model_view
@@ -131,6 +132,11 @@ class Agent:
         """The mode in force for a workload: set at run time, else observe after a restore, else its own or all's."""
         return self._modes.of(spec)
 
+    def test_detector(self) -> None:
+        """See that the detector keeps to its rate of false alarms; status and metrics tell, a failure is a problem."""
+        config = self._state.config
+        self._state.detector_test = self_test(config.policy, config.daemon.period_s)
+
     def status(self) -> AgentStatus:
         """The agent as a whole, now."""
         return status_of(self._state, self._modes)
@@ -191,6 +197,7 @@ class Agent:
     async def reload(self, config: Config) -> None:
         """Take over a configuration that was read and checked. Models of workloads that stay are kept."""
         await self._roster.reload(config)
+        self.test_detector()
 
     def models(self) -> tuple[ModelSummary, ...]:
         """The LRAs' models, in a line each."""

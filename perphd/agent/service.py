@@ -70,6 +70,7 @@ class Service:
         try:
             await server.start()
             self._watch_signals(agent)
+            agent.test_detector()
             spare_the_start()
             self._notifier.ready(f"{self._config.daemon.mode}, {self._config.count} workloads")
             log.info("ready: mode %s, policy %s", self._config.daemon.mode, self._config.daemon.policy)

@@ -23,6 +23,7 @@ from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import NotEnforceable
 from perphd.domain.policy import Policy
 from perphd.domain.sample import Sample
+from perphd.domain.status import DetectorTest
 from perphd.domain.topology import Topology
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.actuators import Actuators
@@ -102,8 +103,9 @@ class State:
 
     ``specs``: the workloads on the list, by name; ``declared``: those that are to be found; ``found``: those on the
     list that were. ``planned``: the settings that were last wanted, and when the kernel was read back for them; None:
-    it is to be read back at once. ``sli_followed``: the sources of indicators are those of the list. ``now_s``: of the
-    last round. ``lock``: held for a round, and by whatever must not fall into one.
+    it is to be read back at once. ``detector_test``: of the start or the last reload. ``sli_followed``: the sources of
+    indicators are those of the list. ``now_s``: of the last round. ``lock``: held for a round, and by whatever must
+    not fall into one.
     """
 
     config: Config
@@ -119,6 +121,7 @@ class State:
     enforceable: dict[str, Enforceable] = field(default_factory=dict)
     planned: tuple[dict[str, Settings], float] | None = None
     memory: object = None
+    detector_test: DetectorTest | None = None
     cost: CostMeter = field(default_factory=CostMeter)
     tick: int = 0
     began_s: float | None = None

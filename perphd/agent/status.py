@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from perphd import __version__
+from perphd.admission import calibration
+from perphd.admission.settings import settings_for
 from perphd.agent.modes import Modes
 from perphd.agent.state import Enforceable, State
 from perphd.domain.plan import NotEnforceable
+from perphd.domain.reading import Reading, Unavailable
 from perphd.domain.sample import Quality
-from perphd.domain.status import AgentStatus, WorkloadStatus
+from perphd.domain.status import AgentStatus, DetectorTest, WorkloadStatus
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
+
+_BATCH = Unavailable("batch is not judged")
 
 
 def status_of(state: State, modes: Modes) -> AgentStatus:
@@ -27,8 +32,14 @@ def status_of(state: State, modes: Modes) -> AgentStatus:
         ),
         journal_entries=state.parts.executor.journal_entries,
         cost=state.cost.cost(),
-        problems=(*state.config.warnings, *records.problems),
+        problems=(*state.config.warnings, *records.problems, *_untrue(state.detector_test)),
+        detector_test=state.detector_test,
     )
+
+
+def _untrue(test: DetectorTest | None) -> tuple[str, ...]:
+    text = calibration.failure(test) if test is not None else ""
+    return (text,) if text else ()
 
 
 def _of(state: State, modes: Modes, spec: WorkloadSpec) -> WorkloadStatus:
@@ -51,8 +62,17 @@ def _of(state: State, modes: Modes, spec: WorkloadSpec) -> WorkloadStatus:
             *executor.limited(spec.name),
             *_ceiling_missing(state, modes, spec, known),
         ),
+        false_alarms_per_day=_false_alarms(state, spec),
         problem="" if present else f"waiting for {f'cgroup {spec.cgroup}' if spec.cgroup else spec.match}",
     )
+
+
+def _false_alarms(state: State, spec: WorkloadSpec) -> Reading:
+    if spec.kind is not Kind.LRA:
+        return _BATCH
+    config = state.config
+    settings = settings_for(config.policy, spec)
+    return calibration.expected(state.memory, spec.name, settings, config.daemon.period_s)
 
 
 def _ceiling_missing(

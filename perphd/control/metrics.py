@@ -73,9 +73,30 @@ def _agent(status: AgentStatus) -> Iterator[Metric]:
             cost.decide_to_written_ms_p99,
         ),
     )
-    for name, text, reading in readings:
+    for name, text, reading in (*readings, *_detector(status)):
         if available(reading):
             yield _plain(name, text, reading)
+
+
+def _detector(status: AgentStatus) -> Iterator[tuple[str, str, Reading]]:
+    test = status.detector_test
+    if test is None:
+        return
+    yield (
+        "perphd_detector_accepted_false_alarms_per_day",
+        "False alarms per LRA and day that are configured.",
+        test.wanted_per_day,
+    )
+    yield (
+        "perphd_detector_test_false_alarms_per_day",
+        "False alarms per day that the detector's self-test at the start promises.",
+        test.false_alarms_per_day,
+    )
+    yield (
+        "perphd_detector_test_found_after_samples",
+        "Samples in which the self-test found a drop of two sigma, median.",
+        test.found_after_samples,
+    )
 
 
 def _samples(workloads: Iterable[WorkloadStatus]) -> Iterator[Metric]:
@@ -112,8 +133,15 @@ def _judgements(workloads: Iterable[WorkloadStatus]) -> Iterator[Metric]:
     )
     work = GaugeMetricFamily("perphd_lra_target_work", "Work rate that it is kept at.", labels=["workload"])
     delay = GaugeMetricFamily("perphd_lra_target_delay", "Delay that it is kept below.", labels=["workload"])
+    alarms = GaugeMetricFamily(
+        "perphd_lra_expected_false_alarms_per_day",
+        "False alarms per day that its own noise promises of the detector.",
+        labels=["workload"],
+    )
     for workload in workloads:
         decision, name = workload.decision, workload.spec.name
+        if available(workload.false_alarms_per_day):
+            alarms.add_metric([name], workload.false_alarms_per_day)
         if workload.spec.kind is not Kind.LRA or decision is None:
             continue
         for verdict in Health:
@@ -123,7 +151,7 @@ def _judgements(workloads: Iterable[WorkloadStatus]) -> Iterator[Metric]:
         for family, target in ((work, decision.target_work), (delay, decision.target_delay)):
             if available(target):
                 family.add_metric([name], target)
-    yield from (health, action, work, delay)
+    yield from (health, action, work, delay, alarms)
 
 
 def _in_force(workloads: Iterable[WorkloadStatus]) -> Iterator[Metric]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from perphd.domain.allocation import Allocation, Settings
 from perphd.domain.decision import Decision, Outcome
 from perphd.domain.plan import NotEnforceable
-from perphd.domain.reading import Reading
+from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import Sample
 from perphd.domain.workload import Mode, WorkloadSpec
 
@@ -17,7 +17,7 @@ class WorkloadStatus:
     """One workload now. ``present``: its cgroup exists; ``in_force``: what perphd has set on it.
 
     ``not_enforceable``: what cannot be set on it here; ``limited``: what was wanted last and is not in force, or only
-    in part, with the reason.
+    in part, with the reason. ``false_alarms_per_day``: of an LRA, what its own noise promises of the detector.
     """
 
     spec: WorkloadSpec
@@ -31,6 +31,7 @@ class WorkloadStatus:
     not_enforceable: tuple[NotEnforceable, ...] = ()
     problem: str = ""
     limited: tuple[NotEnforceable, ...] = ()
+    false_alarms_per_day: Reading = NOT_MEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,19 @@ class SelfCost:
 
 
 @dataclass(frozen=True, slots=True)
+class DetectorTest:
+    """The detector's arithmetic on made noise, at the start.
+
+    ``false_alarms_per_day``: what that noise promises, beside ``wanted_per_day``; ``found_after_samples``: in how many
+    samples a drop of two sigma was found, in the median.
+    """
+
+    wanted_per_day: float
+    false_alarms_per_day: Reading
+    found_after_samples: Reading
+
+
+@dataclass(frozen=True, slots=True)
 class AgentStatus:
     """The agent as a whole. ``problems``: sentences that an operator should read."""
 
@@ -60,3 +74,4 @@ class AgentStatus:
     journal_entries: int
     cost: SelfCost
     problems: tuple[str, ...] = ()
+    detector_test: DetectorTest | None = None

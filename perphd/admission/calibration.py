@@ -1,0 +1,86 @@
+"""How often the detector would alarm where nothing is wrong: by what it has seen, and by a test on made noise."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterator
+from typing import Final
+
+from perphd.admission import cusum
+from perphd.admission.cusum import Baseline
+from perphd.admission.detector import TOO_FEW_RISES, expected_false_alarms
+from perphd.admission.perph import PerphMemory
+from perphd.admission.settings import PolicySettings
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
+from perphd.domain.status import DetectorTest
+
+TEST_SAMPLES: Final = 16000
+CORRELATION: Final = 0.5
+"""Of one sample of the made noise with the next: about what rates of real services have at one second."""
+DROP_SIGMA: Final = 2.0
+TRIALS: Final = 9
+PATIENCE: Final = 200
+"""Samples after which a drop counts as not found."""
+TOO_OFTEN: Final = 3.0
+"""Times the configured rate from which the test has failed."""
+
+
+def expected(memory: object, name: str, settings: PolicySettings, period_s: float) -> Reading:
+    """False alarms a day that an LRA's own noise promises. ``memory``: the policy's."""
+    if not isinstance(memory, PerphMemory):
+        return Unavailable("the policy has no such detector")
+    if memory.crowd is not None and name in memory.crowd.members:
+        return expected_false_alarms(memory.crowd.members[name].detector, settings, period_s)
+    if name in memory.lras:
+        return expected_false_alarms(memory.lras[name].detector, settings, period_s)
+    return NOT_MEASURED
+
+
+def self_test(settings: PolicySettings, period_s: float) -> DetectorTest:
+    """The arithmetic of every tick on correlated normal noise, and on drops of two sigma in it. A tenth of a second.
+
+    Applications have heavier tails: of normal noise fewer false alarms are to be expected than are accepted.
+    """
+    rate, k = settings.false_alarms_per_day, settings.cusum_k
+    h = cusum.threshold(rate, period_s, k)
+    noise = _noise(random.Random(1))
+    state = Baseline()
+    for _ in range(TEST_SAMPLES):
+        state = cusum.step(state, next(noise), k, h)
+    least = cusum.own_threshold(state, h, rate, period_s, k)
+    found = cusum.expected_per_day(state, least, h, period_s)
+    delays = [_found_after(cusum.cleared(state), noise, k, h, least) for _ in range(TRIALS)]
+    delay = statistics.median(delays)
+    return DetectorTest(
+        wanted_per_day=rate,
+        false_alarms_per_day=TOO_FEW_RISES if found is None else found,
+        found_after_samples=Unavailable(f"not within {PATIENCE} samples") if delay >= PATIENCE else delay,
+    )
+
+
+def failure(test: DetectorTest) -> str:
+    """What an operator should know of it; empty: it has passed."""
+    if isinstance(test.found_after_samples, Unavailable):
+        return f"detector self-test: a drop of two sigma was {test.found_after_samples.reason}"
+    rate = test.false_alarms_per_day
+    if isinstance(rate, float) and rate > TOO_OFTEN * test.wanted_per_day:
+        return f"detector self-test: {rate:.1f} false alarms a day are expected, {test.wanted_per_day:g} are accepted"
+    return ""
+
+
+def _noise(source: random.Random) -> Iterator[float]:
+    """Correlated normal noise with a standard deviation of 1."""
+    value, share = 0.0, (1.0 - CORRELATION * CORRELATION) ** 0.5
+    while True:
+        value = CORRELATION * value + share * source.gauss(0.0, 1.0)
+        yield value
+
+
+def _found_after(state: Baseline, noise: Iterator[float], k: float, h: float, least: float) -> float:
+    """Samples from the begin of a drop until the evidence passes ``least``."""
+    for sample in range(1, PATIENCE):
+        state = cusum.step(state, DROP_SIGMA + next(noise), k, h)
+        if state.evidence >= least:
+            return float(sample)
+    return float(PATIENCE)

@@ -1,0 +1,87 @@
+"""Giving back: the step that leaves batch most, of those by which the target is as good as kept.
+
+Pure questions to the model; when a step is due, and what came of it, is the turn's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from perphd.admission import inferer, ladder
+from perphd.admission.detector import Target
+from perphd.admission.inferer import Assessed
+from perphd.admission.scene import Scene
+from perphd.domain.allocation import Allocation
+from perphd.domain.policy import ResPerfModel
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """What a step back is looked for with.
+
+    ``regretted``: allocations that have shown not to be enough and are not tried now; ``stride``: units of cores,
+    ways or throttle that may be given back at once.
+    """
+
+    scene: Scene
+    model: ResPerfModel
+    target: Target
+    regretted: Sequence[Allocation]
+    stride: int
+
+    def smaller(self, assessed: Sequence[Assessed], current: Assessed) -> Assessed | None:
+        """The step to take; None: nothing smaller is predicted to keep the target.
+
+        Args:
+            assessed: every CPU grant that can be enforced here, with what the model says of it.
+            current: the one in force, of those.
+        """
+        scene, stakes = self.scene, self.scene.stakes
+        avoid = [a for a in self.regretted if scene.differs_in_cpu_only(a)]
+        # What does well here although it protects no more speaks against that regret.
+        avoid = [a for a in avoid if not inferer.protects_no_more(scene.current.cpu, a.cpu)]
+        steps = [self._less_cache(), inferer.cheaper(assessed, current, stakes, avoid, self.stride)]
+        found = [step for step in steps if step is not None]
+        if not found:
+            return self._less_memory(current)
+        if len(found) == 2 and self.stride > 1 and (both := self._at_once(found)) is not None:
+            return both
+        # The dearest first: what gives batch most.
+        return max(found, key=scene.batch_value)
+
+    def is_regretted(self, allocation: Allocation) -> bool:
+        """True if it protects no more than what has shown to be too little, on the same cores."""
+        return any(allocation.cpu == r.cpu and inferer.asks_no_more(allocation, r) for r in self.regretted)
+
+    def _less_cache(self) -> Assessed | None:
+        """Cache or bandwidth back to batch: a unit where that has a fair chance, more where a likely one."""
+        current, host, stakes = self.scene.current, self.scene.snapshot.host, self.scene.stakes
+        if current.llc_ways == 0 and current.mbw_pct == 100:
+            return None
+        units = sorted({self.stride, (self.stride + 1) // 2, 1}, reverse=True)
+        # What several counts come to (little is left to give back) is a step of the fewest.
+        fewest = {step: n for n in units for step in ladder.weaker(current, host, n)}
+        order = [step for step in fewest if not self.is_regretted(step)]
+        if not order:
+            return None
+        for item in self.scene.assess_these(order, self.model, self.target):
+            least = inferer.FAIR if fewest[item.allocation] == 1 else inferer.LIKELY
+            if inferer.chance(item.prediction, stakes.need, stakes.z) >= least:
+                return item
+        return None
+
+    def _at_once(self, steps: Sequence[Assessed]) -> Assessed | None:
+        """A step of cache and bandwidth and a step of cores in one, where the model gives that a likely chance."""
+        cache, cpu = (step.allocation for step in steps)
+        stakes = self.scene.stakes
+        both = self.scene.assess_these([replace(cache, cpu=cpu.cpu)], self.model, self.target)[0]
+        likely = inferer.chance(both.prediction, stakes.need, stakes.z) >= inferer.LIKELY
+        return both if likely and not self.is_regretted(both.allocation) else None
+
+    def _less_memory(self, current: Assessed) -> Assessed | None:
+        """Memory is given back whole, when nothing stalls for it any more."""
+        step = replace(self.scene.current, memory_bytes=0)
+        if step == self.scene.current or self.scene.memory_pressed() or step in self.regretted:
+            return None
+        return replace(current, allocation=step, batch_cores=current.batch_cores + 1.0)
