@@ -84,7 +84,8 @@ def put_bytecode(vm: Vm, minor: str) -> None:
     This host does it ten times faster, if it has that Python; what is missing there is compiled there.
     """
     python = shutil.which(f"python3.{minor}")
-    if python is None:
+    # What has the name may be a stand-in that only says which versions there are.
+    if python is None or subprocess.run([python, "-V"], capture_output=True, check=False).returncode:
         return
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["dpkg-deb", "-x", str(vm.package), folder], check=True)

@@ -25,6 +25,10 @@ COMMAND_LINE = (
     "console=ttyS0 root=/dev/vda rw quiet loglevel=4 systemd.show_status=false mitigations=off tsc=reliable "
     "no_timer_check cryptomgr.notests systemd.unified_cgroup_hierarchy=1 net.ifnames=0 panic=-1"
 )
+EMULATED = " clearcpuid=cx16"
+"""Before QEMU 8.0 an emulated cmpxchg16b without a lock leaves any bits in the flags, of which the next interrupt keeps
+those that matter: Linux 6.12, whose allocator lives by that instruction, panics within seconds. The kernel is kept from
+using it; programs, which use it with a lock or not at all, still see it (numpy asks for it)."""
 
 
 class Machine:
@@ -94,12 +98,13 @@ class Machine:
         kvm = os.environ.get("PERPHD_VM_ACCEL", "tcg") == "kvm"
         fast = ["-accel", "kvm", "-cpu", "host"]
         emulated = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"]
+        told = COMMAND_LINE if kvm else COMMAND_LINE + EMULATED
         return [
             "qemu-system-x86_64",
             *(fast if kvm else emulated),
             *("-machine", "q35", "-smp", str(self._cpus), "-m", str(self._memory_mb)),
             *("-nodefaults", "-no-user-config", "-display", "none"),
-            *("-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd), "-append", COMMAND_LINE),
+            *("-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd), "-append", told),
             *("-drive", f"file={overlay},if=none,id=disk,cache=unsafe,format=qcow2"),
             *("-device", "virtio-blk-pci,drive=disk"),
             *("-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22"),
