@@ -339,14 +339,18 @@ class EgressFs:
         """See ``Lasting``."""
         return isinstance(self._fs, Lasting) and self._fs.give_back_absent(path, text)
 
-    def given_back(self, path: str) -> None:
+    def given_back(self, path: str) -> str:
         """See ``Lasting``: the class of a group that is given back, or gone, and what only served it."""
         if not self._real(path):
-            if isinstance(self._fs, Lasting):
-                self._fs.given_back(path)
-            return
-        with suppress(KernelError):  # looked at again by every later one, and by perphd restore
-            self._release(self._pin(path), *self._own_devices())
+            return self._fs.given_back(path) if isinstance(self._fs, Lasting) else ""
+        try:
+            try:
+                self._release(self._pin(path), *self._own_devices())
+            except Gone:  # a device went this moment: what is left is on the others
+                self._release(self._pin(path), *self._own_devices())
+        except KernelError as exc:
+            return f"its traffic class, or what only served it, could not be taken away: {exc}"
+        return ""
 
     def sweep(self) -> None:
         """Take away everything of perphd's on all devices: for when nothing is on record any more.

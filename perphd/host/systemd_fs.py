@@ -63,8 +63,8 @@ class Lasting(Protocol):
     def give_back_absent(self, path: str, text: str) -> bool:
         """The cgroup is not there: whoever makes it again shall not bring the value back. False: nothing outlives."""
 
-    def given_back(self, path: str) -> None:
-        """The file holds its original again: nothing of perphd's request shall be left."""
+    def given_back(self, path: str) -> str:
+        """The file holds its original again: nothing of perphd's request shall be left. Returns why something is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,11 +280,12 @@ class UnitFs:
         self.given_back(path)
         return True
 
-    def given_back(self, path: str) -> None:
+    def given_back(self, path: str) -> str:
         """See ``Lasting``: drop-ins that perphd's requests made would hide what the unit's file says later."""
         place = self._place(path)
         if place is not None:
             self._drop_ins.given_back(place.unit, place.file)
+        return ""  # what a sandbox keeps of them says no more than the original, and goes with the boot
 
 
 def unit_of(cgroup: str) -> str:

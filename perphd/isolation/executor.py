@@ -119,8 +119,12 @@ class Executor:
             key = entry.workload, entry.knob
             holds[key] = holds.get(key, True) and self._is_unwritten(entry)
             paths[key].append(entry.path)
+        closed = [path for key, found in paths.items() if holds[key] for path in found]
+        if isinstance(self._fs, Lasting):
+            # What only serves a setting is made before it is set, and may be there.
+            closed = [path for path in closed if not self._fs.given_back(path)]
         with suppress(KernelError):  # the journal then still names values that the files hold already
-            self._journal.close_out(path for key, found in paths.items() if holds[key] for path in found)
+            self._journal.close_out(closed)
 
     def _is_unwritten(self, entry: Original) -> bool:
         if is_group(entry) or (isinstance(self._fs, Lasting) and self._fs.outlives(entry.path)):
@@ -387,11 +391,11 @@ class Executor:
                 self._standing.drop(key)
             elif key in self._survey.planned:
                 self._note(key, texts)
+        if isinstance(self._fs, Lasting):
+            # What refuses that stays on record: restore tries it again, and says so.
+            closed = [path for path in closed if not self._fs.given_back(path)]
         with suppress(KernelError):  # the journal then still names values that the files hold already
             self._journal.close_out(closed)
-        if isinstance(self._fs, Lasting):
-            for path in closed:
-                self._fs.given_back(path)
 
     def _note(self, key: Key, texts: Mapping[str, str]) -> None:
         knob = self._survey.planned[key][0]

@@ -143,15 +143,10 @@ def restore_journal(
     """Give back these originals of an open journal and close them in it."""
     run = _Run(fs, journal, force)
     run.give_back(originals)
+    run.tidy_up()
     notes = [*journal.notes, *run.notes]
     try:
-        # A setting is closed as a whole: while its cpu.idle is not given back, its weight may yet be reset by that.
-        unsettled = {(report.workload, report.knob) for report in (*run.failed, *run.foreign)}
-        done = [r for r in (*run.restored, *run.already, *run.gone) if (r.workload, r.knob) not in unsettled]
-        journal.close_out(report.path for report in done)
-        if isinstance(fs, Lasting):
-            for report in done:
-                fs.given_back(report.path)
+        journal.close_out(report.path for report in run.settled())
     except KernelError as exc:
         notes.append(f"the values are given back, but the journal could not be closed: {exc}")
     return RestoreReport(
@@ -261,6 +256,25 @@ class _Run:
                 self._write(entry, found)
         for name in ("cpuset.mems", "cpuset.cpus"):
             self._give_back_lists([entry for entry in newest_first if basename(entry.path) == name])
+
+    def settled(self) -> list[FileReport]:
+        """What is to be closed in the journal."""
+        # A setting is closed as a whole: while its cpu.idle is not given back, its weight may yet be reset by that.
+        unsettled = {(report.workload, report.knob) for report in (*self.failed, *self.foreign)}
+        done = (*self.restored, *self.already, *self.gone)
+        return [report for report in done if (report.workload, report.knob) not in unsettled]
+
+    def tidy_up(self) -> None:
+        """Take away what only served a setting; where that is refused, it is told and the original stays on record."""
+        if not isinstance(self._fs, Lasting):
+            return
+        for report in self.settled():
+            if why := self._fs.given_back(report.path):
+                for reports in (self.restored, self.already, self.gone):
+                    if report in reports:
+                        reports.remove(report)
+                self.failed.append(replace(report, note=why))
+                self.notes.append(f"{report.path}: not given back: {why}")
 
     def _remove_group(self, entry: Original) -> None:
         """A resctrl group that perphd made: its tasks fall to the default group, where they were."""

@@ -233,6 +233,24 @@ def test_a_group_of_which_it_cannot_be_told_whether_it_has_gone_is_not_forgotten
     assert not asyncio.run(world.executor.release_gone()), "nothing is left to do"
 
 
+@pytest.mark.parametrize("call", ["delete_class", "delete_root"])
+def test_a_class_that_is_not_let_go_stays_on_record_until_it_is(world: World, call: str) -> None:
+    assert world.want(a=1_000_000)
+    world.kernel.rmdir("/a")
+    world.programs.attached = dict.fromkeys(world.programs.attached, 0)
+    for give_back in (world.executor.release_gone, world.executor.restore):
+        world.tc.fail[call] = Denied("eth0", call, errno.EPERM)
+        report = asyncio.run(give_back())
+        assert report is not None
+        assert not report.complete
+        assert "could not be taken away" in report.failed[0].note
+        assert "EPERM" in str(report)
+        assert [entry.workload for entry in world.journal.originals.values()] == ["a"]
+    assert asyncio.run(world.executor.restore()).complete
+    assert world.untouched()
+    assert not world.journal.originals
+
+
 def test_a_group_that_was_made_again_keeps_its_class_only_if_it_is_to_have_one(world: World) -> None:
     def again() -> None:
         world.kernel.rmdir("/a")
