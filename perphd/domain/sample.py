@@ -29,7 +29,8 @@ class Sample:
 
     Rates are deltas divided by the measured interval. ``*_some_pct``/``*_full_pct`` are PSI stall shares of
     the interval (0..100) from the ``total`` counters. ``run_delay_cores`` is run-queue waiting time of all
-    threads per second (schedstat); it may exceed 1.
+    threads per second (schedstat); it may exceed 1. Some of batch's are of a longer interval, or a few samples old
+    (``perphd.monitor.files.Pace``).
     """
 
     workload: str

@@ -33,6 +33,7 @@ _ERRNO: Final = struct.Struct("=i")
 _ID: Final = struct.Struct("=H")
 _PID: Final = struct.Struct("=I")
 _U64: Final = struct.Struct("=Q")
+_ONE_SECOND: Final = struct.pack("@ll", 1, 0)  # struct timeval
 _CPU_DELAY_TOTAL_AT: Final = 24  # offset in struct taskstats, the same in every version of it
 _RECEIVE_BYTES: Final = 8192
 _WHERE: Final = "taskstats"
@@ -53,8 +54,10 @@ class TaskStats:
             raise kernel_error(exc, _WHERE, "open a netlink socket") from exc
         self._sequence = 0
         try:
-            # The kernel answers within the send; a missing answer is a defect, not something to wait for.
-            self._socket.settimeout(1.0)
+            # The kernel answers within the send; a missing answer is a defect, not something to wait for. A limit of
+            # Python's own would poll before each call.
+            for limit in (socket.SO_SNDTIMEO, socket.SO_RCVTIMEO):
+                self._socket.setsockopt(socket.SOL_SOCKET, limit, _ONE_SECOND)
             self._socket.bind((0, 0))
             self._family = self._find_family()
         except BaseException:

@@ -31,6 +31,15 @@ _LADDER: Final[tuple[tuple[EventKind, ...], ...]] = (
 )
 NO_PMU: Final = Unavailable("no performance monitoring unit is visible on this host")
 NOT_USED: Final = Unavailable("performance events are not used")
+NOT_FOR_BATCH: Final = Unavailable("without a performance monitoring unit, events are counted for LRAs only")
+"""Software events alone tell nothing of batch that anybody decides by, and each costs at every switch of its tasks."""
+
+_WITHOUT_PMU: Final[Readings] = {
+    "context_switches_per_s": NOT_FOR_BATCH,
+    "mips": NO_PMU,
+    "cpi": NO_PMU,
+    "llc_mpki": NO_PMU,
+}
 
 
 class EventLadder:
@@ -40,13 +49,15 @@ class EventLadder:
         self._opener = opener
         self._rung = 0
 
-    def open(self, directory: str, cpus: CpuSet) -> EventGroup:
-        """Open the richest group that this host supports.
+    def open(self, directory: str, cpus: CpuSet, hardware: bool = False) -> EventGroup | None:
+        """Open the richest group that this host supports. ``hardware``: only with hardware events; None: it has none.
 
         Raises:
             KernelError: of the last attempt, when none is supported, or at once for any other refusal.
         """
         while True:
+            if hardware and _LADDER[self._rung] is _SOFTWARE:
+                return None
             try:
                 return self._opener(directory, cpus, _LADDER[self._rung])
             except Unsupported:
@@ -56,14 +67,16 @@ class EventLadder:
 
 
 class EventMeter:
-    """The event counters of one workload."""
+    """The event counters of one workload. ``hardware``: see ``EventLadder.open``."""
 
-    def __init__(self, ladder: EventLadder | None, directory: str, cpus: CpuSet) -> None:
+    def __init__(
+        self, ladder: EventLadder | None, directory: str, cpus: CpuSet, hardware: bool = False
+    ) -> None:
         self._ladder, self._directory, self._cpus = ladder, directory, cpus
         self._group: EventGroup | None = None
-        self._missing = NOT_USED
+        self._missing: Readings = dict.fromkeys(EVENT_FIELDS, NOT_USED)
         self._forget_counts()
-        self.open()
+        self.open(hardware=hardware)
 
     def _forget_counts(self) -> None:
         self._rates = {kind: Rate() for kind in EventKind}
@@ -72,7 +85,12 @@ class EventMeter:
         self._held: Readings | None = None
         self._lags = False
 
-    def open(self, online: CpuSet | None = None) -> None:
+    @property
+    def is_whole(self) -> bool:
+        """True if everything is counted that was to be: ``open`` has nothing to do."""
+        return self._ladder is None or (self._group is not None and not self._group.lost_cpus)
+
+    def open(self, online: CpuSet | None = None, hardware: bool = False) -> None:
         """Open if not open; open anew if CPUs that were lost are among ``online``."""
         if self._ladder is None:
             return
@@ -82,9 +100,11 @@ class EventMeter:
             self.close()
         self._forget_counts()
         try:
-            self._group = self._ladder.open(self._directory, self._cpus)
+            self._group = self._ladder.open(self._directory, self._cpus, hardware)
         except KernelError as exc:
-            self._missing = Unavailable(str(exc))
+            self._missing = dict.fromkeys(EVENT_FIELDS, Unavailable(str(exc)))
+        else:
+            self._missing = _WITHOUT_PMU
 
     def take(self, now_s: float, out: Readings) -> bool:
         """Put the readings of ``EVENT_FIELDS`` into ``out`` (and the CPU usage, where no file gave it).
@@ -92,8 +112,7 @@ class EventMeter:
         True if the counters ran for less than the accepted share of the interval.
         """
         if self._group is None:
-            for field in EVENT_FIELDS:
-                out[field] = self._missing
+            out.update(self._missing)
             return False
         counts = self._group.read()
         if counts is self._counts and now_s > self._at_s:

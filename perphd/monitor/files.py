@@ -1,6 +1,9 @@
 """The kernel files of one workload, kept open: which hierarchy gives which reading on v2, v1 and hybrid hosts.
 
 A file that is missing makes its readings Unavailable with the reason; the others go on.
+
+An LRA's files are all read at every sample. Of batch, of which there is more, those are that tell what it uses and
+whether it waits for CPU; the others as ``Pace`` says.
 """
 
 from __future__ import annotations
@@ -8,7 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
+from enum import Enum
+from typing import Final, TypeAlias
 
 from perphd.domain.errors import Gone, KernelError
 from perphd.domain.reading import Unavailable
@@ -31,6 +35,25 @@ Identity: TypeAlias = Mapping[str, tuple[int, int]]
 
 _CONTROLLERS = ("cpu", "cpuacct", "memory", "io", "pids", "perf_event")
 
+BATCH_LOOK_EVERY: Final = 5
+"""Samples of batch from one reading of what is not read at each to the next."""
+NAP_CORES: Final = 0.001
+NAP_PCT: Final = 1.0
+"""Batch that uses less CPU, waits for it in a smaller part of the time, and has as much memory as before, naps."""
+
+
+class Pace(Enum):
+    """When a file of batch is read: at least every ``BATCH_LOOK_EVERY`` samples.
+
+    What a group does is told by its CPU time and its memory, which are read at every sample. Because of that only files
+    are left out that had not moved at their last reading, and they are read as soon as the group does more again.
+    """
+
+    ALWAYS = "at every sample"
+    RUNNING = "unless the group has not run at all since the last sample, nor uses another amount of memory"
+    BUSY = "unless the group naps"
+    SELDOM = "only so often: nobody decides by it, and between two readings the last one stands"
+
 
 @dataclass(frozen=True, slots=True)
 class _Place:
@@ -48,6 +71,7 @@ class _Want:
     fields: tuple[str, ...]
     places: tuple[_Place, ...]
     absent: str
+    pace: Pace = Pace.ALWAYS
 
 
 def sampled_hierarchies(hierarchies: Hierarchies) -> tuple[Hierarchy, ...]:
@@ -73,9 +97,24 @@ class _Source:
     Many files read the same again and again (a group that sleeps, a disk that nobody uses). What was twice the same is
     not parsed a third time: its readings are those of the second. The meter then lags behind, and is told of the last
     reading when the file changes.
+
+    ``is_still``: at the last reading the file was the same as at the one before.
     """
 
-    __slots__ = ("_absent", "_at_s", "_data", "_file", "_held", "_lags", "_meter", "_want")
+    __slots__ = (
+        "_absent",
+        "_at_s",
+        "_data",
+        "_file",
+        "_held",
+        "_lags",
+        "_last",
+        "_meter",
+        "_new",
+        "_read_s",
+        "_want",
+        "is_still",
+    )
 
     def __init__(self, want: _Want) -> None:
         self._want = want
@@ -89,13 +128,24 @@ class _Source:
 
     def _forget(self) -> None:
         self._data: bytes | None = None
-        self._at_s = -math.inf
+        self._at_s = self._read_s = -math.inf
         self._held: Readings | None = None
         self._lags = False
+        self._last: Readings | None = None
+        self._new = 2
+        self.is_still = False
 
     @property
     def is_open(self) -> bool:
         return self._file is not None
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return self._want.fields
+
+    @property
+    def pace(self) -> Pace:
+        return self._want.pace
 
     def open(self, fs: KernelFs, cgroup: str) -> None:
         """Open the first place that exists; a new file gets a new meter, since its counters are others."""
@@ -126,13 +176,16 @@ class _Source:
             data = file.read()
         except Gone as exc:
             self.close()
+            self.is_still = False
             self._be_missing(f"{exc.path} vanished")
             out.update(self._absent)
             return True
         except KernelError as exc:
+            self.is_still = False
             out.update(dict.fromkeys(self._want.fields, Unavailable(str(exc))))
             return False
-        if data != self._data or now_s <= self._at_s:
+        self.is_still = data == self._data and now_s > self._at_s
+        if not self.is_still:
             if self._lags and self._data is not None:
                 meter.take(self._data, self._at_s, {})
                 self._lags = False
@@ -146,8 +199,28 @@ class _Source:
         else:
             meter.take(data, now_s, out)
             self._held = {field: out[field] for field in self._want.fields}
-        self._at_s = now_s
+        self._at_s = self._read_s = now_s
         return False
+
+    def take_seldom(self, now_s: float, out: Readings, due: bool) -> bool:
+        """As ``take`` if it is due or there are no two readings yet; else what was read last."""
+        if due or self._new or self._last is None:
+            vanished = self.take(now_s, out)
+            self._last = {field: out[field] for field in self._want.fields}
+            self._new = max(0, self._new - 1)
+            return vanished
+        out.update(self._last)
+        return False
+
+    def take_unless(self, asleep: bool, now_s: float, out: Readings, due: bool) -> bool:
+        """As ``take``, unless the group is ``asleep`` and nothing moved at the last reading: then it stays so."""
+        if asleep and self._held is not None and self._file is not None:
+            if not due:
+                self._at_s, self._lags = now_s, True
+                out.update(self._held)
+                return False
+            self._at_s = self._read_s  # what has grown all the same may have grown since then
+        return self.take(now_s, out)
 
     def close(self) -> None:
         if self._file is not None:
@@ -156,11 +229,29 @@ class _Source:
 
 
 class WorkloadFiles:
-    """All kept-open files of one workload. Opens what there is; ``open_missing`` looks again for the rest."""
+    """All kept-open files of one workload. Opens what there is; ``open_missing`` looks again for the rest.
 
-    def __init__(self, fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> None:
+    ``batch_turn``: it is batch, and when its turn is among the others'; None: everything is read at every sample.
+    """
+
+    def __init__(
+        self, fs: KernelFs, hierarchies: Hierarchies, cgroup: str, batch_turn: int | None = None
+    ) -> None:
         self._fs, self._cgroup = fs, cgroup
         self._sources = [_Source(want) for want in _wants(fs, hierarchies, cgroup)]
+        self._turn = batch_turn
+        self._always, self._running, self._busy, self._seldom = (
+            [
+                source
+                for source in self._sources
+                if (Pace.ALWAYS if batch_turn is None else source.pace) is pace
+            ]
+            for pace in Pace
+        )
+        fields = ("cpu_usage_cores", "memory_current_bytes")
+        self._usage, self._memory = (
+            next(source for source in self._sources if field in source.fields) for field in fields
+        )
         self.open_missing()
 
     def open_missing(self) -> None:
@@ -172,10 +263,30 @@ class WorkloadFiles:
     def take(self, now_s: float, out: Readings) -> bool:
         """Put all readings into ``out``; True if any file vanished since the last time."""
         vanished = False
-        for source in self._sources:
+        for source in self._always:
             if source.take(now_s, out):
                 vanished = True
+        if self._turn is None:
+            return vanished
+        self._turn += 1
+        due = self._turn % BATCH_LOOK_EVERY == 0
+        same_memory = self._memory.is_still or not self._memory.is_open
+        sleeps = same_memory and self._usage.is_still
+        for source in self._running:
+            if source.take_unless(sleeps, now_s, out, due):
+                vanished = True
+        naps = sleeps or (same_memory and _naps(out))
+        for source in self._busy:
+            if source.take_unless(naps, now_s, out, due):
+                vanished = True
+        for source in self._seldom:
+            if source.take_seldom(now_s, out, due):
+                vanished = True
         return vanished
+
+    def gives(self, field: str) -> bool:
+        """True if a file that is open gives this reading."""
+        return any(source.is_open and field in source.fields for source in self._sources)
 
     @property
     def open_fds(self) -> int:
@@ -186,6 +297,13 @@ class WorkloadFiles:
         """Give all descriptors back."""
         for source in self._sources:
             source.close()
+
+
+def _naps(readings: Readings) -> bool:
+    usage, waits = readings["cpu_usage_cores"], readings["cpu_some_pct"]
+    if isinstance(usage, Unavailable) or usage >= NAP_CORES:
+        return False
+    return not isinstance(waits, Unavailable) and waits < NAP_PCT
 
 
 def _wants(fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> tuple[_Want, ...]:
@@ -218,7 +336,7 @@ def _cpu(hierarchies: Hierarchies) -> tuple[_Want, ...]:
         throttling = (_Place(cpu, "cpu.stat", lambda: CpuStat(usage=False, throttling=True)),)
     return (
         _Want(("cpu_usage_cores",), tuple(usage), _absent("cpuacct")),
-        _Want(("cpu_throttled_pct",), throttling, _absent("cpu")),
+        _Want(("cpu_throttled_pct",), throttling, _absent("cpu"), Pace.SELDOM),
     )
 
 
@@ -233,9 +351,9 @@ def _pressure(hierarchies: Hierarchies) -> tuple[_Want, ...]:
         if hierarchies.unified is not None:
             places = (_Place(hierarchies.unified, f"{resource}.pressure", _pressure_meter(some, full)),)
         fields = (some,) if full is None else (some, full)
-        wants.append(
-            _Want(fields, places, "no cgroup2 tree is mounted: pressure per cgroup exists only there")
-        )
+        absent = "no cgroup2 tree is mounted: pressure per cgroup exists only there"
+        pace = Pace.ALWAYS if resource == "cpu" else Pace.SELDOM  # of batch it tells who is starved
+        wants.append(_Want(fields, places, absent, pace))
     return tuple(wants)
 
 
@@ -253,7 +371,7 @@ def _memory(hierarchies: Hierarchies) -> tuple[_Want, ...]:
         stat = (_Place(memory, "memory.stat", MemoryStat.v2 if memory.version == 2 else MemoryStat.v1),)
     return (
         _Want(("memory_current_bytes",), current, _absent("memory")),
-        _Want(MemoryStat.fields, stat, _absent("memory")),
+        _Want(MemoryStat.fields, stat, _absent("memory"), Pace.BUSY),
     )
 
 
@@ -264,7 +382,7 @@ def _block_io(hierarchies: Hierarchies) -> _Want:
         places = (_Place(io, "io.stat", BlockIo.v2),)
     elif io is not None:
         places = (_Place(io, "blkio.throttle.io_service_bytes_recursive", BlockIo.v1),)
-    return _Want(BlockIo.fields, places, _absent("io"))
+    return _Want(BlockIo.fields, places, _absent("io"), Pace.RUNNING)
 
 
 def _threads(fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> _Want:
@@ -273,17 +391,17 @@ def _threads(fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> _Want:
     if pids is not None:
         places.append(_Place(pids, "pids.current", lambda: Gauge("threads")))
         if fs.exists(pids.path(cgroup, "pids.current")):
-            return _Want(("threads",), tuple(places), "")
+            return _Want(("threads",), tuple(places), "", Pace.BUSY)
     # Lists of threads do not include the groups below: right only for a cgroup that has none.
     for hierarchy, file in ((hierarchies.unified, "cgroup.threads"), (hierarchies.of("cpu"), "tasks")):
         if hierarchy is not None and not _has_children(fs, hierarchy, cgroup):
             places.append(_Place(hierarchy, file, ThreadList))
-    return _Want(("threads",), tuple(places), _absent("pids"))
+    return _Want(("threads",), tuple(places), _absent("pids"), Pace.BUSY)
 
 
 def _has_children(fs: KernelFs, hierarchy: Hierarchy, cgroup: str) -> bool:
     directory = hierarchy.path(cgroup)
     try:
-        return any(fs.exists(f"{directory}/{name}/cgroup.procs") for name in fs.listdir(directory))
+        return any(fs.exists(f"{directory}/{name}/cgroup.procs") for name in fs.subdirectories(directory))
     except KernelError:
         return False

@@ -51,15 +51,9 @@ class RunDelayMeter:
             directory = pending.pop()
             found.append(directory)
             try:
-                names = self._fs.listdir(directory)
+                pending += [f"{directory}/{name}" for name in self._fs.subdirectories(directory)]
             except KernelError:
                 continue
-            # A control file is no directory: only groups have a process list.
-            pending += [
-                path
-                for path in (f"{directory}/{name}" for name in names)
-                if self._fs.exists(f"{path}/cgroup.procs")
-            ]
         for path in self._lists.keys() - set(found):
             self._lists.pop(path).close()
         for path in found:

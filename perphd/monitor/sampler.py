@@ -229,8 +229,8 @@ class _Workload:
         identity = identity_of(self._host.fs, self._host.trees, self._cgroup)
         if identity == self._identity and self._files is not None:
             self._files.open_missing()
-            if self._events is not None:
-                self._events.open(self._host.online())
+            if self._events is not None and not self._events.is_whole:
+                self._events.open(self._host.online(), hardware=self._needs_no_software())
             if self._delay is not None:
                 self._delay.find_groups()
             return
@@ -246,12 +246,17 @@ class _Workload:
 
     def _open(self) -> None:
         host = self._host
-        self._files = WorkloadFiles(host.fs, host.hierarchies, self._cgroup)
+        batch_turn = None if self._kind is Kind.LRA else self._turn
+        self._files = WorkloadFiles(host.fs, host.hierarchies, self._cgroup, batch_turn)
         directory = "" if host.perf_tree is None else host.perf_tree.path(self._cgroup)
-        self._events = EventMeter(host.ladder, directory, host.cpus)
+        self._events = EventMeter(host.ladder, directory, host.cpus, hardware=self._needs_no_software())
         if self._kind is Kind.LRA and host.run_delay is not None:
             tree = next(tree for tree in host.trees if tree.mount in self._identity)
             self._delay = RunDelayMeter(host.fs, tree.path(self._cgroup), host.run_delay())
+
+    def _needs_no_software(self) -> bool:
+        """True if events that the kernel counts without a PMU would tell nothing that anybody decides by."""
+        return self._kind is not Kind.LRA and self._files is not None and self._files.gives("cpu_usage_cores")
 
     @property
     def open_fds(self) -> int:

@@ -1,15 +1,18 @@
 """The local time-series store: everything measured, decided and written, in one SQLite file.
 
-Callers hand rows over and go on; one thread writes them, about once a second. A kill -9 loses at most what was
-not yet written; a full disk or a damaged file costs rows, never the daemon.
+Callers hand rows over and go on; one thread writes them: what was decided, written or happened within a second, samples
+alone every few seconds, since a thread that is seldom woken costs least. A kill -9 loses at most what was not yet
+written; a full disk or a damaged file costs rows, never the daemon.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sqlite3
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
 from operator import attrgetter
@@ -24,18 +27,21 @@ from perphd.monitor.codec import to_json
 from perphd.monitor.retention import trim
 from perphd.monitor.schema import StoreRefused, open_database
 
-FLUSH_EVERY_S: Final = 1.0
+FLUSH_EVERY_S: Final = 5.0
+"""Samples wait at most so long."""
+RECORDS_WITHIN_S: Final = 1.0
+"""Everything else waits at most so long, and samples go with it."""
 FLUSH_AT_ROWS: Final = 500
 MAX_PENDING_ROWS: Final = 20_000
 """More rows than this are not held for a disk that does not keep up: the oldest samples are dropped."""
 TRIM_EVERY_BATCHES: Final = 20
 TRIM_AT_ROWS: Final = 2000
 """The size is looked after so often: with many workloads at a high rate the store would outgrow its limit by MiBs."""
-REASONS_EVERY_BATCHES: Final = 1800
+REASONS_EVERY_BATCHES: Final = 360
 """Why readings are missing is stated again so often: the rows that said it first are deleted in time."""
 REASONS_PER_STORE: Final = 8
 """And within this part of the rows that are kept: however soon the size ends them, of the others it is known."""
-RETRY_AFTER_BATCHES: Final = 30
+RETRY_AFTER_BATCHES: Final = 6
 MAX_MOVED_ASIDE: Final = 3
 """Damaged files moved aside before the store gives up: the disk itself is then broken."""
 
@@ -63,6 +69,7 @@ class Store:
         self._samples: deque[tuple[float, Sequence[Sample]]] = deque()
         self._records: deque[tuple[str, Row]] = deque()
         self._pending = 0
+        self._due_s = self._wakes_s = math.inf  # when rows must be written, and when the writer looks next
         self._closing = False
         self._overflowed = 0
         self._unwritten = 0
@@ -80,7 +87,7 @@ class Store:
         """The samples of one tick. ``wall_s``: wall clock, seconds since the epoch."""
         with self._lock:
             self._samples.append((wall_s, samples))
-            self._grown(len(samples))
+            self._grown(len(samples), FLUSH_EVERY_S)
 
     def add_decision(self, wall_s: float, decision: Decision) -> None:
         """One decision, whole. Which decisions are worth a row is the caller's choice."""
@@ -138,11 +145,12 @@ class Store:
     def _add_record(self, table: str, row: Row) -> None:
         with self._lock:
             self._records.append((table, row))
-            self._grown(1)
+            self._grown(1, RECORDS_WITHIN_S)
 
-    def _grown(self, rows: int) -> None:
-        """Bound what is pending and wake the writer for a full batch; called with the lock held."""
+    def _grown(self, rows: int, within_s: float) -> None:
+        """Bound what is pending and wake the writer if it is due sooner; called with the lock held."""
         self._pending += rows
+        self._due_s = min(self._due_s, time.monotonic() + within_s)
         while self._pending > MAX_PENDING_ROWS and (self._samples or self._records):
             # Samples first: there are many of them, and a decision or a write is there once.
             if self._samples:
@@ -152,7 +160,7 @@ class Store:
                 lost = 1
             self._pending -= lost
             self._overflowed += lost
-        if self._pending >= FLUSH_AT_ROWS:
+        if self._pending >= FLUSH_AT_ROWS or self._due_s < self._wakes_s - FLUSH_EVERY_S / 100.0:
             self._lock.notify()
 
     def _run(self) -> None:
@@ -160,8 +168,13 @@ class Store:
         closing = False
         while not closing:
             with self._lock:
-                self._lock.wait_for(lambda: self._closing or self._pending >= FLUSH_AT_ROWS, FLUSH_EVERY_S)
-                closing = self._closing
+                while not self._closing and self._pending < FLUSH_AT_ROWS:
+                    now_s = time.monotonic()
+                    if now_s >= self._due_s:
+                        break
+                    self._wakes_s = min(self._due_s, now_s + FLUSH_EVERY_S)
+                    self._lock.wait(self._wakes_s - now_s)
+                closing, self._due_s = self._closing, math.inf
                 samples, self._samples = self._samples, deque()
                 records, self._records = self._records, deque()
                 rows, self._pending = self._pending, 0

@@ -40,6 +40,20 @@ def test_groups_are_made_occupied_and_removed() -> None:
     assert not any(_directories(path) for path in paths)
 
 
+def test_processes_that_wake_are_one_in_each_group_and_end_with_it() -> None:
+    with BenchGroups(3, occupied=2, waking=True) as groups:
+        found = [
+            {Path(directory, "cgroup.procs").read_text().strip() for directory in _directories(path)}
+            for path in groups.paths
+        ]
+        assert [len(pids) for pids in found] == [1, 1, 1]
+        assert found[2] == {""}
+        assert found[0] != found[1]
+        paths, pids = groups.paths, [int(pid) for pids in found[:2] for pid in pids]
+    assert not any(_directories(path) for path in paths)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
 def _fail_within(groups: BenchGroups) -> None:
     with groups:
         raise RuntimeError("the measurement failed")

@@ -14,7 +14,7 @@ from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.perf_events import EventKind
-from perphd.monitor.sampler import LOOK_OVER_EVERY, Monitor
+from perphd.monitor.sampler import LOOK_BATCH_OVER_EVERY, LOOK_OVER_EVERY, Monitor
 from tests.unit.monitor_tree import Tree
 
 SPEC = WorkloadSpec("db", Kind.LRA, "/db")
@@ -30,8 +30,8 @@ PER_SECOND = {
 
 
 class FakeGroup:
-    def __init__(self, events: Sequence[EventKind]) -> None:
-        self.events, self.second = events, 0.0
+    def __init__(self, events: Sequence[EventKind], directory: str) -> None:
+        self.events, self.directory, self.second = events, directory, 0.0
         self.running_ratio, self.lost_cpus, self.fds = 1.0, CpuSet(), 2 * len(events)
         self.refused: Unavailable | None = None
         self.closed = False
@@ -61,7 +61,7 @@ class FakeOpener:
             raise Denied(cgroup_dir, "perf_event_open", errno.EACCES)
         if set(events) & set(self.missing):
             raise Unsupported(cgroup_dir, "perf_event_open", errno.ENOENT)
-        self.groups.append(FakeGroup(events))
+        self.groups.append(FakeGroup(events, cgroup_dir))
         return self.groups[-1]
 
 
@@ -113,8 +113,41 @@ def test_without_a_pmu_context_switches_remain_and_the_rest_says_why(tmp_path: P
     assert sample.context_switches_per_s == pytest.approx(700.0)
     assert "no performance monitoring unit" in str(sample.mips)
     tree.make("/second", 1)
-    monitor.sample(2.0, [SPEC, WorkloadSpec("other", Kind.BATCH, "/second")], {})
+    monitor.sample(2.0, [SPEC, WorkloadSpec("other", Kind.LRA, "/second")], {})
     assert opener.tries == tries + 1  # what is missing was learned once
+
+
+@pytest.mark.parametrize("lra_first", [True, False])
+def test_without_a_pmu_nothing_of_batch_is_counted_where_its_cpu_time_is_known(
+    tmp_path: Path, lra_first: bool
+):
+    opener = FakeOpener(*[kind for kind in EventKind if kind.is_hardware])
+    monitor, tree = watch(tmp_path, opener)
+    batch = [WorkloadSpec("one", Kind.BATCH, "/one"), WorkloadSpec("two", Kind.BATCH, "/two")]
+    for spec in batch:
+        tree.make(spec.cgroup, 1)
+    (tmp_path / "sys/fs/cgroup/two/cpu.stat").unlink()
+    specs = [SPEC, *batch] if lra_first else [*batch, SPEC]
+    samples: dict[str, Sample] = {}
+    for n in range(2 * LOOK_BATCH_OVER_EVERY):
+        second(opener, float(n))
+        samples = {sample.workload: sample for sample in monitor.sample(float(n), specs, {})}
+    assert sorted(group.directory for group in opener.groups) == ["/sys/fs/cgroup/db", "/sys/fs/cgroup/two"]
+    assert "for LRAs only" in str(samples["one"].context_switches_per_s)
+    assert "no performance monitoring unit" in str(samples["one"].mips)
+    assert samples["db"].context_switches_per_s == pytest.approx(700.0)
+    assert samples["two"].cpu_usage_cores == pytest.approx(1.5)
+    assert available(samples["two"].context_switches_per_s)
+
+
+def test_with_a_pmu_batch_is_counted_as_well(tmp_path: Path):
+    opener = FakeOpener()
+    monitor, tree = watch(tmp_path, opener)
+    batch = WorkloadSpec("one", Kind.BATCH, "/one")
+    tree.make(batch.cgroup, 1)
+    monitor.sample(0.0, [batch], {})
+    second(opener, 1.0)
+    assert monitor.sample(1.0, [batch], {})[0].mips == pytest.approx(2000.0)
 
 
 def test_task_clock_stands_in_for_a_missing_cpu_stat(tmp_path: Path):

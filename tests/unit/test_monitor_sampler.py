@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.reading import Reading, Unavailable, available
+from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.sample import READINGS, Quality, Sample
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.host.schedstat import RunDelay
+from perphd.monitor.files import BATCH_LOOK_EVERY
 from perphd.monitor.sampler import LOOK_OVER_EVERY, Monitor
 from perphd.monitor.sli import SliReading
 from tests.unit.monitor_tree import Tree
@@ -371,3 +373,77 @@ def test_run_delay_of_lras_from_the_whole_subtree(tree: Tree):
 def test_run_delay_is_said_to_be_unused_without_a_reader(tree: Tree):
     tree.make(LRA.cgroup, 1)
     assert "not measured on this host" in reason(one(monitor(tree), 0.0).run_delay_cores)
+
+
+def test_of_batch_the_stalls_that_nobody_decides_by_are_means_over_a_few_samples(tmp_path: Path):
+    tree = Tree(tmp_path, "hybrid")
+    watched = monitor(tree)
+    tree.make(BATCH.cgroup, 0)
+    one(watched, 0.0, BATCH)
+    looks, before = [1], None
+    for n in range(1, 4 * BATCH_LOOK_EVERY):
+        tree.make(BATCH.cgroup, n * (n + 1) // 2)  # busier from second to second
+        sample = one(watched, float(n), BATCH)
+        assert sample.cpu_usage_cores == pytest.approx(1.5 * n)
+        assert sample.cpu_some_pct == pytest.approx(min(100.0, 25.0 * n))
+        if before is not None and sample.io_some_pct != before:
+            last = looks[-1]
+            grown = (n * (n + 1) - last * (last + 1)) / 2
+            assert sample.io_some_pct == pytest.approx(grown / (n - last))
+            looks.append(n)
+        before = sample.io_some_pct
+        assert n - looks[-1] < BATCH_LOOK_EVERY
+    assert len(looks) in (4, 5)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_batch_that_sleeps_at_times_reads_as_if_everything_were_read_at_every_sample(tree: Tree, seed: int):
+    dice = random.Random(seed)
+    paced, whole = monitor(tree), monitor(tree)
+    everything = WorkloadSpec("batch", Kind.LRA, BATCH.cgroup)
+    seldom = {"cpu_throttled_pct", "memory_some_pct", "memory_full_pct", "io_some_pct", "io_full_pct"}
+    step = 0
+    tree.make(BATCH.cgroup, step)
+    for n in range(40):
+        if dice.random() < 0.4:
+            step += dice.randrange(1, 4)
+            tree.make(BATCH.cgroup, step)
+        got, wanted = one(paced, float(n), BATCH), one(whole, float(n), everything)
+        for name in READINGS:
+            if name not in seldom and name != "run_delay_cores":
+                assert got.reading(name) == wanted.reading(name), (n, name)
+
+
+def test_what_changes_although_batch_sleeps_is_seen_soon_and_everything_once_it_runs(tree: Tree):
+    watched = monitor(tree)
+    tree.make(BATCH.cgroup, 1)
+    for n in range(4):
+        assert one(watched, float(n), BATCH).threads == 42.0
+    directory = next(d for d in tree.directories(BATCH.cgroup) if (d / "pids.current").exists())
+    (directory / "pids.current").write_text("43\n")  # somebody moved one in
+    seen = [value_or(one(watched, 4.0 + n, BATCH).threads, -1.0) for n in range(BATCH_LOOK_EVERY)]
+    assert seen == sorted(seen)
+    assert (seen[-1], len(set(seen))) == (43.0, 2)
+    tree.make(BATCH.cgroup, 2)
+    sample = one(watched, 4.0 + BATCH_LOOK_EVERY, BATCH)
+    assert sample.threads == 42.0
+    assert sample.cpu_usage_cores == pytest.approx(1.5)
+    assert sample.read_bytes_per_s == pytest.approx(4097.0)  # all of it since it runs again
+    tree.remove(BATCH.cgroup)
+    assert one(watched, 5.0 + BATCH_LOOK_EVERY, BATCH).quality == (Quality.GONE,)
+
+
+def test_sleeping_batch_of_which_more_memory_is_used_is_read_whole(tree: Tree):
+    watched = monitor(tree)
+    tree.make(BATCH.cgroup, 1)
+    for n in range(4):
+        one(watched, float(n), BATCH)
+    name = "memory.current" if tree.layout == "v2" else "memory.usage_in_bytes"
+    (directory,) = (d for d in tree.directories(BATCH.cgroup) if (d / name).exists())
+    stat = (directory / "memory.stat").read_text()
+    for n in range(4, 4 + BATCH_LOOK_EVERY):
+        (directory / name).write_text(f"{1000 * n}\n")
+        (directory / "memory.stat").write_text(stat.replace("active_file 7000", f"active_file {n}"))
+        sample = one(watched, float(n), BATCH)
+        kernel_memory = 7000 if tree.layout == "v2" else 0
+        assert sample.memory_working_set_bytes == 100000 + 50000 + n + 300 + kernel_memory

@@ -9,13 +9,16 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Action, Cause, Decision, Health, Outcome, Verdict
+from perphd.domain.errors import PerphError
 from perphd.domain.plan import Stage, Write
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.domain.sample import READINGS, Quality, Sample
@@ -455,6 +458,24 @@ while True:
 def child(path: Path, setup: str = "", pace: str = "") -> subprocess.Popen[str]:
     program = _CHILD.format(setup=setup, pace=pace)
     return subprocess.Popen([sys.executable, "-c", program, str(path)], stdout=subprocess.PIPE, text=True)
+
+
+def test_samples_wait_for_company_and_go_at_once_with_what_was_decided(
+    path: Path, store: Store, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store_module, "FLUSH_EVERY_S", 3600.0)
+    monkeypatch.setattr(store_module, "RECORDS_WITHIN_S", 0.01)
+    store.start()
+    store.add_samples(NOW, [sample()])
+    store.add_samples(NOW + 1, [sample()])
+    assert not path.exists()
+    store.add_event(NOW + 1, "mode", "observe")
+    found: tuple[tuple[object, ...], ...] = ()
+    give_up_s = time.monotonic() + 30.0
+    while found in ((), ((0, 0),)) and time.monotonic() < give_up_s:
+        with suppress(PerphError):  # not made yet
+            found = rows(path, "SELECT (SELECT count(*) FROM samples), (SELECT count(*) FROM events)")
+    assert found == ((2, 1),)
 
 
 def test_kill_9_while_writing_leaves_whole_ticks(path: Path):

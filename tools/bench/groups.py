@@ -1,10 +1,11 @@
-"""Control groups of the bench's own, ``/perphd-bench-PID/wNNN``, some with a sleeping process inside."""
+"""Control groups of the bench's own, ``/perphd-bench-PID/wNNN``, with a process inside that sleeps, or wakes."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -14,6 +15,24 @@ from perphd.host.fs import RealFs
 _NEEDED = ("cpu", "cpuset", "memory")
 _WANTED = (*_NEEDED, "cpuacct", "io")
 _REMOVE_WAIT_S = 10.0
+_WAKING = """
+import os, sys, time
+own, pids = os.getpid(), []
+for _ in range(int(sys.argv[1])):
+    pid = os.fork()
+    if pid == 0:
+        while os.getppid() == own:
+            time.sleep(0.25)
+        os._exit(0)
+    pids.append(pid)
+print(*pids, flush=True)
+sys.stdin.read()
+for pid in pids:
+    os.kill(pid, 9)
+for pid in pids:
+    os.waitpid(pid, 0)
+"""
+"""Forks so many processes that wake four times a second, until its input ends."""
 
 
 class BenchError(Exception):
@@ -21,9 +40,12 @@ class BenchError(Exception):
 
 
 class BenchGroups:
-    """``count`` groups, the first ``occupied`` of them with one idle process. A context manager that cleans up."""
+    """``count`` groups, the first ``occupied`` of them with one idle process. A context manager that cleans up.
 
-    def __init__(self, count: int, occupied: int) -> None:
+    ``waking``: these processes do not sleep for ever, but wake four times a second, as services do that idle.
+    """
+
+    def __init__(self, count: int, occupied: int, waking: bool = False) -> None:
         if os.geteuid() != 0:
             raise BenchError(
                 "making control groups needs root: run `make bench` as root or with sudo at hand"
@@ -41,8 +63,9 @@ class BenchGroups:
         self._trees = tuple(trees.values())
         self._parent = f"/perphd-bench-{os.getpid()}"
         self.paths = tuple(f"{self._parent}/w{number:03}" for number in range(count))
-        self._occupied = occupied
+        self._occupied, self._waking = occupied, waking
         self._sleepers: list[subprocess.Popen[bytes]] = []
+        self._waker: subprocess.Popen[bytes] | None = None
         self._enabled: list[tuple[Path, str]] = []
 
     def __enter__(self) -> BenchGroups:
@@ -55,8 +78,9 @@ class BenchGroups:
                     self._enable(Path(tree.path(self._parent)))
                 for path in self.paths:
                     self._make(tree, path)
-            for path in self.paths[: self._occupied]:
-                self._put_sleeper(path)
+            for path, pid in zip(self.paths[: self._occupied], self._start(), strict=True):
+                for tree in self._trees:
+                    Path(tree.path(path, "cgroup.procs")).write_text(str(pid))
         except OSError as exc:
             self.remove()
             raise BenchError(f"control groups cannot be made here: {exc}") from exc
@@ -83,14 +107,21 @@ class BenchGroups:
                 control.write_text(f"+{controller}")
                 self._enabled.append((control, controller))
 
-    def _put_sleeper(self, path: str) -> None:
-        sleeper = subprocess.Popen(["sleep", "infinity"])
-        self._sleepers.append(sleeper)
-        for tree in self._trees:
-            Path(tree.path(path, "cgroup.procs")).write_text(str(sleeper.pid))
+    def _start(self) -> list[int]:
+        """The processes that are to be put inside."""
+        if not self._waking:
+            self._sleepers = [subprocess.Popen(["sleep", "infinity"]) for _ in range(self._occupied)]
+            return [sleeper.pid for sleeper in self._sleepers]
+        command = [sys.executable, "-S", "-E", "-c", _WAKING, str(self._occupied)]
+        self._waker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert self._waker.stdout is not None
+        return [int(pid) for pid in self._waker.stdout.readline().split()]
 
     def remove(self) -> None:
-        """End the sleepers and remove the groups; what somebody else put inside stays, and is named."""
+        """End the processes and remove the groups; what somebody else put inside stays, and is named."""
+        if self._waker is not None:
+            self._waker.communicate()  # its input ends, and with that its children and itself
+            self._waker = None
         for sleeper in self._sleepers:
             sleeper.kill()
             sleeper.wait()

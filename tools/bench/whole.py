@@ -18,8 +18,7 @@ from tools.bench.groups import BenchError, BenchGroups
 from tools.bench.scene import STATE_BELOW, configuration
 
 WORKLOADS = 50
-OCCUPIED = 20
-"""So many of the groups have a process inside: the LRAs and some of batch."""
+"""Each has a process that wakes four times a second. Groups that do nothing at all would cost less than they do."""
 SETTLE_S = 10.0
 """After the daemon answers, before measuring: files opened, first model updates done."""
 _START_WAIT_S = 30.0
@@ -58,7 +57,7 @@ def measure(seconds: float) -> Whole:
     """
     imports = _imports()
     with (
-        BenchGroups(WORKLOADS, OCCUPIED) as groups,
+        BenchGroups(WORKLOADS, WORKLOADS, waking=True) as groups,
         tempfile.TemporaryDirectory(prefix="perphd-bench-", dir=STATE_BELOW) as folder,
     ):
         state = Path(folder)
