@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,9 +22,9 @@ from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import CONTROLLERS, LIST_SETTINGS, RESCTRL_SETTINGS
 from perphd.host.egress_fs import is_egress
-from perphd.host.fs import KernelFs
+from perphd.host.fs import KernelFs, read_text
 from perphd.host.kubelet import Kubelet
-from perphd.host.systemd_fs import Lasting
+from perphd.host.systemd_fs import UNIT_DEVICE, Lasting
 from perphd.isolation.caches import Caches, is_group
 from perphd.isolation.journal import Journal, Original
 from perphd.isolation.pace import Pace
@@ -36,6 +37,9 @@ from perphd.isolation.survey import Refuse, Survey
 from perphd.isolation.transaction import Result, Transaction
 from perphd.isolation.watch import Conflict, Key, Watch
 from perphd.isolation.worker import Worker
+
+DISKS_S = 10.0
+"""Disks are asked for their schedulers so often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,7 @@ class Executor:
     ) -> None:
         self._fs, self._journal = fs, journal
         self._cgroups = Cgroups(fs, hierarchies)
+        self._disks_s = -math.inf
         self._on_write = on_write
         self._clock, self._deadline_s = clock, deadline_s
         self._pace = None if changes_per_s is None else Pace(changes_per_s)
@@ -139,6 +144,7 @@ class Executor:
 
     def enforceable(self, spec: WorkloadSpec) -> tuple[frozenset[str], tuple[NotEnforceable, ...]]:
         """Fields of ``Settings`` that can be set for this workload now, and the others with their reasons."""
+        self._look_at_disks(self._clock())
         group = self._cgroups.group(spec.cgroup)
         if reason := self._survey.why_closed(group):
             names = (*CONTROLLERS, *RESCTRL_SETTINGS)
@@ -150,6 +156,11 @@ class Executor:
             NotEnforceable(spec.name, name, why) for name, why in found.items() if why is not None
         )
         return frozenset(name for name, why in found.items() if why is None), refused
+
+    def _look_at_disks(self, now_s: float) -> None:
+        if not 0 <= now_s - self._disks_s < DISKS_S:
+            self._cgroups.look_at_disks()
+            self._disks_s = now_s
 
     def in_force(self, name: str) -> Settings:
         """What perphd has set on this workload, as last read back; KEEP where nothing."""
@@ -200,6 +211,7 @@ class Executor:
         if self._worker.is_busy:
             self._standing.waiting(targets, specs)
             return ChangeSet((), (), "an earlier change is still being written")
+        self._look_at_disks(self._clock())
         changed = {(entry.path.rpartition("/")[0], entry.knob) for entry in self._journal.originals.values()}
         held = self._still_adopted(targets, now_s)
         self._survey.begin({spec.cgroup for spec in specs}, changed, now_s, held)
@@ -365,11 +377,16 @@ class Executor:
         # systemd may yet do what it was asked in vain: then a file that holds its original proves nothing.
         unclear = isinstance(result.failed, Busy | Broken) and isinstance(self._fs, Lasting)
         late = result.at_fault if unclear else None
-        self._settle({(write.workload, write.knob) for write in writes}, touched, late)
+        self._settle({(write.workload, write.knob) for write in writes}, touched, result.texts, late)
         return result
 
-    def _settle(self, keys: set[Key], touched: set[str], late: Write | None = None) -> None:
-        """Remember what the knobs read after a transaction, and close those that hold their originals (again)."""
+    def _settle(
+        self, keys: set[Key], touched: set[str], read_back: Mapping[str, str], late: Write | None
+    ) -> None:
+        """Remember what the knobs read after a transaction, and close those that hold their originals (again).
+
+        ``read_back``: what is known of that already.
+        """
         self._read.forget_around()
         entries: dict[Key, list[Original]] = defaultdict(list)
         for entry in self._journal.originals.values():
@@ -378,7 +395,12 @@ class Executor:
         closed: list[str] = []
         for key, group in entries.items():
             written = any(entry.path in touched for entry in group)
-            texts: dict[str, str] = {}
+            # What systemd was asked to set it may have set anew with a later request for the same unit.
+            texts = {
+                entry.path: read_back[entry.path]
+                for entry in group
+                if entry.path in read_back and entry.identity[0] != UNIT_DEVICE
+            }
             holds = [
                 self._holds_original(entry, written, texts) for entry in group
             ]  # all: each takes note as well
@@ -400,23 +422,24 @@ class Executor:
     def _note(self, key: Key, texts: Mapping[str, str]) -> None:
         knob = self._survey.planned[key][0]
         with suppress(KernelError):
-            identity = self._fs.identity(knob.directory)
+            identity = self._read.identities.get(knob.directory) or self._fs.identity(knob.directory)
             files = [self._read.file(path, identity, texts.get(path)) for path in knob.paths]
             lists = knob.setting in LIST_SETTINGS
             around = self._read.around(knob.directory, knob.paths[0]) if lists else ""
             self._standing.note(key, knob, files, around)
 
     def _holds_original(self, entry: Original, written: bool, texts: dict[str, str]) -> bool:
-        try:
-            raw = self._fs.read(entry.path)
-        except Gone:
-            return not (isinstance(self._fs, Lasting) and self._fs.outlives(entry.path))
-        except KernelError:
-            return False
-        text = texts[entry.path] = raw.decode(errors="replace").rstrip("\n")
+        """``texts``: what files read, as far as it is known; what is read here is added."""
+        if (text := texts.get(entry.path)) is None:
+            try:
+                text = texts[entry.path] = read_text(self._fs, entry.path)
+            except Gone:
+                return not (isinstance(self._fs, Lasting) and self._fs.outlives(entry.path))
+            except KernelError:
+                return False
         if written:
             self._watch.wrote(entry.path, entry.identity, text)
-        return is_original(entry.path, entry.raw, raw)
+        return is_original(entry.path, entry.raw, text.encode())
 
     def _tell(self, result: Result) -> None:
         if self._on_write is None:

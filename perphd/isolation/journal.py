@@ -15,12 +15,13 @@ import json
 import os
 import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import Any, Final
 
 from perphd.domain.errors import Busy, KernelError, PerphError, kernel_error
+from perphd.domain.quick import changer
 from perphd.isolation.journal_copy import COPY, Copy
 
 FILE: Final = "originals.jsonl"
@@ -56,6 +57,9 @@ class Original:
     def text(self) -> str:
         """The value without its trailing newline."""
         return self.raw.decode(errors="replace").rstrip("\n")
+
+
+_numbered = changer(Original, "sequence")
 
 
 class JournalInUse(PerphError):
@@ -129,7 +133,7 @@ class Journal:
         Raises:
             KernelError: they could not be stored; then nothing is recorded, and no file may be written.
         """
-        new = [replace(entry, sequence=self._sequence + n) for n, entry in enumerate(originals, 1)]
+        new = [_numbered(entry, self._sequence + n) for n, entry in enumerate(originals, 1)]
         planned = self._fresh(intents, {entry.path for entry in new})
         if not new and not planned:
             return

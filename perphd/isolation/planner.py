@@ -19,6 +19,7 @@ from perphd.domain.allocation import KEEP
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import ParseError
 from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
+from perphd.domain.quick import maker
 from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import Knob, encode
 from perphd.host.cgroup.knobs import PROTECTIONS, Value, is_frozen, magnitude, same
@@ -58,6 +59,9 @@ class Wanted:
     target: Value
 
 
+_make_write = maker(Write)
+
+
 class _Impossible(Exception):
     """A wanted value that cannot be had here; the text is the reason."""
 
@@ -94,16 +98,17 @@ _LOSE, _GAIN = (Stage.DEMOTE, Stage.SHRINK), (Stage.GROW, Stage.PROMOTE)
 
 def _ordered(made: Sequence[_Made]) -> Iterator[Write]:
     """Batch loses, LRAs gain, batch gains, LRAs lose. What lies deeper is narrowed before what it lies in."""
+    outer_first = sorted((item for item in made if item.writes), key=lambda item: item.depth)
+    inner_first = sorted((item for item in made if item.writes), key=lambda item: -item.depth)
     for lra, stages in ((False, _LOSE), (True, _GAIN), (False, _GAIN), (True, _LOSE)):
         for stage in stages:
-            outward = -1 if stage in _LOSE else 1
-            for item in sorted(made, key=lambda item: outward * item.depth):
+            for item in inner_first if stage in _LOSE else outer_first:
                 if item.lra is lra:
                     yield from (write for write in item.writes if write.stage is stage)
 
 
 def _write(state: KnobState, path: str, value: str, before: str, stage: Stage) -> Write:
-    return Write(state.workload, state.knob.setting, path, value, before, stage)
+    return _make_write(state.workload, state.knob.setting, path, value, before, stage)
 
 
 def _plan_limit(state: KnobState, target: Value) -> list[Write]:

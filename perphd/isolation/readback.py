@@ -7,10 +7,13 @@ from contextlib import suppress
 from posixpath import basename, dirname
 
 from perphd.domain.errors import Gone
+from perphd.domain.quick import maker
 from perphd.host.cgroup.group import Cgroup, Knob, descendants, parent_list
 from perphd.host.fs import Identity, KernelFs, read_text
 from perphd.isolation.journal import Journal
 from perphd.isolation.planner import FileState
+
+_make_file = maker(FileState)
 
 
 class ReadBack:
@@ -54,15 +57,17 @@ class ReadBack:
         return knob, *self._files(knob)
 
     def _files(self, knob: Knob) -> tuple[Identity, tuple[FileState, ...]]:
-        identity = self.identities[knob.directory] = self._fs.identity(knob.directory)
-        return identity, tuple(self.file(path, identity) for path in knob.paths)
+        # Asked once a plan: if another group comes to be there meanwhile, the write into it is refused.
+        if (identity := self.identities.get(knob.directory)) is None:
+            identity = self.identities[knob.directory] = self._fs.identity(knob.directory)
+        return identity, tuple([self.file(path, identity) for path in knob.paths])
 
     def file(self, path: str, identity: Identity, text: str | None = None) -> FileState:
         """One file of a directory of this identity; ``text``: what it reads, if that is known already."""
         text = read_text(self._fs, path) if text is None else text
         original = self._journal.originals.get(path)
         known = original is not None and original.identity == identity
-        return FileState(path, text, original.text if original is not None and known else None)
+        return _make_file(path, text, original.text if original is not None and known else None)
 
     def below(self, directory: str, lead: str) -> tuple[FileState, ...]:
         """The files of ``lead``'s name in the groups below, parents first; empty ones bind nobody."""

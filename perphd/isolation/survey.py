@@ -12,6 +12,7 @@ from perphd.domain.allocation import KEEP, NO_LIMIT, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, KernelError, ParseError
 from perphd.domain.plan import NotEnforceable, Stage, Write
+from perphd.domain.quick import maker
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.group import Cgroup, Cgroups, Knob, Refuses
 from perphd.host.cgroup.hierarchy import Hierarchies
@@ -33,6 +34,7 @@ from perphd.isolation.watch import Key, Watch
 
 Refuse: TypeAlias = Callable[[str], str | None]
 """cgroup path -> why its files must not be written directly (a systemd unit), or None."""
+_make_state, _make_wanted = maker(KnobState), maker(Wanted)
 
 
 class Survey:
@@ -179,16 +181,16 @@ class Survey:
         self.planned[key] = (knob, target)
         lra = spec.kind is Kind.LRA
         if setting not in LIST_SETTINGS:
-            return Wanted(KnobState(spec.name, knob, files, lra=lra), target)
+            return _make_wanted(_make_state(spec.name, knob, files, lra=lra), target)
         if knob.version == 1:
             outer = next((path for path in _ancestors(spec.cgroup) if path in self._claimed), None)
             if outer is not None:
                 what = "CPUs bind" if setting == "cpus" else "memory nodes bind"
                 return f"{spec.cgroup} lies within the workload {outer}, whose {what} it on cgroup v1"
-        state = KnobState(spec.name, knob, files, around, foreign, lra)
+        state = _make_state(spec.name, knob, files, around, foreign, lra)
         if knob.version == 1 and not _is_attained(state, target):
             state = replace(state, files=files + self._read.below(knob.directory, knob.paths[0]))
-        return Wanted(state, target)
+        return _make_wanted(state, target)
 
     def _why_not_now(self, setting: str, knob: Knob, target: Value) -> str:
         if setting != "egress_max" or target is KEEP or not isinstance(self._fs, Refuses):

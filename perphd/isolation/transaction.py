@@ -12,6 +12,7 @@ from posixpath import basename, dirname
 
 from perphd.domain.errors import Broken, Busy, Gone, KernelError, ParseError
 from perphd.domain.plan import Write
+from perphd.domain.quick import maker
 from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, same
@@ -19,10 +20,15 @@ from perphd.host.fs import Identity, KernelFs, read_text
 from perphd.isolation.journal import Journal, Original
 from perphd.isolation.restore import is_free, is_own, put
 
+_make_original = maker(Original)
+
 
 @dataclass
 class Result:
-    """What a transaction did. ``gone``: workloads that vanished meanwhile; ``at_fault``: the write that failed."""
+    """What a transaction did. ``gone``: workloads that vanished meanwhile; ``at_fault``: the write that failed.
+
+    ``texts``: what files that were written read afterwards, if nothing was written since that could have changed it.
+    """
 
     written: list[Write] = field(default_factory=list)
     undone: list[Write] = field(default_factory=list)
@@ -30,6 +36,7 @@ class Result:
     at_fault: Write | None = None
     gone: set[str] = field(default_factory=set)
     undo_problems: list[str] = field(default_factory=list)
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 class Transaction:
@@ -79,6 +86,9 @@ class Transaction:
                 result.failed, result.at_fault = exc, write
                 self._undo()
                 break
+        for write in writes:
+            if write.workload in result.gone:
+                result.texts.pop(write.path, None)
         return result
 
     def _is_gone(self, write: Write) -> bool:
@@ -96,13 +106,18 @@ class Transaction:
         """Put on disk what is about to be changed for the first time, and what is about to be written."""
         originals: dict[str, Original] = {}
         intents: list[tuple[str, str]] = []
-        around: dict[str, str] = {}  # nothing is written meanwhile: one look at each parent is enough
+        # Nothing is written meanwhile: one look at each parent, and at each directory, is enough.
+        around: dict[str, str] = {}
+        checked: dict[str, Identity] = {}
         for write in writes:
             if write.workload in self.result.gone:
                 continue
             try:
+                directory = dirname(write.path)
+                if directory not in checked:
+                    checked[directory] = self._check_identity(write, directory)
                 for path in (*self._followers(write.path), write.path):
-                    self._original(path, write, originals)
+                    self._original(path, write, checked[directory], originals)
             except Gone:
                 self.result.gone.add(write.workload)
                 continue
@@ -132,11 +147,10 @@ class Transaction:
             return None
         return write.before if is_own(write.path, write.before, original.text, values) else None
 
-    def _original(self, path: str, write: Write, into: dict[str, Original]) -> None:
-        identity = self._check_identity(write, dirname(path))
+    def _original(self, path: str, write: Write, identity: Identity, into: dict[str, Original]) -> None:
         known = self._journal.originals.get(path)
         if path not in into and (known is None or known.identity != identity):
-            into[path] = Original(path, self._fs.read(path), identity, write.knob, write.workload)
+            into[path] = _make_original(path, self._fs.read(path), identity, write.knob, write.workload)
 
     def _check_identity(self, write: Write, directory: str) -> Identity:
         identity = self._fs.identity(directory)
@@ -160,8 +174,10 @@ class Transaction:
         return known
 
     def _one(self, write: Write) -> None:
-        directory = dirname(write.path)
-        identity = self._check_identity(write, directory)
+        # Looked at when it was recorded, and by the write itself; not by a file that may turn out to need no write.
+        identity = self._identities.get(dirname(write.path))
+        if identity is None or lines.is_keyed(write.path):
+            identity = self._check_identity(write, dirname(write.path))
         found = read_text(self._fs, write.path)
         if write.path not in self._led and not same(write.path, write.before, found):
             detail = f"it reads {found!r} and no longer {write.before!r}"
@@ -171,6 +187,8 @@ class Transaction:
         followers = [(path, read_text(self._fs, path)) for path in self._followers(write.path)]
         self._before.append((write, [(write.path, found), *followers]))
         self._led.update(path for path, _ in followers)
+        for path, _ in followers:
+            self.result.texts.pop(path, None)
         now = self._put(write.path, write.value, identity)
         if not same(write.path, write.value, now) and not is_free(self._fs, write.path, write.value, now):
             detail, advice = (
@@ -179,6 +197,7 @@ class Transaction:
             )
             raise Broken(write.path, "write", errno.EIO, write.value, detail, advice)
         self.result.written.append(write)
+        self.result.texts[write.path] = now
 
     def _put(self, path: str, text: str, identity: Identity | None) -> str:
         try:
@@ -191,6 +210,7 @@ class Transaction:
 
         Needs no intents: what a file held is its original, or was written by perphd, or is somebody else's.
         """
+        self.result.texts.clear()
         written = set(self.result.written)
         stuck = ""
         for write, before in reversed(self._before):

@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from posixpath import basename, dirname
 
 import pytest
 
@@ -674,3 +675,22 @@ async def test_kubelets_cpusets_are_left_alone_and_its_cpus_given_to_nobody(benc
     assert "static CPU manager" in executor.not_enforceable("pod")[0].reason
     assert "CPUs 3 to single containers" in executor.not_enforceable("db")[0].reason
     assert "without 3" in executor.limited("pi")[0].reason
+
+
+async def test_what_somebody_else_writes_during_a_transaction_is_not_taken_for_perphds(bench: Bench) -> None:
+    targets = {"pi": Settings(cpu_weight=50, cpu_max_cores=0.5)}
+    changes = bench.executor.plan(targets, (LRA, BATCH))
+    first, second = changes.writes
+    foreign = {"cpu.max": "70000 100000", "cpu.cfs_quota_us": "70000"}.get(basename(first.path), "77")
+
+    def interfere(number: int, path: str, text: str) -> int | None:
+        if path == second.path:  # the first is written and read back by now
+            bench.kernel.directories[dirname(first.path)].files[basename(first.path)] = foreign
+        return None
+
+    bench.kernel.before_write = interfere
+    assert (await bench.executor.apply(changes)).ok
+    bench.kernel.before_write = None
+    bench.executor.plan(targets, (LRA, BATCH))
+    (conflict,) = bench.executor.conflicts()
+    assert (conflict.path, conflict.found) == (first.path, foreign)

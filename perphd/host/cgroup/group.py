@@ -91,6 +91,11 @@ class Cgroups:
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
         self._fs, self._hierarchies = fs, hierarchies
+        self._weight_files: dict[str, str] = {}
+
+    def look_at_disks(self) -> None:
+        """Ask the disks' schedulers anew, which is otherwise done once: for all groups they are the same."""
+        self._weight_files.clear()
 
     def group(self, path: str) -> Cgroup:
         """The cgroup of this path (``/system.slice/x.service``), whether it exists or not.
@@ -98,14 +103,20 @@ class Cgroups:
         Raises:
             ParseError: not a safe cgroup path.
         """
-        return Cgroup(self._fs, self._hierarchies, check_cgroup_path(path))
+        return Cgroup(self._fs, self._hierarchies, check_cgroup_path(path), self._weight_files)
 
 
 class Cgroup:
-    """One cgroup path. Holds no descriptors and no state: every call asks the kernel."""
+    """One cgroup path. Holds no descriptors and no state: every call asks the kernel.
 
-    def __init__(self, fs: KernelFs, hierarchies: Hierarchies, path: str) -> None:
+    ``weight_files``: what ``io_weight_file`` said by hierarchy; what is asked is added.
+    """
+
+    def __init__(
+        self, fs: KernelFs, hierarchies: Hierarchies, path: str, weight_files: dict[str, str] | None = None
+    ) -> None:
         self._fs, self._hierarchies, self.path = fs, hierarchies, path
+        self._weight_files: dict[str, str] = {} if weight_files is None else weight_files
 
     def exists(self) -> bool:
         """True if the group is there in at least one hierarchy."""
@@ -162,7 +173,8 @@ class Cgroup:
         directory = hierarchy.path(self.path)
         names = FILES[setting, hierarchy.version]
         if setting == "io_weight":
-            file = io_weight_file(self._fs, hierarchy)
+            if (file := self._weight_files.get(hierarchy.mount)) is None:
+                file = self._weight_files[hierarchy.mount] = io_weight_file(self._fs, hierarchy)
             if file not in lines.FORMATS and file not in names:
                 return file
             names = (file,)

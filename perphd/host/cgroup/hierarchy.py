@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
 from perphd.domain.errors import KernelError, ParseError
 from perphd.host.fs import KernelFs, read_text
@@ -58,6 +59,10 @@ class Hierarchies:
 
     def all(self) -> tuple[Hierarchy, ...]:
         """Every hierarchy once, the unified one first."""
+        return self._all
+
+    @cached_property
+    def _all(self) -> tuple[Hierarchy, ...]:
         seen: dict[str, Hierarchy] = {}
         if self.unified is not None:
             seen[self.unified.mount] = self.unified
