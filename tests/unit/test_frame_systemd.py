@@ -113,6 +113,15 @@ def test_the_daemon_is_watched_and_what_it_changed_comes_back() -> None:
     assert int(service["Nice"]) == OWN_NICE
 
 
+def test_a_daemon_does_not_start_into_the_restoring_of_what_its_predecessor_left() -> None:
+    restore = _unit("perphd-restore.service")
+    assert restore["Unit"]["Before"] == "perphd.service"
+    assert restore["Service"]["ExecStart"].endswith("perphd restore")
+    assert restore["Service"]["Type"] == "oneshot", "it has started when it is through"
+    assert restore["Service"]["TimeoutStartSec"], "and the daemon does not wait for ever"
+    assert _unit("perphd.service")["Unit"]["OnFailure"] == "perphd-restore.service"
+
+
 def test_the_socket_is_the_configurations_and_goes_with_the_service() -> None:
     defaults = DaemonConfig()
     socket = _unit("perphd.socket")
