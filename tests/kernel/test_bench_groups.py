@@ -41,7 +41,7 @@ def test_groups_are_made_occupied_and_removed() -> None:
 
 
 def test_processes_that_wake_are_one_in_each_group_and_end_with_it() -> None:
-    with BenchGroups(3, occupied=2, waking=True) as groups:
+    with BenchGroups(3, occupied=2, waking=1) as groups:
         found = [
             {Path(directory, "cgroup.procs").read_text().strip() for directory in _directories(path)}
             for path in groups.paths

@@ -42,10 +42,11 @@ class BenchError(Exception):
 class BenchGroups:
     """``count`` groups, the first ``occupied`` of them with one idle process. A context manager that cleans up.
 
-    ``waking``: these processes do not sleep for ever, but wake four times a second, as services do that idle.
+    ``waking``: so many of these processes, the last, do not sleep for ever, but wake four times a second, as services
+    do that idle.
     """
 
-    def __init__(self, count: int, occupied: int, waking: bool = False) -> None:
+    def __init__(self, count: int, occupied: int, waking: int = 0) -> None:
         if os.geteuid() != 0:
             raise BenchError(
                 "making control groups needs root: run `make bench` as root or with sudo at hand"
@@ -109,13 +110,15 @@ class BenchGroups:
 
     def _start(self) -> list[int]:
         """The processes that are to be put inside."""
-        if not self._waking:
-            self._sleepers = [subprocess.Popen(["sleep", "infinity"]) for _ in range(self._occupied)]
-            return [sleeper.pid for sleeper in self._sleepers]
-        command = [sys.executable, "-S", "-E", "-c", _WAKING, str(self._occupied)]
-        self._waker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        assert self._waker.stdout is not None
-        return [int(pid) for pid in self._waker.stdout.readline().split()]
+        asleep = self._occupied - self._waking
+        self._sleepers = [subprocess.Popen(["sleep", "infinity"]) for _ in range(asleep)]
+        pids = [sleeper.pid for sleeper in self._sleepers]
+        if self._waking:
+            command = [sys.executable, "-S", "-E", "-c", _WAKING, str(self._waking)]
+            self._waker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            assert self._waker.stdout is not None
+            pids += [int(pid) for pid in self._waker.stdout.readline().split()]
+        return pids
 
     def remove(self) -> None:
         """End the processes and remove the groups; what somebody else put inside stays, and is named."""
