@@ -104,8 +104,8 @@ def _process_table(whole: dict[str, Any] | None) -> list[str]:
         for name, size in [("the bare interpreter", imports["bare_bytes"]), *packages]
     )
     return [
-        f"The daemon as a process, {whole['workloads']} workloads at 1 Hz, each with a process (batch's wakes four times a "
-        f"second), over {whole['seconds']:.0f} s:",
+        f"The daemon as a process, {whole['workloads']} workloads at 1 Hz, over {whole['seconds']:.0f} s. Each has a "
+        "process; batch's wake four times a second:",
         "",
         "| | measured | budget | |",
         "| --- | ---: | ---: | --- |",
