@@ -47,7 +47,7 @@ class OgbrtSettings:
     first_rebuild: int = 60
     rebuild_after_drift: int = 120
     trial_samples: int = 120
-    trial_margin: float = 0.15
+    trial_margin: float = 0.25
     old_weight: float = 0.3
     recent_half_life: float = 300.0
     reservoir: int = 1024
