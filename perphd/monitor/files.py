@@ -108,9 +108,7 @@ class _Source:
         "_file",
         "_held",
         "_lags",
-        "_last",
         "_meter",
-        "_new",
         "_read_s",
         "_want",
         "is_still",
@@ -131,8 +129,6 @@ class _Source:
         self._at_s = self._read_s = -math.inf
         self._held: Readings | None = None
         self._lags = False
-        self._last: Readings | None = None
-        self._new = 2
         self.is_still = False
 
     @property
@@ -147,8 +143,8 @@ class _Source:
     def pace(self) -> Pace:
         return self._want.pace
 
-    def open(self, fs: KernelFs, cgroup: str) -> None:
-        """Open the first place that exists; a new file gets a new meter, since its counters are others."""
+    def open(self, fs: KernelFs, cgroup: str) -> bool:
+        """Open the first place that exists, if one does; a new file gets a new meter, since its counters are others."""
         for place in self._want.places:
             path = place.hierarchy.path(cgroup, place.file)
             try:
@@ -162,9 +158,10 @@ class _Source:
             else:
                 self._meter = place.meter()
                 self._forget()
-                return
+                return True
             if place is self._want.places[0]:
                 self._be_missing(reason)
+        return False
 
     def take(self, now_s: float, out: Readings) -> bool:
         """Put the readings into ``out``; True if the file vanished since the last time."""
@@ -202,16 +199,6 @@ class _Source:
         self._at_s = self._read_s = now_s
         return False
 
-    def take_seldom(self, now_s: float, out: Readings, due: bool) -> bool:
-        """As ``take`` if it is due or there are no two readings yet; else what was read last."""
-        if due or self._new or self._last is None:
-            vanished = self.take(now_s, out)
-            self._last = {field: out[field] for field in self._want.fields}
-            self._new = max(0, self._new - 1)
-            return vanished
-        out.update(self._last)
-        return False
-
     def take_unless(self, asleep: bool, now_s: float, out: Readings, due: bool) -> bool:
         """As ``take``, unless the group is ``asleep`` and nothing moved at the last reading: then it stays so."""
         if asleep and self._held is not None and self._file is not None:
@@ -240,6 +227,8 @@ class WorkloadFiles:
         self._fs, self._cgroup = fs, cgroup
         self._sources = [_Source(want) for want in _wants(fs, hierarchies, cgroup)]
         self._turn = batch_turn
+        self._new = 2  # readings until there are rates
+        self._read_seldom: Readings = {}
         self._always, self._running, self._busy, self._seldom = (
             [
                 source
@@ -257,8 +246,8 @@ class WorkloadFiles:
     def open_missing(self) -> None:
         """Try what is not open: a controller may have been enabled meanwhile."""
         for source in self._sources:
-            if not source.is_open:
-                source.open(self._fs, self._cgroup)
+            if not source.is_open and source.open(self._fs, self._cgroup):
+                self._new = 2
 
     def take(self, now_s: float, out: Readings) -> bool:
         """Put all readings into ``out``; True if any file vanished since the last time."""
@@ -279,9 +268,14 @@ class WorkloadFiles:
         for source in self._busy:
             if source.take_unless(naps, now_s, out, due):
                 vanished = True
+        if not due and not self._new:
+            out.update(self._read_seldom)
+            return vanished
+        self._new = max(0, self._new - 1)
         for source in self._seldom:
-            if source.take_seldom(now_s, out, due):
+            if source.take(now_s, out):
                 vanished = True
+        self._read_seldom = {field: out[field] for source in self._seldom for field in source.fields}
         return vanished
 
     def gives(self, field: str) -> bool:
