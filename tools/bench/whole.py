@@ -17,6 +17,7 @@ from typing import Any
 from tools.bench.groups import BenchError, BenchGroups
 from tools.bench.scene import LRA_SHARE, STATE_BELOW, configuration
 
+ROOT = Path(__file__).parents[2]
 WORKLOADS = 50
 WAKING = WORKLOADS - WORKLOADS // LRA_SHARE
 """Batch's processes wake four times a second: groups that do nothing at all cost less than those that do. The LRAs' do
@@ -69,9 +70,10 @@ def measure(seconds: float) -> Whole:
         log = state / "log"
         began = time.monotonic()
         with log.open("wb") as output:
-            daemon = subprocess.Popen(
-                [_program(), "run", "--config", str(config)], stdout=output, stderr=output
-            )
+            # Of this tree, wherever the environment's perphd was installed from.
+            environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+            command = [_program(), "run", "--config", str(config)]
+            daemon = subprocess.Popen(command, stdout=output, stderr=output, env=environment)
         try:
             _wait_until_it_answers(daemon, state / "perphd.sock", log)
             start_s = time.monotonic() - began
