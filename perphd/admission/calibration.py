@@ -9,7 +9,8 @@ from typing import Final
 
 from perphd.admission import cusum
 from perphd.admission.cusum import Baseline
-from perphd.admission.detector import TOO_FEW_RISES, expected_false_alarms
+from perphd.admission.detector import expected_false_alarms
+from perphd.admission.egress import memory_within
 from perphd.admission.perph import PerphMemory
 from perphd.admission.settings import PolicySettings
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
@@ -22,12 +23,14 @@ DROP_SIGMA: Final = 2.0
 TRIALS: Final = 9
 PATIENCE: Final = 200
 """Samples after which a drop counts as not found."""
+_TOO_FEW_RISES: Final = Unavailable(f"{TEST_SAMPLES} samples of made noise are too few to tell so low a rate")
 TOO_OFTEN: Final = 3.0
 """Times the configured rate from which the test has failed."""
 
 
 def expected(memory: object, name: str, settings: PolicySettings, period_s: float) -> Reading:
     """False alarms a day that an LRA's own noise promises. ``memory``: the policy's."""
+    memory = memory_within(memory)
     if not isinstance(memory, PerphMemory):
         return Unavailable("the policy has no such detector")
     if memory.crowd is not None and name in memory.crowd.members:
@@ -53,8 +56,8 @@ def self_test(settings: PolicySettings, period_s: float) -> DetectorTest:
     delays = [_found_after(cusum.cleared(state), noise, k, h, least) for _ in range(TRIALS)]
     delay = statistics.median(delays)
     return DetectorTest(
-        wanted_per_day=rate,
-        false_alarms_per_day=TOO_FEW_RISES if found is None else found,
+        accepted_per_day=rate,
+        expected_per_day=_TOO_FEW_RISES if found is None else found,
         found_after_samples=Unavailable(f"not within {PATIENCE} samples") if delay >= PATIENCE else delay,
     )
 
@@ -62,10 +65,16 @@ def self_test(settings: PolicySettings, period_s: float) -> DetectorTest:
 def failure(test: DetectorTest) -> str:
     """What an operator should know of it; empty: it has passed."""
     if isinstance(test.found_after_samples, Unavailable):
-        return f"detector self-test: a drop of two sigma was {test.found_after_samples.reason}"
-    rate = test.false_alarms_per_day
-    if isinstance(rate, float) and rate > TOO_OFTEN * test.wanted_per_day:
-        return f"detector self-test: {rate:.1f} false alarms a day are expected, {test.wanted_per_day:g} are accepted"
+        return (
+            f"detector self-test: a drop of two sigma was not found within {PATIENCE} samples: policy.cusum_k is too "
+            "high, or policy.false_alarms_per_day too low"
+        )
+    rate = test.expected_per_day
+    if isinstance(rate, float) and rate > TOO_OFTEN * test.accepted_per_day:
+        return (
+            f"detector self-test: {rate:.1f} false alarms a day are expected, {test.accepted_per_day:g} are accepted "
+            "(policy.false_alarms_per_day)"
+        )
     return ""
 
 

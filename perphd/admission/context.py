@@ -60,15 +60,16 @@ def total_cores(snapshot: Snapshot) -> int:
     return max(1, len(snapshot.host.topology.usable_cores))
 
 
-def work_of(cores: float, on_cores: float, threads_per_core: float) -> float:
+def work_of(cores: float, on_cores: float, threads_per_core: float, beside: float = 0.0) -> float:
     """Work of threads that use so much CPU on so many cores, in cores whose hardware threads are all busy.
 
-    ``cores``: CPU time a second in physical cores (of two hardware threads, half a core each). A thread that has a
-    core to itself does ``SMT_SLOWER`` times what it does beside a busy sibling.
+    ``cores``: CPU time a second in physical cores (of two hardware threads, half a core each); ``beside``: the same of
+    others on those cores. Work for a CPU second falls with the square of how busy the hardware threads are, as siblings
+    meet: on idle cores it is ``SMT_SLOWER`` times what it is on full ones.
     """
     if threads_per_core <= 1.0 or cores <= 0.0:
         return cores
-    full = min(cores / max(on_cores, 1e-9), 1.0)
+    full = min((cores + beside) / max(on_cores, 1e-9), 1.0)
     return cores * (SMT_SLOWER - (SMT_SLOWER - 1.0) * full * full)
 
 
@@ -161,6 +162,13 @@ def other_cores(snapshot: Snapshot) -> float:
         if view.sample is not None:
             busy -= value_or(view.sample.cpu_usage_cores, 0.0)
     return min(max(busy, 0.0) * cores_per_cpu(snapshot), 0.9 * total_cores(snapshot))
+
+
+@once
+def beside_batch_cores(snapshot: Snapshot) -> float:
+    """CPU used by all but batch, in physical cores, as far as it is known."""
+    used = sum(value_or(v.sample.cpu_usage_cores, 0.0) for v in lras(snapshot) if v.sample is not None)
+    return used * cores_per_cpu(snapshot) + other_cores(snapshot)
 
 
 def _wanted_cores(sample: Sample, usage_cores: float, model: ResPerfModel, siblings: bool) -> float:

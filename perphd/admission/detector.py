@@ -40,6 +40,10 @@ UNEXPLAINED_RATIO = 1.2
 """If work would be higher by more than this were waiting its only trouble, the load has fallen."""
 
 
+TOO_FEW_RISES = Unavailable("its noise was not watched for long enough")
+"""Where the false alarms of a signal cannot be told yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """What the LRA is to be kept at, now. ``work_band``/``delay_band``: the reference they come from, if any."""
@@ -53,9 +57,6 @@ class Target:
     def known(self) -> bool:
         """True if at least one of the two can be judged."""
         return available(self.work) or available(self.delay)
-
-
-TOO_FEW_RISES = Unavailable("its noise was not watched for long enough")
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,11 @@ class _Memory:
     below_since_s: float | None = None
 
 
+def memory_within(memory: object) -> object:
+    """What the policy below a ceiling remembers; a memory that is no ceiling's as it is."""
+    return memory.inner if isinstance(memory, _Memory) else memory
+
+
 class EgressCeiling:
     """``policy`` with the rule on top: what it wants for batch also says what batch may send."""
 

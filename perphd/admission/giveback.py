@@ -1,4 +1,4 @@
-"""Giving back: the step that leaves batch most, of those by which the target is as good as kept.
+"""Giving back: the step that is worth most to batch, for the risk that the target is missed.
 
 Pure questions to the model; when a step is due, and what came of it, is the turn's to say.
 """
@@ -50,7 +50,7 @@ class GiveBack:
         # The dearest first: what gives batch most.
         return max(found, key=scene.batch_value)
 
-    def is_regretted(self, allocation: Allocation) -> bool:
+    def is_weaker_than_regretted(self, allocation: Allocation) -> bool:
         """True if it protects no more than what has shown to be too little, on the same cores."""
         return any(allocation.cpu == r.cpu and inferer.asks_no_more(allocation, r) for r in self.regretted)
 
@@ -62,7 +62,7 @@ class GiveBack:
         units = sorted({self.stride, (self.stride + 1) // 2, 1}, reverse=True)
         # What several counts come to (little is left to give back) is a step of the fewest.
         fewest = {step: n for n in units for step in ladder.weaker(current, host, n)}
-        order = [step for step in fewest if not self.is_regretted(step)]
+        order = [step for step in fewest if not self.is_weaker_than_regretted(step)]
         if not order:
             return None
         for item in self.scene.assess_these(order, self.model, self.target):
@@ -77,7 +77,7 @@ class GiveBack:
         stakes = self.scene.stakes
         both = self.scene.assess_these([replace(cache, cpu=cpu.cpu)], self.model, self.target)[0]
         likely = inferer.chance(both.prediction, stakes.need, stakes.z) >= inferer.LIKELY
-        return both if likely and not self.is_regretted(both.allocation) else None
+        return both if likely and not self.is_weaker_than_regretted(both.allocation) else None
 
     def _less_memory(self, current: Assessed) -> Assessed | None:
         """Memory is given back whole, when nothing stalls for it any more."""

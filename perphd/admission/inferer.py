@@ -1,8 +1,8 @@
-"""Resource Inferer: the cheapest allocation that the model believes to be enough.
+"""Resource Inferer: the allocation that is of the greatest use, by what the model believes.
 
-The CPU lattice of a host is small, so every candidate is asked in one vectorised model call; the stop rule is
-one-sided on the lower bound, and of all sufficient candidates the one that leaves batch most is taken
-("just enough").
+The CPU lattice of a host is small, so every candidate is asked in one vectorised model call. Growing takes the one with
+the greatest expected use: the chance to meet the target, times what the host then yields. Shrinking takes the step that
+is worth most to batch for the risk ("just enough").
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ class Stakes:
     ``need``: score that the smaller allocation must reach; ``win_s``: how long the step's gain is enjoyed;
     ``loss_s``: how long a target is missed until the step is taken back; ``price_cores``: what a missed target
     costs, in cores of batch work; ``z``: sigmas between a prediction's score and its lower bound;
-    ``wanted_cores``: what batch would use if it could; ``threads_per_core``: hardware threads.
+    ``wanted_cores``: what batch would use if it could; ``beside_cores``: what all others use; ``threads_per_core``:
+    hardware threads.
     """
 
     need: float
@@ -197,15 +198,21 @@ class Stakes:
     price_cores: float
     z: float
     wanted_cores: float = math.inf
+    beside_cores: float = 0.0
     threads_per_core: float = 1.0
 
     def batch_work(self, item: Assessed) -> float:
-        """What batch is predicted to get done there, in cores that are busy with all their hardware threads."""
-        return work_of(item.batch_cores, item.allocation.cpu.batch_cores, self.threads_per_core)
+        """What batch is predicted to get done there, in cores that are busy with all their hardware threads.
+
+        The others are on batch's cores with what they find no room for elsewhere.
+        """
+        cpu = item.allocation.cpu
+        beside = 0.0 if cpu.exclusive else max(0.0, self.beside_cores - (cpu.total_cores - cpu.batch_cores))
+        return work_of(item.batch_cores, cpu.batch_cores, self.threads_per_core, beside)
 
     def wanted_work(self, total_cores: int) -> float:
-        """The same of all that batch wants, had it the whole host."""
-        return work_of(self.wanted_cores, total_cores, self.threads_per_core)
+        """The same of all that batch wants, had it the whole host beside the others."""
+        return work_of(self.wanted_cores, total_cores, self.threads_per_core, self.beside_cores)
 
 
 def cheaper(

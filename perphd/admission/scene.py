@@ -11,6 +11,7 @@ from perphd.admission.context import (
     STARVED_PCT,
     batch_demand_cores,
     batches,
+    beside_batch_cores,
     cores_per_cpu,
     model_context,
     total_cores,
@@ -49,6 +50,7 @@ class Scene:
             price_cores=settings.violation_price_hosts * self.nothing.cpu.total_cores,
             z=settings.confidence_z,
             wanted_cores=batch_demand_cores(self.snapshot),
+            beside_cores=beside_batch_cores(self.snapshot),
             threads_per_core=1.0 / cores_per_cpu(self.snapshot),
         )
 

@@ -78,7 +78,7 @@ class PolicySettings:
         "%",
         "a growth of latency of which this host could explain less at most is made elsewhere: it gets no resources",
     )
-    cusum_k: float = _key(0.5, 0.1, 5.0, "sigma", "slack of the one-sided CUSUM on standardised residuals")
+    cusum_k: float = _key(0.5, 0.1, 2.0, "sigma", "slack of the one-sided CUSUM on standardised residuals")
     false_alarms_per_day: float = _key(
         1.0,
         0.01,

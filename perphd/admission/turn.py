@@ -334,7 +334,7 @@ class Turn:
         stride, regretted = self.state.stride, alive(self.state.regrets, self.now_s)
         back = GiveBack(self.scene, model, self.target, regretted, stride)
         home = self.state.aside.way_home(self.current)
-        if home is not None and not back.is_regretted(home):
+        if home is not None and not back.is_weaker_than_regretted(home):
             self.state = replace(self.state, aside=self.state.aside.back())
             return Move(Action.SHRINK, home, "the step aside is over: back to where it was")
         assessed = self.scene.assess(model, self.target)

@@ -197,7 +197,6 @@ class Agent:
     async def reload(self, config: Config) -> None:
         """Take over a configuration that was read and checked. Models of workloads that stay are kept."""
         await self._roster.reload(config)
-        self.test_detector()
 
     def models(self) -> tuple[ModelSummary, ...]:
         """The LRAs' models, in a line each."""

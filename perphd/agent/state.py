@@ -103,7 +103,7 @@ class State:
 
     ``specs``: the workloads on the list, by name; ``declared``: those that are to be found; ``found``: those on the
     list that were. ``planned``: the settings that were last wanted, and when the kernel was read back for them; None:
-    it is to be read back at once. ``detector_test``: of the start or the last reload. ``sli_followed``: the sources of
+    it is to be read back at once. ``detector_test``: of the start. ``sli_followed``: the sources of
     indicators are those of the list. ``now_s``: of the last round. ``lock``: held for a round, and by whatever must
     not fall into one.
     """

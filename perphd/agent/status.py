@@ -62,7 +62,7 @@ def _of(state: State, modes: Modes, spec: WorkloadSpec) -> WorkloadStatus:
             *executor.limited(spec.name),
             *_ceiling_missing(state, modes, spec, known),
         ),
-        false_alarms_per_day=_false_alarms(state, spec),
+        expected_false_alarms_per_day=_false_alarms(state, spec),
         problem="" if present else f"waiting for {f'cgroup {spec.cgroup}' if spec.cgroup else spec.match}",
     )
 

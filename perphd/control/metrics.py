@@ -85,12 +85,12 @@ def _detector(status: AgentStatus) -> Iterator[tuple[str, str, Reading]]:
     yield (
         "perphd_detector_accepted_false_alarms_per_day",
         "False alarms per LRA and day that are configured.",
-        test.wanted_per_day,
+        test.accepted_per_day,
     )
     yield (
-        "perphd_detector_test_false_alarms_per_day",
+        "perphd_detector_test_expected_false_alarms_per_day",
         "False alarms per day that the detector's self-test at the start promises.",
-        test.false_alarms_per_day,
+        test.expected_per_day,
     )
     yield (
         "perphd_detector_test_found_after_samples",
@@ -140,8 +140,8 @@ def _judgements(workloads: Iterable[WorkloadStatus]) -> Iterator[Metric]:
     )
     for workload in workloads:
         decision, name = workload.decision, workload.spec.name
-        if available(workload.false_alarms_per_day):
-            alarms.add_metric([name], workload.false_alarms_per_day)
+        if available(workload.expected_false_alarms_per_day):
+            alarms.add_metric([name], workload.expected_false_alarms_per_day)
         if workload.spec.kind is not Kind.LRA or decision is None:
             continue
         for verdict in Health:

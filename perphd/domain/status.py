@@ -17,7 +17,8 @@ class WorkloadStatus:
     """One workload now. ``present``: its cgroup exists; ``in_force``: what perphd has set on it.
 
     ``not_enforceable``: what cannot be set on it here; ``limited``: what was wanted last and is not in force, or only
-    in part, with the reason. ``false_alarms_per_day``: of an LRA, what its own noise promises of the detector.
+    in part, with the reason. ``expected_false_alarms_per_day``: of an
+    LRA, what its own noise promises of the detector.
     """
 
     spec: WorkloadSpec
@@ -31,7 +32,7 @@ class WorkloadStatus:
     not_enforceable: tuple[NotEnforceable, ...] = ()
     problem: str = ""
     limited: tuple[NotEnforceable, ...] = ()
-    false_alarms_per_day: Reading = NOT_MEASURED
+    expected_false_alarms_per_day: Reading = NOT_MEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,12 @@ class SelfCost:
 class DetectorTest:
     """The detector's arithmetic on made noise, at the start.
 
-    ``false_alarms_per_day``: what that noise promises, beside ``wanted_per_day``; ``found_after_samples``: in how many
-    samples a drop of two sigma was found, in the median.
+    ``expected_per_day``: false alarms that this noise promises, beside ``accepted_per_day``; ``found_after_samples``:
+    in how many samples a drop of two sigma was found, in the median.
     """
 
-    wanted_per_day: float
-    false_alarms_per_day: Reading
+    accepted_per_day: float
+    expected_per_day: Reading
     found_after_samples: Reading
 
 

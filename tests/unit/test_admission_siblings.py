@@ -43,3 +43,13 @@ def test_a_step_back_is_worth_its_cores_only_where_siblings_meet() -> None:
     here, wider = grant(4, 4.0), grant(5, 4.0)
     assert inferer.cheaper([here, wider], here, stakes(1.0), ()) is None
     assert inferer.cheaper([here, wider], here, stakes(2.0), ()) is wider
+
+
+def test_siblings_that_others_use_are_not_free() -> None:
+    """On all cores beside an LRA that fills the rest, batch does what it does on as many full cores of its own."""
+    beside = Stakes(
+        need=1.03, win_s=300.0, loss_s=4.0, price_cores=40.0, z=1.0, beside_cores=5.0, threads_per_core=2.0
+    )  # fmt: skip
+    own = Assessed(Allocation(CpuGrant(10, 5, 100, exclusive=True)), SURE, 5.0)
+    assert beside.batch_work(grant(10, 5.0)) == pytest.approx(beside.batch_work(own)) == pytest.approx(5.0)
+    assert beside.batch_work(grant(10, 2.0)) > 2.0

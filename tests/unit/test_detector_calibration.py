@@ -30,10 +30,10 @@ def watched(samples: int, seed: int = 3) -> Baseline:
 def test_the_test_at_the_start_keeps_to_the_configured_rate_and_finds_a_drop(per_day: float) -> None:
     settings = replace(SETTINGS, false_alarms_per_day=per_day)
     test = calibration.self_test(settings, 1.0)
-    assert test.wanted_per_day == per_day
-    assert isinstance(test.false_alarms_per_day, float)
+    assert test.accepted_per_day == per_day
+    assert isinstance(test.expected_per_day, float)
     least = per_day / 20.0 if per_day >= 1.0 else 0.0
-    assert least < test.false_alarms_per_day < calibration.TOO_OFTEN * per_day
+    assert least < test.expected_per_day < calibration.TOO_OFTEN * per_day
     assert isinstance(test.found_after_samples, float)
     assert test.found_after_samples < 30
     assert calibration.failure(test) == ""
@@ -41,11 +41,11 @@ def test_the_test_at_the_start_keeps_to_the_configured_rate_and_finds_a_drop(per
 
 def test_a_detector_that_alarms_too_often_or_never_is_told() -> None:
     test = calibration.self_test(SETTINGS, 1.0)
-    often = calibration.failure(replace(test, false_alarms_per_day=4.0))
+    often = calibration.failure(replace(test, expected_per_day=4.0))
     assert "4.0 false alarms a day" in often
     assert "1 are accepted" in often
     never = calibration.failure(replace(test, found_after_samples=Unavailable("not within 200 samples")))
-    assert "not within 200 samples" in never
+    assert "not found within 200 samples: policy.cusum_k" in never
 
 
 def test_an_lras_own_noise_tells_once_enough_of_it_was_seen() -> None:

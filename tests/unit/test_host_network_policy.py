@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.admission.baselines import NonePolicy
-from perphd.admission.egress import EgressCeiling, EgressRule
+from perphd.admission.egress import EgressCeiling, EgressRule, memory_within
 from perphd.agent.composition import POLICIES, _policy
 from perphd.agent.config import Config, parse
 from perphd.domain.allocation import KEEP, Settings
@@ -63,6 +63,12 @@ def run(rule: EgressRule, *seen: tuple[float, Reading]) -> list[bool]:
     assert memory is not None
     assert memory.inner == len(seen), "and so does what it remembers"
     return held
+
+
+def test_what_the_policy_remembers_is_found_below_the_ceiling() -> None:
+    target = EgressCeiling(Counting(), RULE).decide(snapshot(1.0, 50.0))
+    assert memory_within(target.memory) == Counting().decide(snapshot(1.0, 50.0)).memory
+    assert memory_within("another policy's") == "another policy's"
 
 
 def test_always_means_always() -> None:
