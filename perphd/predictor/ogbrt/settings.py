@@ -27,7 +27,7 @@ class OgbrtSettings:
         first_rebuild: see there.
         rebuild_after_drift: samples between an alarm and the rebuild that answers it.
         trial_samples, trial_margin: length of a trial, and by what part of the squared error a challenger must win.
-            Large: measured, a rebuild after a change is as good one step ahead and often worse elsewhere.
+            Large: measured, a rebuild without need is as good one step ahead and often worse elsewhere.
         old_weight: weight of a remembered sample from before the last change, relative to a new one.
         recent_half_life: samples after which the weight of a newer one has halved.
         reservoir: samples remembered at most.
@@ -47,7 +47,7 @@ class OgbrtSettings:
     first_rebuild: int = 60
     rebuild_after_drift: int = 120
     trial_samples: int = 120
-    trial_margin: float = 0.25
+    trial_margin: float = 0.4
     old_weight: float = 0.3
     recent_half_life: float = 300.0
     reservoir: int = 1024
