@@ -342,8 +342,8 @@ def test_the_report_says_how_everybody_did(tmp_path):
     text = (tmp_path / "report.md").read_text()
     assert text.startswith(head[:200])
     assert "ORACLE >= CLITE > PARTIES > Heracles holds" in text
-    assert "parties 0.30 by its own rules, 0.70 until all targets are met of ORACLE" in text
-    assert "published 0.57: the nearer within 0.15" in text
+    assert "parties, by its own rules, 0.30 of ORACLE, published 0.57: **not within** 0.15" in text
+    assert "parties, until all targets are met, 0.70 of ORACLE, published 0.57: within 0.15" in text
     assert "clite 0.90 of ORACLE, published 0.90: within 0.15" in text
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/png") >= 3

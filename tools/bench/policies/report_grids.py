@@ -90,16 +90,14 @@ def reproduced(cells: list[dict[str, Any]]) -> list[str]:
                 f"mean over the cells with PARTIES {reading} (1.00, {ratios['clite']:.2f}, {ratios[policy]:.2f}, "
                 f"{ratios['heracles-literal']:.2f})."
             )
-        for policy in ("clite", "parties", "heracles-literal"):
-            published = PUBLISHED.get((grid, policy))
+        sizes = (("clite", "clite", ""), *(("parties", p, f", {reading},") for p, reading in PARTIES))
+        for name, policy, reading in (*sizes, ("heracles-literal", "heracles-literal", "")):
+            published = PUBLISHED.get((grid, name))
             if published is None:
                 continue
-            measured = [(policy, "")] if policy != "parties" else PARTIES
-            told = ", ".join(f"{ratios[p]:.2f} {reading}".strip() for p, reading in measured)
-            off = min(abs(ratios[p] - published) for p, _ in measured)
-            words = "within" if off <= TOLERANCE else "**not within**"
-            words = f"the nearer {words}" if len(measured) > 1 else words
+            within = "within" if abs(ratios[policy] - published) <= TOLERANCE else "**not within**"
             lines.append(
-                f"- {grid}: {policy} {told} of ORACLE, published {published:.2f}: {words} {TOLERANCE:g}."
+                f"- {grid}: {name}{reading} {ratios[policy]:.2f} of ORACLE, published {published:.2f}: "
+                f"{within} {TOLERANCE:g}."
             )
     return lines
