@@ -2,23 +2,23 @@
 
 The loop does no more for one in any tick than copy what one correction remembers (some hundred rows, labelled by one
 pass through its trees) or point it at the trees that came back, compiled; so much is bounded whatever the number of
-models. Packing, starting the process, waiting and reading are the matter of a thread. Whatever goes
-wrong (it may not be started, dies, hangs, answers nonsense) is one problem that ``perphctl status`` shows; the model
-that there is stays.
+models. Packing, starting the process, waiting and reading are the matter of a thread, and none of it holds the
+interpreter while the machine is busy with others (``offshoot``). Whatever goes wrong (it may not be started, dies,
+hangs, answers nonsense) is one problem that ``perphctl status`` shows; the model that there is stays.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
-import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import Future
-from contextlib import suppress
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from threading import Thread
+from threading import Event
 from typing import Final
 
+from perphd.agent import offshoot
 from perphd.agent.records import Records
 from perphd.domain.errors import PerphError
 from perphd.predictor import LraModel, Registry
@@ -29,8 +29,8 @@ DEADLINE_S: Final = 60.0
 """A worker that takes longer is ended."""
 RETRY_S: Final = 900.0
 """After a rebuild that failed, none for so long: what failed once fails again."""
-COMMAND: Final = (sys.executable, "-m", "perphd.predictor.rebuild_worker")
-"""The worker."""
+COMMAND: Final = (sys.executable, "-P", "-m", "perphd.predictor.rebuild_worker")
+"""The worker; nothing of the working directory is imported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,6 @@ class _Running:
     model: LraModel
     channel: str
     future: Future[Rebuilt]
-    thread: Thread
 
 
 class Rebuilds:
@@ -48,7 +47,7 @@ class Rebuilds:
     Args:
         registry: the models.
         records: takes problems.
-        command: the worker, as for ``subprocess``.
+        command: the worker: program and arguments.
         deadline_s: how long it may take.
     """
 
@@ -62,9 +61,9 @@ class Rebuilds:
         self._registry, self._records = registry, records
         self._command, self._deadline_s = tuple(command), deadline_s
         self._running: _Running | None = None
-        self._process: subprocess.Popen[bytes] | None = None
+        self._last = ""
         self._not_before_s = 0.0
-        self._closed = False
+        self._stop = Event()
         self.done = 0
 
     def step(self, now_s: float) -> None:
@@ -73,13 +72,20 @@ class Rebuilds:
             if not self._running.future.done():
                 return
             self._take(self._running, now_s)
-        if now_s < self._not_before_s or self._closed:
+        if now_s < self._not_before_s or self._stop.is_set():
             return
-        for lra, model in self._registry.all():
+        for lra, model in self._in_turn():
             due = model.next_rebuild()
             if due is not None:
+                self._last = lra
                 self._start(lra, model, *due)
                 return
+
+    def _in_turn(self) -> Sequence[tuple[str, LraModel]]:
+        """All models, the LRA whose turn was last at the end: none is served again while another waits."""
+        models = list(self._registry.all())
+        after = next((i + 1 for i, (lra, _) in enumerate(models) if lra == self._last), 0)
+        return models[after:] + models[:after]
 
     @property
     def ready(self) -> bool:
@@ -88,18 +94,15 @@ class Rebuilds:
 
     def close(self) -> None:
         """End the worker, if there is one."""
-        self._closed = True
-        if self._process is not None:
-            with suppress(OSError):
-                self._process.kill()
+        self._stop.set()
         if self._running is not None:
-            self._running.thread.join()
+            wait([self._running.future])
 
     def _start(self, lra: str, model: LraModel, channel: str, job: RebuildJob) -> None:
         future: Future[Rebuilt] = Future()
-        thread = Thread(target=self._answer, args=(future, job), name="perphd-rebuild", daemon=True)
-        self._running = _Running(lra, model, channel, future, thread)
-        thread.start()
+        self._running = _Running(lra, model, channel, future)
+        # Thread.start() would wait until the kernel has run the new thread once; that may be long on a full machine.
+        _thread.start_new_thread(self._answer, (future, job))
 
     def _take(self, running: _Running, now_s: float) -> None:
         self._running = None
@@ -130,29 +133,17 @@ class Rebuilds:
             "OPENBLAS_NUM_THREADS": "1",
         }
         try:
-            process = subprocess.Popen(
-                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
-                env=environment,
-            )  # fmt: skip
+            ended = offshoot.run(self._command, pack_jobs([job]), environment, self._deadline_s, self._stop)
+        except TimeoutError as exc:
+            raise RebuildFailed(f"the worker did not end within {self._deadline_s:g} s") from exc
+        except offshoot.Stopped as exc:
+            raise RebuildFailed("perphd ends") from exc
         except OSError as exc:
-            raise RebuildFailed(f"a worker cannot be started: {exc.strerror}: {exc.filename}") from exc
-        self._process = process
-        if self._closed:  # meanwhile
-            process.kill()
-        with process:
-            try:
-                out, err = process.communicate(pack_jobs([job]), timeout=self._deadline_s)
-            except subprocess.TimeoutExpired as exc:
-                process.kill()
-                raise RebuildFailed(f"the worker did not end within {self._deadline_s:g} s") from exc
-            finally:
-                self._process = None
-        if process.returncode != 0:
-            said = err.decode(errors="replace").strip().splitlines()
-            raise RebuildFailed(
-                f"the worker ended with {process.returncode}: {said[-1] if said else 'no word'}"
-            )
-        found = unpack_results(out)
+            raise RebuildFailed(f"a worker cannot be started: {exc.strerror}: {self._command[0]}") from exc
+        if ended.status != 0:
+            said = ended.err.decode(errors="replace").strip().splitlines()
+            raise RebuildFailed(f"the worker ended with {ended.status}: {said[-1] if said else 'no word'}")
+        found = unpack_results(ended.out)
         if len(found) != 1:
             raise RebuildFailed(f"{len(found)} results for one job")
         return found[0]

@@ -1,8 +1,8 @@
 """The worker process in which trees are rebuilt: ``python -m perphd.predictor.rebuild_worker``, jobs in, trees out.
 
-Both directions are plain arrays (``arrays``) through a pipe: the parent starts the process when there is something to
-do and it ends when that is done. Trees come back compiled, so that the parent has nothing to work out. The worker makes
-itself nice; where that is refused (a service's system call filter) it works all the same.
+Both directions are plain arrays (``arrays``), by standard input and output: the parent starts the process when there is
+something to do and it ends when that is done. Trees come back compiled, so that the parent has nothing to work out.
+The worker makes itself nice; where that is refused (a service's system call filter) it works all the same.
 """
 
 from __future__ import annotations
@@ -126,6 +126,7 @@ def _forest(trees: Trees, row_start: tuple[int, ...], arrays: Mapping[str, Any],
 
 def main() -> int:
     """Read jobs from standard input until it ends, write the results to standard output."""
+    os.chdir("/")  # no file system is kept busy
     with contextlib.suppress(OSError):
         os.nice(NICENESS)
     jobs = unpack_jobs(sys.stdin.buffer.read())

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ from perphd.agent.records import Records
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.policy import ModelContext
 from perphd.domain.sample import Sample
-from perphd.predictor import Observation, Registry
+from perphd.predictor import LraModel, Observation, Registry
 from perphd.predictor.boosted import RESIDENT
 from perphd.predictor.ogbrt import Forest
 from perphd.predictor.ogbrt.rebuild import RebuildJob
@@ -59,8 +60,8 @@ def test_a_worker_rebuilds_and_nothing_stays_when_it_is_done() -> None:
     finish(rebuilds)
     assert rebuilds.done == 2  # of work and of delay, one after the other
     assert records.problems == ()
-    assert not [t for t in threading.enumerate() if t.name == "perphd-rebuild"]
-    assert rebuilds._process is None
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)
     work = registry.model("db")._work
     assert work._trees._challenger is not None  # type: ignore[attr-defined]
     rebuilds.close()
@@ -96,15 +97,43 @@ def test_whatever_goes_wrong_the_model_stays_and_one_sentence_says_so(
 def test_an_end_in_between_waits_for_nobody() -> None:
     rebuilds, _ = made(due(), (sys.executable, "-c", "import time; time.sleep(60)"))
     rebuilds.step(1.0)
-    for _ in range(500):
-        if rebuilds._process is not None:
-            break
-        time.sleep(0.01)
     began = time.monotonic()
     rebuilds.close()
     assert time.monotonic() - began < 30.0
     rebuilds.step(2.0)
+    assert rebuilds._running is None
     rebuilds.close()
+
+
+def test_all_models_have_their_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One whose rebuilds are always due again does not keep the others waiting."""
+    registry = Registry("ogbrt")
+    served: list[str] = []
+
+    class Always(LraModel):
+        def __init__(self, name: str) -> None:
+            super().__init__()
+            self.name = name
+
+        def next_rebuild(self) -> tuple[str, RebuildJob]:
+            served.append(self.name)
+            return "work", empty
+
+        def offer(self, channel: str, rebuilt: object) -> None:
+            pass
+
+    empty = RebuildJob(("a",), (0,), np.zeros((0, 1)), np.zeros(0), np.zeros(0), RESIDENT.fit, 1, 0)
+    monkeypatch.setattr(Rebuilds, "_run", lambda self, job: job.run())
+    for name in ("first", "second", "third"):
+        registry.put(name, Always(name))
+    rebuilds, _ = made(registry)
+    for _ in range(500):
+        rebuilds.step(1.0)
+        if len(served) >= 6:
+            break
+        time.sleep(0.01)
+    rebuilds.close()
+    assert served[:6] == ["first", "second", "third"] * 2
 
 
 def test_the_loop_only_copies_and_points_however_many_models_want_a_rebuild(
