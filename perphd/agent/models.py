@@ -4,12 +4,15 @@ What goes wrong with a file is a problem that ``perphctl status`` shows; it neve
 by a thread of their own, because a disk may take its time.
 
 An application's version is part of what a model is of. When another one runs, the model of the last is kept on disk;
-the new one begins from it, doubted, or from where it was left if it ran here before.
+the new one begins from it, doubted, or from where it was left if it ran here before. So it is when the application
+itself goes and comes back.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -63,12 +66,13 @@ class _Written:
 
 @dataclass(slots=True)
 class _Life:
-    cgroup: str
+    spec: WorkloadSpec
     origin: str
     saved_unix_s: float | None = None
     saved_samples: int = 0
     version: str = ""
-    looked_s: float | None = None
+    looked_s: float = -math.inf
+    fresh: bool = False  # nothing was found of it but, maybe, models of its versions
 
 
 class Models:
@@ -123,7 +127,7 @@ class Models:
         for spec in specs:
             if spec.kind is not Kind.LRA or spec.name in self._lives:
                 continue
-            life = _Life(spec.cgroup, "learned here")
+            life = _Life(spec, "learned here")
             self._lives[spec.name] = life
             found = self._files.load(spec.name, partial(self._misfit, spec))
             problems = list(found.problems)
@@ -133,6 +137,7 @@ class Models:
                 life.saved_unix_s = found.file.provenance.saved_at_unix_s
                 life.saved_samples = found.file.state.samples
                 life.version = found.file.provenance.app_version
+            life.fresh = found.file is None
             self._begin(spec, life, found.file is None, problems)
             if problems:
                 self._records.problem(_key(spec.name), f"model of {spec.name}: {'; '.join(problems)}", now_s)
@@ -141,23 +146,58 @@ class Models:
     def _follow_versions(self, specs: Iterable[WorkloadSpec], now_s: float) -> None:
         if self._versions is None:
             return
-        looks = 0
-        for spec in specs:
-            life = self._lives.get(spec.name)
-            if life is None or (life.looked_s is not None and 0 <= now_s - life.looked_s < VERSION_LOOK_S):
-                continue
-            looks += 1
-            if looks > LOOKS_PER_TICK:
-                return
+        for spec, life in self._longest_unseen(specs, now_s):
             life.looked_s = now_s
             version = self._versions.look(spec)
             if isinstance(version, Unavailable) or version == life.version:
                 continue
             if life.version:
                 self._change_version(spec, life, version, now_s)
+            elif life.fresh:
+                self._take_up(spec, life, version, now_s)
+            life.fresh = False
             life.version = (
                 version  # until now it was not known of what version what was learned is: of this one
             )
+
+    def _longest_unseen(
+        self, specs: Iterable[WorkloadSpec], now_s: float
+    ) -> list[tuple[WorkloadSpec, _Life]]:
+        """Whose version is to be looked at now. Those that waited longest: where ticks are long, the first of the list
+        are due again before the last had a look.
+        """
+        due = []
+        for spec in specs:
+            life = self._lives.get(spec.name)
+            if life is not None:
+                life.spec = spec
+                if not 0 <= now_s - life.looked_s < VERSION_LOOK_S:
+                    due.append((spec, life))
+        return heapq.nsmallest(LOOKS_PER_TICK, due, key=lambda one: one[1].looked_s)
+
+    def _take_up(self, spec: WorkloadSpec, life: _Life, version: str, now_s: float) -> None:
+        """An LRA that was gone is back: go on with its version's own model, or begin from the last that ran here."""
+        self._wait(now_s)
+        fits = partial(self._misfit, spec)
+        found = self._files.load_version(spec.name, version, fits)
+        problems = list(found.problems)
+        if found.file is None:
+            found = self._files.load_newest_version(spec.name, fits)
+            problems += found.problems
+        file = found.file
+        if file is not None and file.state.samples > self.model(spec.name).samples:
+            self._put(file, spec.name, now_s, life)
+            was = file.provenance.app_version
+            if was == version:
+                life.origin = f"taken up again, learned on {file.provenance.host}"
+                said = f"{spec.name} is back with version {version}: its model is taken up again"
+            else:
+                self.model(spec.name).doubt()
+                life.origin = f"began from version {was}"
+                said = f"{spec.name} is back with version {version}: its model begins from that of {was}"
+            self._records.event(Event(now_s, EventKind.WORKLOAD, said, spec.name))
+        odd = f"model of {spec.name}: {'; '.join(problems)}" if problems else None
+        self._records.problem(f"version:{spec.name}", odd, now_s)
 
     def _change_version(self, spec: WorkloadSpec, life: _Life, version: str, now_s: float) -> None:
         """Another version runs: keep the model of the last, go on with this one's own if there is one."""
@@ -289,11 +329,27 @@ class Models:
         self._wait(now_s)
         self._files.put_aside(spec.name)
         self._registry.forget(spec.name)
-        self._lives[spec.name] = _Life(spec.cgroup, "learned here", version=self._life(spec).version)
+        self._lives[spec.name] = _Life(spec, "learned here", version=self._life(spec).version)
         self._records.problem(_key(spec.name), None, now_s)
 
     def forget(self, lra: str, now_s: float) -> None:
-        """The workload was taken off the list: so is its model. Its files are put aside."""
+        """The workload was taken off the list: so is its model. Its files are put aside.
+
+        The model of the version that ran is kept with those of the versions before it, for when it is back.
+        """
+        life, file = self._lives.get(lra), None
+        if life is not None and life.version and self.model(lra).samples:
+            file = self._file(life.spec, now_s)
+        self._drop(lra, now_s, with_versions=False)
+        if file is not None:
+            self._writing = self._in_writer(partial(self._keep_gone, tuple(self._lives)), file)
+
+    def keep_if_counted_alike(self, old: WorkloadSpec, new: WorkloadSpec, now_s: float) -> None:
+        """An LRA whose work is counted by another kind of SLI from now on is learned anew."""
+        if old.kind is Kind.LRA and _sli(old) != _sli(new):
+            self._drop(old.name, now_s, with_versions=True)
+
+    def _drop(self, lra: str, now_s: float, with_versions: bool) -> None:
         self._wait(now_s)
         self._registry.forget(lra)
         if self._versions is not None:
@@ -302,20 +358,15 @@ class Models:
         problem = None
         if self._lives.pop(lra, None) is not None:
             try:
-                self._files.put_aside(lra)
+                self._files.put_aside(lra, with_versions)
             except PerphError as exc:
                 problem = f"model of {lra}: {exc}"
         self._records.left_behind(_key(lra), problem, now_s)
 
-    def keep_if_counted_alike(self, old: WorkloadSpec, new: WorkloadSpec, now_s: float) -> None:
-        """An LRA whose work is counted by another kind of SLI from now on is learned anew."""
-        if old.kind is Kind.LRA and _sli(old) != _sli(new):
-            self.forget(old.name, now_s)
-
     # -- helpers --------------------------------------------------------------------------------------------------
 
     def _life(self, spec: WorkloadSpec) -> _Life:
-        return self._lives.setdefault(spec.name, _Life(spec.cgroup, "learned here"))
+        return self._lives.setdefault(spec.name, _Life(spec, "learned here"))
 
     def _misfit(self, spec: WorkloadSpec, file: ModelFile) -> str:
         source = file.provenance
@@ -382,6 +433,14 @@ class Models:
         except PerphError as exc:
             problem = f"model of {lra}: that of the version before could not be kept: {exc}"
         return (_Written(file, problem),)
+
+    def _keep_gone(self, present: tuple[str, ...], file: ModelFile) -> Sequence[_Written]:
+        """Runs in the writer's thread: the model of an LRA that went away; ``present``: those that did not."""
+        for done in self._keep(file):
+            if done.problem is not None:
+                log.warning("%s", done.problem)
+        self._files.drop_gone(present, self._wall_clock())
+        return ()
 
     def _in_writer(self, write: Callable[[_T], Sequence[_Written]], what: _T) -> Future[Sequence[_Written]]:
         if self._writer is None:

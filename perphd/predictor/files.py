@@ -2,7 +2,8 @@
 
 ``NAME.json`` is the model; ``NAME.json.last`` the one before it, read when that is damaged; ``NAME.json.aside`` what
 was refused, reset or removed, never read by itself (``perphctl model import`` takes it back). Models of earlier
-versions of an application are in ``versions/NAME/``, a file each, the newest few.
+versions of an application are in ``versions/NAME/``, a file each, the newest few. They stay when the application goes,
+for a month, and are taken up when it is back.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -24,6 +25,10 @@ KEPT_ASIDE: Final = 64
 """So many files that were put aside are kept, the newest: workloads of ever new names must not fill the disk."""
 KEPT_VERSIONS: Final = 4
 """Earlier versions of an application whose models are kept, the newest."""
+KEPT_GONE_S: Final = 30 * 86400.0
+"""For so long the models of an application's versions are kept after it went away ..."""
+KEPT_GONE: Final = 32
+"""... and of so many applications, those that went last."""
 _VERSIONS: Final = "versions"
 _NEW: Final = ".new"
 _LOST: Final = "what was learned since the last save would be lost with this process"
@@ -106,13 +111,40 @@ class ModelFiles:
 
     def load_version(self, lra: str, version: str, fits: Callable[[ModelFile], str]) -> Loaded:
         """The kept model of this version of an application, if there is one. Never raises."""
-        path = self._version_path(lra, version)
+
+        def fits_and_is(file: ModelFile) -> str:
+            is_version = file.provenance.app_version
+            return fits(file) or ("" if is_version == version else f"it is of version {is_version!r}")
+
+        return self._load_version(self._version_path(lra, version), fits_and_is)
+
+    def load_newest_version(self, lra: str, fits: Callable[[ModelFile], str]) -> Loaded:
+        """The kept model of the version that ran last, if there is one. Never raises."""
+        try:
+            newest = max(self._version_files(lra), key=lambda entry: entry.stat().st_mtime_ns, default=None)
+        except OSError as exc:
+            return Loaded(None, (f"{self.directory}/{_VERSIONS}/{lra}: cannot be read: {exc.strerror}",))
+        return Loaded(None) if newest is None else self._load_version(newest.path, fits)
+
+    def drop_gone(self, present: Collection[str], now_unix_s: float) -> None:
+        """Models of the versions of applications that are not ``present``: those that went too long ago go for good,
+        and those that are too many. What cannot be looked at stays.
+        """
+        gone = []
+        with contextlib.suppress(OSError), os.scandir(f"{self.directory}/{_VERSIONS}") as found:
+            for entry in found:
+                if entry.name not in present and entry.is_dir(follow_symlinks=False):
+                    gone.append((entry.stat(follow_symlinks=False).st_mtime, entry.name))
+        gone.sort(reverse=True)
+        for place, (went_unix_s, lra) in enumerate(gone):
+            if place >= KEPT_GONE or now_unix_s - went_unix_s > KEPT_GONE_S:
+                with contextlib.suppress(OSError):
+                    self._drop_versions(lra)
+
+    def _load_version(self, path: str, fits: Callable[[ModelFile], str]) -> Loaded:
         try:
             file = self._read(path)
-            reason = fits(file)
-            if not reason and file.provenance.app_version != version:
-                reason = f"it is of version {file.provenance.app_version!r}"
-            if reason:
+            if reason := fits(file):
                 raise ModelFileError(reason)
         except FileNotFoundError:
             return Loaded(None)
@@ -166,8 +198,10 @@ class ModelFiles:
                 exc, path, "write", advice="what was learned since the last save is lost at stop"
             ) from exc
 
-    def put_aside(self, lra: str) -> None:
+    def put_aside(self, lra: str, with_versions: bool = True) -> None:
         """Begin anew: neither the file nor the one before it is read again.
+
+        ``with_versions``: nor are those of its versions, which go for good.
 
         Raises:
             KernelError: they could not be moved.
@@ -181,12 +215,16 @@ class ModelFiles:
             with contextlib.suppress(FileNotFoundError):
                 self._drop_oldest_aside()
                 self._sync(self.directory)
-            for entry in self._version_files(lra):
-                os.unlink(entry.path)
-            with contextlib.suppress(OSError):  # there was none, or something else is in it
-                os.rmdir(f"{self.directory}/{_VERSIONS}/{lra}")
+            if with_versions:
+                self._drop_versions(lra)
         except OSError as exc:
             raise kernel_error(exc, path, "rename") from exc
+
+    def _drop_versions(self, lra: str) -> None:
+        for entry in self._version_files(lra):
+            os.unlink(entry.path)
+        with contextlib.suppress(OSError):  # there was none, or something else is in it
+            os.rmdir(f"{self.directory}/{_VERSIONS}/{lra}")
 
     def _drop_oldest_aside(self) -> None:
         aside = [entry for entry in os.scandir(self.directory) if entry.name.endswith(ASIDE)]

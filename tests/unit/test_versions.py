@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.host.app_version import MOST_TEXT, AppVersions, Version
 from perphd.host.cgroup import discover
 from perphd.predictor import Observation, Registry
-from perphd.predictor.files import KEPT_VERSIONS, ModelFiles
+from perphd.predictor.files import KEPT_GONE, KEPT_GONE_S, KEPT_VERSIONS, ModelFiles
 from perphd.sim.host import SimHost
 
 DB = WorkloadSpec("db", Kind.LRA, "/app/db", sli=SliSpec("push"))
@@ -249,9 +250,11 @@ class Running:
     def __init__(self) -> None:
         self.now: dict[str, Version] = {}
         self.looks = 0
+        self.seen: set[str] = set()
 
     def look(self, spec: WorkloadSpec) -> Version:
         self.looks += 1
+        self.seen.add(spec.name)
         return self.now.get(spec.name, Unavailable("not running"))
 
     def forget(self, name: str) -> None:
@@ -390,6 +393,66 @@ def test_many_lras_are_looked_at_a_few_at_a_time(path: Path) -> None:
         assert daemon.running.looks - before <= LOOKS_PER_TICK
     assert daemon.running.looks == 7
     daemon.models.close((), 4.0, save=False)
+
+
+def test_where_ticks_are_long_the_last_of_the_list_have_their_look_too(path: Path) -> None:
+    daemon = Daemon(path)
+    specs = [replace(DB, name=f"db{n}", cgroup=f"/app/db{n}") for n in range(7)]
+    for tick in range(4):
+        daemon.models.follow(specs, tick * 2 * VERSION_LOOK_S)
+    assert daemon.running.seen == {spec.name for spec in specs}
+    daemon.models.close((), 1e3, save=False)
+
+
+def test_an_application_that_is_back_goes_on_with_the_model_of_its_version(path: Path) -> None:
+    daemon = Daemon(path)
+    daemon.deployed("1.0", 1000.0)
+    daemon.deployed("1.1", 500.0)
+    daemon.models.forget("db", daemon.now_s)
+    daemon.deployed("1.1", 500.0, seconds=1)
+    assert daemon.work == pytest.approx(500.0, rel=0.01)
+    assert daemon.support > 20.0
+    summary = daemon.models.summary(DB)
+    assert (summary.version, summary.earlier_versions) == ("1.1", 1)
+    daemon.models.forget("db", daemon.now_s)
+    daemon.deployed("1.0", 1000.0, seconds=1)
+    assert daemon.work == pytest.approx(1000.0, rel=0.01)
+    assert daemon.support > 20.0
+    assert daemon.records.problems == ()
+    daemon.stop()
+
+
+def test_an_application_that_is_back_as_another_version_begins_from_the_last_one(path: Path) -> None:
+    daemon = Daemon(path)
+    daemon.deployed("1.0", 1000.0)
+    daemon.models.forget("db", daemon.now_s)
+    daemon.deployed("2.0", 800.0, seconds=1)
+    assert daemon.models.summary(DB).origin == "began from version 1.0"
+    assert daemon.support <= 6.0
+    daemon.stop()
+
+
+def test_work_that_is_counted_otherwise_takes_the_versions_along(path: Path) -> None:
+    daemon = Daemon(path)
+    daemon.deployed("1.0", 1000.0)
+    daemon.deployed("1.1", 500.0)
+    other = replace(DB, sli=None)
+    daemon.models.keep_if_counted_alike(DB, other, daemon.now_s)
+    assert not (path / "versions" / "db").exists()
+    daemon.models.close((), daemon.now_s, save=False)
+
+
+def test_what_went_long_ago_or_is_too_much_goes_for_good(tmp_path: Path) -> None:
+    files = ModelFiles(tmp_path)
+    for n in range(KEPT_GONE + 3):
+        files.keep_version(f"db{n}", "1", "{}")
+        os.utime(tmp_path / "versions" / f"db{n}", (n, n))
+    files.drop_gone(("db0",), KEPT_GONE_S)
+    left = {entry.name for entry in (tmp_path / "versions").iterdir()}
+    assert left == {"db0"} | {f"db{n}" for n in range(3, KEPT_GONE + 3)}  # it runs; and the last ones
+    files.drop_gone(("db0",), KEPT_GONE_S + 10.5)
+    left = {entry.name for entry in (tmp_path / "versions").iterdir()}
+    assert left == {"db0"} | {f"db{n}" for n in range(11, KEPT_GONE + 3)}
 
 
 def test_the_list_of_models_shows_versions(path: Path) -> None:
