@@ -111,7 +111,7 @@ def test_the_report_says_what_was_kept_and_what_was_missed() -> None:
         {"grid": [Warm(0.99, 0.99, 0.05)]},
         [],
         [study],
-        [Cost("update of one sample", 200, 300, 9, 190, 210)],
+        [Cost("update of one sample", 200, 300, 9, 190, 210, 150)],
         500,
     )
     text = report.markdown()
@@ -119,7 +119,7 @@ def test_the_report_says_what_was_kept_and_what_was_missed() -> None:
     assert f"best other: {REFIT} | abrupt | 0.200 (0.200..0.200) | <= 0.300 | kept" in text
     assert "in hindsight | abrupt | 1.111 (1.111..1.111) | <= 1.25 | kept" in text
     assert "0.9900 (0.9900..0.9900) | >= 0.985 | kept" in text
-    assert "| update of one sample | 200 | 300 | 190 | 210 | 300 | kept |" in text
+    assert "| update of one sample | 150 | 200 | 300 | 190 | 210 | 300 | kept |" in text
     json.dumps(report.as_dict())
 
 

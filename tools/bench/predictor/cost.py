@@ -2,33 +2,43 @@
 
 Of two: the learner of the comparison (100 trees of depth 4, 5 replicas, 5 features), and the model that a running
 daemon has of every LRA (``LraModel``: three channels, trees below local cells), full, on the features of a real host.
-Wall time on a shared machine measures the neighbours; CPU time of the calling thread stands beside it.
+Wall time on a shared machine measures the neighbours; CPU time of the calling thread stands beside it. What has a
+budget of one call is also measured by pyperf, in processes of its own (``timing``).
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
+import pyperf
 
 from perphd.predictor.ogbrt import Forest
-from tools.bench.predictor import live
-from tools.bench.predictor.contestants import Online, WarmStart
-from tools.bench.predictor.streams import DRIFTS, everywhere, sticky, stream
+from tools.bench.predictor import live, timing
+from tools.bench.predictor.streams import everywhere
+from tools.bench.predictor.timing import LIVE, PREDICT, UPDATE
 
-UPDATE, PREDICT = "update of one sample", "prediction of 100 candidates with bounds"
-LIVE = ", live model"
+WAIT = "rebuild, in the loop: longest wait for the interpreter while one runs"
+"""Time by the wall, in all columns; see ``live.longest_wait``."""
 BUDGETS_US = {UPDATE: 300.0, PREDICT: 500.0, UPDATE + LIVE: 300.0, PREDICT + LIVE: 500.0}
 BYTES_BUDGET = 1 << 20
 BLOCK_BUDGET_US = 5000.0
-"""What a rebuild may take from the loop in one step: to make the job, and to take its result."""
+"""What a rebuild may take from the loop in one step: to make the job, to take its result, to wait for others."""
+_ROOT = Path(__file__).parents[3]  # pyperf starts its workers by path, not as modules
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Microseconds of one call: median and 99th percentile over ``calls``, by the wall; median and most of CPU time."""
+    """Microseconds of one call: median and 99th percentile over ``calls``, by the wall; median and most of CPU time;
+    and the median over pyperf's processes, where it was measured so.
+    """
 
     name: str
     p50_us: float
@@ -36,6 +46,7 @@ class Cost:
     calls: int
     cpu_p50_us: float = 0.0
     cpu_most_us: float = 0.0
+    pyperf_us: float | None = None
 
     @property
     def in_loop(self) -> bool:
@@ -49,22 +60,17 @@ class Cost:
 
     @property
     def kept(self) -> bool:
-        """The budget is kept: by the median of the wall, or by the longest step of a rebuild."""
-        budget = self.budget_us
-        return budget is None or (self.cpu_most_us if self.in_loop else self.p50_us) <= budget
+        """The budget is kept: by the median of the wall (pyperf's, if there); of a rebuild by its longest step."""
+        budget, median = self.budget_us, self.p50_us if self.pyperf_us is None else self.pyperf_us
+        return budget is None or (self.cpu_most_us if self.in_loop else median) <= budget
 
 
 def measure(calls: int = 2000) -> tuple[list[Cost], int]:
     """Costs of both, and the bytes of the learner with its reservoir."""
-    rng = np.random.default_rng(1)
-    before, after = DRIFTS["cache and CPI"]
-    x = everywhere(rng, 600)
-    warm = WarmStart.of(x, before.log_performance(x) + 0.03 * rng.standard_normal(600), 1)
-    model = Online(warm).model
-    along = stream(before, after, sticky(rng, calls, 0.1), calls // 2, rng)
-    asked = everywhere(rng, 100)
+    online, warm = timing.learner()
+    model, asked = online.model, everywhere(np.random.default_rng(3), 100)
     found = [
-        _time(UPDATE, lambda i: model.observe(along.x[i], float(along.y[i])), calls),
+        _time(UPDATE, timing.update(online), calls),
         _time(PREDICT, lambda _: model.predict(asked), calls),
         _time("prediction of 1 candidate with bounds", lambda _: model.predict(asked[:1]), calls),
     ]
@@ -75,7 +81,30 @@ def measure(calls: int = 2000) -> tuple[list[Cost], int]:
     rebuilt = job.run()
     found.append(_time("rebuild, in the loop: take the result", lambda _: model.offer(rebuilt), 50))
     found.append(_time("compile a forest (at start)", lambda _: Forest.compile(warm.trees), 50))
-    return found + _live(calls), bytes_idle
+    medians = by_pyperf(quick=calls < timing.SAMPLES)
+    costs = [replace(cost, pyperf_us=medians.get(cost.name)) for cost in found + _live(calls)]
+    return costs, bytes_idle
+
+
+def by_pyperf(quick: bool) -> Mapping[str, float]:
+    """Microseconds of one call by name: the median over the values of all of pyperf's processes.
+
+    Raises:
+        CalledProcessError: a benchmark failed; it has said why.
+    """
+    effort = ["--processes=1", "--values=3"] if quick else ["--processes=7", "--values=3"]
+    environment = {"PYTHONPATH": str(_ROOT), "OPENBLAS_NUM_THREADS": "1"}
+    with tempfile.TemporaryDirectory(prefix="perphd-bench-") as folder:
+        results = Path(folder) / "timing.json"
+        subprocess.run(
+            [sys.executable, "-m", "tools.bench.predictor.timing", *effort, "--warmups=1", "--quiet",
+             f"--inherit-environ={','.join(environment)}", "-o", str(results)],
+            env={**os.environ, **environment},
+            stdout=sys.stderr,
+            check=True,
+        )  # fmt: skip
+        found = pyperf.BenchmarkSuite.load(str(results)).get_benchmarks()
+    return {bench.get_name(): bench.median() * 1e6 for bench in found}
 
 
 def _live(calls: int) -> list[Cost]:
@@ -89,9 +118,10 @@ def _live(calls: int) -> list[Cost]:
             "take part in a trial: all channels of one sample" + LIVE, live.on_trial(taught), min(calls, 100)
         ),
     ]
-    started, taken = live.rebuild_steps(20)
+    started, taken, waited = live.rebuild_steps(20)
     found.append(_cost("rebuild, in the loop: start one" + LIVE, started))
     found.append(_cost("rebuild, in the loop: take one" + LIVE, taken))
+    found.append(_cost(WAIT + LIVE, np.column_stack([waited, waited])))
     return found
 
 
