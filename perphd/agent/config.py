@@ -10,9 +10,9 @@ import os
 import stat
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from perphd.admission.settings import PolicySettings
 from perphd.agent.config_host import check_against_host
@@ -73,7 +73,9 @@ class DaemonConfig:
         "restore", "at stop: give every kernel file its original value back, or leave what is in force"
     )
     on_restart: Literal["restore", "keep"] = setting(
-        "keep", "the same when systemd stops the daemon in order to start it again: a restart, an upgrade"
+        "keep",
+        "the same when systemd stops the daemon in order to start it again (systemctl restart; an upgrade of the "
+        "Debian package gives everything back)",
     )
     model_save_s: float = setting(
         300.0,
@@ -193,6 +195,25 @@ class Config:
     def of_kind(self, kind: Kind) -> tuple[WorkloadSpec, ...]:
         """The workloads of this kind, in the order of the files."""
         return tuple(spec for spec in self.workloads if spec.kind is kind)
+
+
+RELOADED: Final = ("mode", "on_stop", "on_restart")
+"""Keys of ``[daemon]`` that a running daemon takes over from a file that is read again."""
+
+
+def reloaded(running: Config, read: Config) -> tuple[Config, tuple[str, ...]]:
+    """What is in force after a reload, and the keys that differ and take a restart, as ``table.key``.
+
+    Workloads and their own settings are taken over, and what ``RELOADED`` names.
+    """
+    waiting: list[str] = []
+    for table in TABLES:
+        before, after = getattr(running, table), getattr(read, table)
+        changed = [f.name for f in fields(before) if getattr(before, f.name) != getattr(after, f.name)]
+        waiting += [f"{table}.{name}" for name in changed if table != "daemon" or name not in RELOADED]
+    daemon = replace(running.daemon, **{name: getattr(read.daemon, name) for name in RELOADED})
+    kept = {table: getattr(running, table) for table in TABLES} | {"daemon": daemon}
+    return replace(read, **kept), tuple(waiting)
 
 
 def parse(text: str, source: str) -> Config:

@@ -48,7 +48,8 @@ RULES = (
     f"Workloads added with perphctl are kept in STATE_DIR/{RUNTIME_FILE}, in the same form; a declared workload "
     "of the same name or cgroup wins over one added there.",
     "Check a file with perphctl config check FILE; let a running daemon read it again with perphctl reload "
-    "(or SIGHUP). Changes of the period, the socket, the store and the policy's settings take a restart.",
+    "(or SIGHUP). Workloads and their settings, daemon.mode, on_stop and on_restart are taken over; other changes "
+    "take a restart, and are named in the log.",
 )
 EXAMPLE = """\
 [daemon]

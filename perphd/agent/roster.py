@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from perphd.agent.config import Config
+from perphd.agent.config import Config, reloaded
 from perphd.agent.match import is_lasting
 from perphd.agent.modes import Modes
 from perphd.agent.records import KEPT_LEFT
@@ -118,11 +118,7 @@ class Roster:
             if name not in new or (new[name].cgroup, new[name].kind) != (old.cgroup, old.kind):
                 await self.let_go(name)
         async with self._state.lock:
-            # What only a start can change stays as it is.
-            daemon = replace(config.daemon, period_s=self._state.config.daemon.period_s)
-            self._state.config = replace(
-                config, daemon=daemon, policy=self._state.config.policy, store=self._state.config.store
-            )
+            self._state.config, waiting = reloaded(self._state.config, config)
             self._modes.begin(config.daemon.mode)
             for name, old in self._state.specs.items():
                 self._state.parts.models.keep_if_counted_alike(old, new.get(name, old), self._state.now_s)
@@ -134,7 +130,9 @@ class Roster:
             self._state.parts.executor.forget_conflicts()
             self._state.sli_followed = False
             self._state.planned = None
-        text = "configuration read again; changes of period, socket, store and policy settings need a restart"
+        text = "configuration read again"
+        if waiting:
+            text += f"; a restart is needed for {', '.join(waiting)}"
         self._state.tell(EventKind.RELOAD, text)
 
     async def let_go(self, name: str) -> None:

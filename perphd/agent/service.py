@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from perphd.agent.composition import build_agent
-from perphd.agent.config import Config, load
+from perphd.agent.config import Config, load, reloaded
 from perphd.agent.config_host import check_against_host
 from perphd.agent.config_workloads import WorkloadNames
 from perphd.agent.loop import Agent
@@ -227,6 +227,7 @@ class Service:
             for warning in check_against_host(config, fs, discover(fs)):
                 log.warning("%s", warning)
             await agent.reload(config)
+            self._config, _ = reloaded(self._config, config)
         finally:
             self._notifier.ready("reloaded")
         return config

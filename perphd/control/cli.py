@@ -234,7 +234,8 @@ def restore(out: Out, force: bool, state_dir: str | None, config_path: str) -> N
 def reload(out: Out) -> None:
     """Read the configuration files again.
 
-    Changes of the period, the socket, the store and the policy's settings take a restart of the daemon.
+    Workloads and their settings, the mode, on_stop and on_restart are taken over; other changes take a restart of the
+    daemon, and are named in its log.
     """
     answer = out.client.send("POST", "reload")
     out.warn(answer["warnings"])
