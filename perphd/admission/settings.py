@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perphd.domain.workload import WorkloadSpec
@@ -207,7 +207,11 @@ class PolicySettings:
     )
     memory_margin_pct: float = _key(20.0, 0.0, 200.0, "%", "protected memory above the LRA's working set")
     memory_step_pct: float = _key(
-        10.0, 1.0, 50.0, "%", "largest step by which batch's memory.high goes down at a time"
+        10.0,
+        1.0,
+        50.0,
+        "%",
+        "how far below batch's use its memory.high is aimed; it goes there in guarded steps",
     )
     memory_reserve_pct: float = _key(
         5.0, 0.0, 50.0, "%", "share of the host's memory given to nobody when memory is divided"
@@ -217,8 +221,3 @@ class PolicySettings:
 def settings_for(settings: PolicySettings, spec: WorkloadSpec) -> PolicySettings:
     """The settings that hold for one LRA: the host's, but for what its own table ``[lra.policy]`` says."""
     return replace(settings, **dict(spec.policy)) if spec.policy else settings  # type: ignore[arg-type]
-
-
-def setting_docs() -> tuple[tuple[str, Any, dict[str, Any]], ...]:
-    """(name, default, metadata) of every key, in order: for the config reference and for validation."""
-    return tuple((f.name, f.default, dict(f.metadata)) for f in fields(PolicySettings))

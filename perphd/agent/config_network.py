@@ -20,8 +20,8 @@ class NetworkConfig:
     )
     batch_egress_max_bytes: int = setting(
         0,
-        "bytes per second that all batch together may send on each of these devices, in multiples of 1000, at least "
-        "10000; 0: no ceiling",
+        "bytes per second that all batch together may send on each of these devices, rounded down to a multiple of "
+        "1000, at least 10000; 0: no ceiling",
         kind="rate",
         key="batch_egress_max",
     )

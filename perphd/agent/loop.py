@@ -128,10 +128,6 @@ class Agent:
         """The bounds of what resctrl can set here, now."""
         return self._state.parts.actuators()
 
-    def mode_of(self, spec: WorkloadSpec) -> Mode:
-        """The mode in force for a workload: set at run time, else observe after a restore, else its own or all's."""
-        return self._modes.of(spec)
-
     def test_detector(self) -> None:
         """See that the detector keeps to its rate of false alarms; status and metrics tell, a failure is a problem."""
         config = self._state.config

@@ -33,7 +33,7 @@ DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
 def cli(as_json: bool, socket: str | None) -> None:
     """Ask and steer perphd, which keeps long-running applications (LRAs) at their performance targets.
 
-    doctor, groups, config check and restore also work while the daemon does not run.
+    doctor, groups, config check, model evaluate, model merge and restore also work while the daemon does not run.
     """
 
 

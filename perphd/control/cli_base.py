@@ -16,7 +16,6 @@ from perphd.control.table import Part, plain, print_parts
 from perphd.domain.errors import ConfigError, Denied, PerphError
 
 EXIT_FAILED = 1
-EXIT_USAGE = 2
 EXIT_UNREACHABLE = 3
 EXIT_NOT_PERMITTED = 4
 EXIT_NOT_FOUND = 5

@@ -53,16 +53,6 @@ class PressureState:
         self._some.advance(dt_s, some)
         self._full.advance(dt_s, min(some, max(0.0, full)))
 
-    @property
-    def some_total_s(self) -> float:
-        """Seconds in which at least one task was stalled."""
-        return self._some.total_s
-
-    @property
-    def full_total_s(self) -> float:
-        """Seconds in which all non-idle tasks were stalled."""
-        return self._full.total_s
-
     def text(self) -> str:
         """The file's content."""
         return self._some.text("some") + self._full.text("full")

@@ -29,7 +29,9 @@ def test_what_the_package_s_readme_names_is_shipped() -> None:
 def test_what_the_package_s_rules_ship_is_there() -> None:
     shipped = re.search(r"/usr/share/doc/perphd (docs/.+)", (DEBIAN / "rules").read_text())
     assert shipped is not None
-    assert shipped[1].split() == ["docs/openapi.json", "docs/faults.md"]
+    assert shipped[1].split() == [
+        f"docs/{name}" for name in ("openapi.json", "faults.md", "knobs.md", "predictor.md", "profiles.md")
+    ]
     assert all((ROOT / name).is_file() for name in shipped[1].split())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -109,10 +108,6 @@ class Machine:
             online=self.online,
             memory_bytes=self.memory_bytes // 1024 * 1024,
         )
-
-    def domains_of(self, cpus: CpuSet) -> Sequence[int]:
-        """Sockets on which these CPUs are."""
-        return [s for s in range(self.sockets) if cpus & self.socket_cpus(s)]
 
 
 SILVER_4110: Final = Machine(

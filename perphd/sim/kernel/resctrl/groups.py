@@ -177,7 +177,3 @@ class Rmids:
             self._free.append(rmid)
         if not self.limbo:
             self._next_look_s = None
-
-    def free_count(self) -> int:
-        """How many groups could be made now."""
-        return len(self._free)
