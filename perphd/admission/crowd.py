@@ -124,7 +124,7 @@ class CrowdTick:
             around=surroundings(self.snapshot),
             period_s=self.snapshot.period_s,
         )
-        return Look(view, target, judged, Scene(self.settings, self.snapshot, view).is_clean())
+        return Look(view, target, judged, Scene(settings, self.snapshot, view).is_clean(), settings)
 
     def _seen(self, name: str, look: Look) -> Member:
         """The member with what this sample tells, its trial judged."""
@@ -152,11 +152,11 @@ class CrowdTick:
             and member.demand is not None
         ):
             good = Seen(member.cores, member.demand, member.level, self.now_s + partition.GOOD_LASTS_S)
-            member = replace(member, seen=self._noted(member, good), rescues=0, idle_times=0)
+            member = replace(member, seen=self._noted(member, look, good), rescues=0, idle_times=0)
         return member
 
     def _judged(self, name: str, member: Member, trial: Trial, look: Look) -> Member:
-        came = judge_trial(member, look, self.settings)
+        came = judge_trial(member, look)
         if came is Came.OPEN:
             return member
         after = member.level if member.scores else look.score
@@ -166,13 +166,13 @@ class CrowdTick:
         before = trial.score if not math.isnan(trial.score) else Unavailable("not known")
         self.outcomes.append(Outcome(self.now_s, name, trial.at_s, before, after, kept=kept, text=text))
         if shrunk and came is Came.TOO_FEW:
-            member = self._too_few(member)
+            member = self._too_few(member, look)
         member = replace(member, trial=None)
         if shrunk and came is Came.TOO_FEW:
             self.undone.add(name)
             self.moves[name] = Move(Action.ROLLBACK, f"{text}: taken back")
         elif came is Came.NO_HELP:
-            wait_s = doubled_s(self.settings.regret_s, member.idle_times)
+            wait_s = doubled_s(look.settings.regret_s, member.idle_times)
             member = replace(
                 member,
                 idle_cores_until_s=self.now_s + wait_s,
@@ -185,7 +185,7 @@ class CrowdTick:
                 self.moves[name] = Move(Action.ROLLBACK, f"{text}: given back, it waits for something else")
         return member
 
-    def _too_few(self, member: Member) -> Member:
+    def _too_few(self, member: Member, look: Look) -> Member:
         demand = member.demand if member.demand is not None else 0.0
         if member.trial is not None:
             # On too few cores everything takes longer: what it wants is what it wanted before.
@@ -193,10 +193,10 @@ class CrowdTick:
         else:
             demand *= ELSEWHERE
         bad = Seen(member.cores, demand, member.level if member.scores else 0.0, self.now_s, times=1)
-        return replace(member, seen=self._noted(member, bad))
+        return replace(member, seen=self._noted(member, look, bad))
 
-    def _noted(self, member: Member, new: Seen) -> tuple[Seen, ...]:
-        return partition.note(member.seen, new, self.now_s, self.settings.regret_s)
+    def _noted(self, member: Member, look: Look, new: Seen) -> tuple[Seen, ...]:
+        return partition.note(member.seen, new, self.now_s, look.settings.regret_s)
 
     # -- what everybody needs -----------------------------------------------------------------------
 
@@ -236,7 +236,7 @@ class CrowdTick:
         if isinstance(look.score, Unavailable):
             move.reason = look.score.reason
             since_s = member.unknown_since_s if member.unknown_since_s is not None else self.now_s
-            if self.now_s - since_s < self.settings.unknown_release_s or member.demand is None:
+            if self.now_s - since_s < look.settings.unknown_release_s or member.demand is None:
                 return member.cores
             fewest = min(member.cores, self._fewest(member, partition.LIKELY))
             if fewest < member.cores:
@@ -262,7 +262,7 @@ class CrowdTick:
             move.reason = f"score {member.level:.2f}: whether more cores help is being judged"
             return member.cores
         guess = self._chance(member, member.cores)
-        member = self._too_few(member) if not hierarchy_is_to_blame(look) else member
+        member = self._too_few(member, look) if not hierarchy_is_to_blame(look) else member
         doubt = member.idle_cores_until_s > self.now_s
         # Busy cores are believed to be too few, whatever else is slow.
         blame = guess >= partition.FAIR and (
@@ -288,12 +288,12 @@ class CrowdTick:
         asked_for = self._somebody_is_short() or not self._batch_is_full()
         if not asked_for or member.trial is not None or member.calm_since_s is None:
             return member.cores
-        calm_s = self.now_s - member.calm_since_s
+        calm_s, settings = self.now_s - member.calm_since_s, self.looks[name].settings
         if member.cores == 1 or len(member.scores) < 2:
             return member.cores
         sure = self._fewest(member, SURE_CHANCE)
         if sure < member.cores:
-            if calm_s < self.settings.shrink_sure_after_s:
+            if calm_s < settings.shrink_sure_after_s:
                 move.reason = "more than enough; waiting before cores are given back"
                 return member.cores
             move.action = Action.SHRINK
@@ -303,7 +303,7 @@ class CrowdTick:
         if guess < partition.SLIM:
             move.reason = "just enough: with a core less it would likely miss its target"
             return member.cores
-        if calm_s < self.settings.shrink_after_s * (1.0 if guess >= partition.FAIR else 2.0):
+        if calm_s < settings.shrink_after_s * (1.0 if guess >= partition.FAIR else 2.0):
             move.reason = "perhaps more than enough; waiting before a core is given back"
             return member.cores
         move.action = Action.SHRINK
@@ -402,7 +402,7 @@ class CrowdTick:
         """What came of the last change of cache or bandwidth."""
         name = self.cache.judge_tightened(self.members, self.looks)
         if name is not None:
-            until_s = self.now_s + self.settings.regret_s
+            until_s = self.now_s + self.looks[name].settings.regret_s
             self.members[name] = replace(self.members[name], idle_cache_until_s=until_s)
             text = "less cache and bandwidth for batch did not help it: undone"
             self.moves[name] = Move(Action.ROLLBACK, text)
@@ -478,9 +478,9 @@ class CrowdTick:
         stalls, working_set = sample.memory_some_pct, sample.memory_working_set_bytes
         if not (available(stalls) and available(working_set) and available(look.score)):
             return has
-        if stalls < self.settings.memory_pressure_pct or look.score >= 1.0:
+        if stalls < look.settings.memory_pressure_pct or look.score >= 1.0:
             return has
-        return max(has, int(working_set * (1.0 + self.settings.memory_margin_pct / 100.0)))
+        return max(has, int(working_set * (1.0 + look.settings.memory_margin_pct / 100.0)))
 
     def _released(self) -> Result:
         nothing = Allocation(CpuGrant(self.total, self.total))

@@ -89,12 +89,13 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One LRA at one tick. ``clean``: the sample lies wholly after the last change."""
+    """One LRA at one tick. ``clean``: the sample lies wholly after the last change; ``settings``: those for it."""
 
     view: WorkloadView
     target: Target
     judged: Judgement
     clean: bool
+    settings: PolicySettings
 
     @property
     def name(self) -> str:
@@ -193,9 +194,9 @@ def is_short(member: Member, look: Look) -> bool:
     return -math.log(mean(scores[-PATIENT:])) > max(doubt, 0.01)
 
 
-def judge_trial(member: Member, look: Look, settings: PolicySettings) -> Came:
+def judge_trial(member: Member, look: Look) -> Came:
     """What came of the member's last change of cores."""
-    trial = member.trial
+    trial, settings = member.trial, look.settings
     if trial is None:
         return Came.OPEN
     shrunk = trial.after < trial.before

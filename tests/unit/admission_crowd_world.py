@@ -48,6 +48,7 @@ class Service:
     knee: float = 0.6
     priority: int = 100
     present: bool = True
+    policy: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass
@@ -137,6 +138,7 @@ class CrowdWorld:
             Kind.LRA,
             f"/{name}",
             priority=service.priority,
+            policy=service.policy,
             objective=Objective(max_latency_ms=LIMIT_MS),
         )
         known = self.protections.get(name)

@@ -145,6 +145,18 @@ def test_a_slowdown_that_cores_do_not_cure_gets_none() -> None:
     assert world.score("a") >= 1.0
 
 
+def test_delays_of_one_lra_are_its_own() -> None:
+    patient = (("shrink_after_s", 3600.0), ("shrink_sure_after_s", 3600.0))
+    world = CrowdWorld(machine(1, 12), {"a": Service(4.0), "b": Service(4.0, policy=patient)})
+    world.step(40)
+    had = world.cores("b")
+    for service in world.services.values():
+        service.demand = 1.0
+    world.step(120)
+    assert world.cores("a") < had
+    assert world.cores("b") == had
+
+
 def test_who_gave_and_who_got_is_said() -> None:
     world = CrowdWorld(machine(1, 8), {"a": Service(1.0), "b": Service(3.0)})
     world.step(30)
