@@ -9,11 +9,17 @@ nothing and accuses nobody.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
+from typing import TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
+from perphd.admission.context import batch_samples, once
 from perphd.domain.decision import Cause
+from perphd.domain.policy import Snapshot
 from perphd.domain.reading import Reading, available
 from perphd.domain.sample import Sample
 
@@ -27,19 +33,39 @@ LEVEL = 0.01
 LEAST_CORRELATION = 0.35
 """Below it nobody is accused, however long the record (the bound that CPI2 uses)."""
 _CONSTANT = 1e-9
+Floats: TypeAlias = NDArray[np.float64]
+
+
+class BatchUse:
+    """What batch used in one tick. Every LRA that is short asks the same of it, tick after tick: it is kept."""
+
+    __slots__ = ("_known", "_samples")
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self._samples = samples
+        self._known: dict[Cause, dict[str, float]] = {}
+
+    def of(self, cause: Cause) -> Mapping[str, float]:
+        """What each batch workload used of the contended resource; those that cannot be read are left out."""
+        known = self._known.get(cause)
+        if known is None:
+            found = ((sample.workload, _use(sample, cause)) for sample in self._samples)
+            known = self._known[cause] = {name: used for name, used in found if available(used)}
+        return known
+
+
+@once
+def batch_use(snapshot: Snapshot) -> BatchUse:
+    """What batch used by the snapshot's samples."""
+    return BatchUse(batch_samples(snapshot))
 
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One tick: how far the LRA fell short (log of target / seen, negative: above), and batch's samples then."""
+    """One tick: how far the LRA fell short (log of target / seen, negative: above), and what batch used then."""
 
     short: float
-    batch: tuple[Sample, ...]
-
-    def uses(self, cause: Cause) -> dict[str, float]:
-        """What each batch workload used of the contended resource; those that cannot be read are left out."""
-        found = ((sample.workload, _use(sample, cause)) for sample in self.batch)
-        return {name: used for name, used in found if available(used)}
+    batch: BatchUse
 
 
 def _use(sample: Sample, cause: Cause) -> Reading:
@@ -54,40 +80,35 @@ def _use(sample: Sample, cause: Cause) -> Reading:
 
 def find(moments: Sequence[Moment], cause: Cause) -> str | None:
     """The batch workload whose use explains the shortfall best, if one does; None if nobody can be named."""
-    uses = [moment.uses(cause) for moment in moments]
+    uses = [moment.batch.of(cause) for moment in moments]
     names = sorted({name for used in uses for name in used})
     n = len(moments)
     if n < LEAST_SAMPLES or not names:
         return None
-    short = [moment.short for moment in moments]
-    scores = {
-        name: max(
-            correlation([used.get(name, 0.0) for used in uses[: n - lag]], short[lag:])
-            for lag in range(min(MAX_LAG, n - LEAST_SAMPLES) + 1)
-        )
-        for name in names
-    }
+    table = np.array([[used.get(name, 0.0) for name in names] for used in uses])
+    short = np.array([moment.short for moment in moments])
+    lags = range(min(MAX_LAG, n - LEAST_SAMPLES) + 1)
+    by_lag = [correlations(table[: n - lag], short[lag:]) for lag in lags]
+    scores = dict(zip(names, np.max(by_lag, axis=0).tolist(), strict=True))
     trials = len(names) * (MAX_LAG + 1)
     bound = math.tanh(NormalDist().inv_cdf(1.0 - LEVEL / trials) / math.sqrt(max(n - 3, 1)))
     accused = [name for name in names if scores[name] >= max(bound, LEAST_CORRELATION)]
-    swing = {name: _spread([used.get(name, 0.0) for used in uses]) for name in accused}
+    swing = dict(zip(names, table.std(axis=0).tolist(), strict=True))
     # Who moves along by chance is likelier to be small: what harms must also be enough to harm.
-    most = max(swing.values(), default=0.0)
+    most = max((swing[name] for name in accused), default=0.0)
     return max(accused, key=lambda name: scores[name] * math.sqrt(swing[name] / most), default=None)
 
 
-def _spread(x: Sequence[float]) -> float:
-    mean = sum(x) / len(x)
-    return math.sqrt(sum((v - mean) ** 2 for v in x) / len(x))
+def correlations(x: Floats, y: Floats) -> Floats:
+    """Pearson's correlation of every column of ``x`` (samples, columns) with ``y`` (samples,); shape (columns,).
 
-
-def correlation(x: Sequence[float], y: Sequence[float]) -> float:
-    """Pearson's correlation; 0 where one of them does not vary."""
+    0 where one of the two does not vary.
+    """
     n = len(x)
-    mean_x, mean_y = sum(x) / n, sum(y) / n
-    xx = sum((a - mean_x) ** 2 for a in x)
-    yy = sum((b - mean_y) ** 2 for b in y)
-    scale_x, scale_y = abs(mean_x) + _CONSTANT, abs(mean_y) + _CONSTANT
-    if xx <= n * (1e-6 * scale_x) ** 2 or yy <= n * (1e-6 * scale_y) ** 2:
-        return 0.0
-    return sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / math.sqrt(xx * yy)
+    mean_x, mean_y = x.mean(axis=0), y.mean()
+    off_x, off_y = x - mean_x, y - mean_y
+    xx, yy = (off_x * off_x).sum(axis=0), (off_y * off_y).sum()
+    scale_x, scale_y = np.abs(mean_x) + _CONSTANT, abs(mean_y) + _CONSTANT
+    varies = (xx > n * (1e-6 * scale_x) ** 2) & (yy > n * (1e-6 * scale_y) ** 2)
+    both: Floats = off_y @ off_x / np.sqrt(np.where(varies, xx * yy, 1.0))
+    return np.where(varies, both, 0.0)
