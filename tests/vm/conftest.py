@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.vm import bytecode
 from tests.vm.guest import INSTALL_S, Vm
 from tools.vm.image import VmError, image
 from tools.vm.machine import Machine
@@ -79,20 +79,12 @@ def installed(machine: Machine, request: pytest.FixtureRequest) -> Vm:
 
 
 def put_bytecode(vm: Vm, minor: str) -> None:
-    """Spare the machine most of the installation, where that is not what is tested: compiling all of it.
-
-    This host does it ten times faster, if it has that Python; what is missing there is compiled there.
-    """
-    python = shutil.which(f"python3.{minor}")
-    # What has the name may be a stand-in that only says which versions there are.
-    if python is None or subprocess.run([python, "-V"], capture_output=True, check=False).returncode:
-        return
+    """Spare the machine most of the installation, where that is not what is tested."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(["dpkg-deb", "-x", str(vm.package), folder], check=True)
-        lib = Path(folder, "usr/lib/perphd")
-        compiling = [python, "-I", "-m", "compileall", "-q", "-j", "0", "-s", folder, "-p", "/", str(lib)]
-        subprocess.run(compiling, check=True)
-        caches = [str(path.relative_to(folder)) for path in lib.rglob("__pycache__")]
+        caches = bytecode.make(Path(folder), minor)
+        if not caches:
+            return
         packed = subprocess.run(["tar", "-C", folder, "-cf", "-", *caches], capture_output=True, check=True)
     done = vm.machine.run("tar -C / --no-same-owner -xf -", packed.stdout)
     assert done.returncode == 0, done.stderr

@@ -38,6 +38,24 @@ MASKED = (
     "systemd-timesyncd.service",
     "systemd-pstore.service",
 )
+# Each is a process at every daemon-reload, which is seconds where processors are emulated; none finds anything here.
+IDLE_GENERATORS = (
+    "systemd-bless-boot-generator",
+    "systemd-cryptsetup-generator",
+    "systemd-debug-generator",
+    "systemd-factory-reset-generator",
+    "systemd-gpt-auto-generator",
+    "systemd-hibernate-resume-generator",
+    "systemd-import-generator",
+    "systemd-integritysetup-generator",
+    "systemd-rc-local-generator",
+    "systemd-run-generator",
+    "systemd-ssh-generator",
+    "systemd-system-update-generator",
+    "systemd-sysv-generator",
+    "systemd-tpm2-generator",
+    "systemd-veritysetup-generator",
+)
 
 
 class VmError(Exception):
@@ -195,6 +213,10 @@ def _settings(root: Path, made: Path) -> None:
     for name in MASKED:
         (units / name).unlink(missing_ok=True)
         (units / name).symlink_to("/dev/null")
+    generators = root / "etc/systemd/system-generators"
+    generators.mkdir(parents=True, exist_ok=True)
+    for name in IDLE_GENERATORS:
+        (generators / name).symlink_to("/dev/null")
 
 
 def _initrd(work: Path, root: Path, version: str, result: Path) -> None:
