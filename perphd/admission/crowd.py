@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from perphd.admission import crowd_records, partition
+from perphd.admission import crowd_records, memory, partition
 from perphd.admission.backoff import doubled_s
 from perphd.admission.cause import nothing_to_give, surroundings
 from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, total_cores
@@ -471,16 +471,11 @@ class CrowdTick:
 
     def _memory(self, look: Look) -> int:
         """Bytes to protect: the working set of who stalls for memory; what is protected stays so."""
-        view, sample = look.view, look.view.sample
+        view = look.view
         has = view.protection.memory_bytes if view.protection is not None else 0
-        if sample is None or "memory_low_bytes" not in view.enforceable:
+        if not available(look.score) or look.score >= 1.0:
             return has
-        stalls, working_set = sample.memory_some_pct, sample.memory_working_set_bytes
-        if not (available(stalls) and available(working_set) and available(look.score)):
-            return has
-        if stalls < look.settings.memory_pressure_pct or look.score >= 1.0:
-            return has
-        return max(has, int(working_set * (1.0 + look.settings.memory_margin_pct / 100.0)))
+        return memory.wanted_bytes(view, has, look.settings) or has
 
     def _released(self) -> Result:
         nothing = Allocation(CpuGrant(self.total, self.total))

@@ -23,10 +23,16 @@ from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Candidate
 from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
 from perphd.domain.reading import available, value_or
+from perphd.domain.sample import Sample
 
 SHOWN_CANDIDATES = 8
 BUSY_SHARE = 0.9
 """Share of the host's cores in use from which CPU counts as contended."""
+
+
+def stalls_for_memory(sample: Sample, settings: PolicySettings) -> bool:
+    """True if a workload stalls for memory."""
+    return value_or(sample.memory_some_pct, 0.0) >= settings.memory_pressure_pct
 
 
 class Scene:
@@ -115,9 +121,7 @@ class Scene:
     def memory_pressed(self) -> bool:
         """True if it stalls for memory."""
         sample = self.view.sample
-        return sample is not None and (
-            value_or(sample.memory_some_pct, 0.0) >= self.settings.memory_pressure_pct
-        )
+        return sample is not None and stalls_for_memory(sample, self.settings)
 
     def assess(self, model: ResPerfModel, target: Target) -> tuple[Assessed, ...]:
         """Every CPU grant that can be enforced here, with what the model says of it."""
