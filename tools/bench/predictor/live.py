@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +20,7 @@ from perphd.domain.sample import Sample
 from perphd.predictor import LraModel, Observation, Registry, features
 from perphd.predictor.boosted import Boosted
 from perphd.predictor.features import cell_key
+from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt
 from perphd.predictor.physics import CpuGrants, expect
 
 Floats = NDArray[np.float64]
@@ -116,44 +118,39 @@ def rebuild_steps(count: int) -> tuple[Floats, Floats, Floats]:
     """What rebuilds by the worker cost the daemon's loop.
 
     Returns:
-        Wall and CPU seconds for starting them, the same for taking them, (count, 2) each; and the longest time that a
-        loop which always has something to do waited for the interpreter while each ran, (count,).
+        Wall and CPU seconds for starting them, the same for taking them, (count, 2) each; and the CPU seconds of the
+        thread of each, all told: no longer can it keep the interpreter from the loop, (count,). What a loop stands
+        still by the wall cannot be told from what a full machine takes: with nothing but a busy process beside it a
+        thread that only computes already stood still for 5 to 8 ms which no account of the kernel explains.
     """
     registry = Registry("ogbrt")
     registry.put("db", taught())
     records = Records(None, lambda: 0.0)
-    started, taken, waited = [], [], []
+    started, taken, held = [], [], []
     for k in range(count):
         if k:
             registry.put("db", LraModel.from_state(registry.model("db").to_state(), learner="ogbrt"))
         boosted(registry.model("db")).ask_for_rebuild()
-        rebuilds = Rebuilds(registry, records)
+        rebuilds = _Watched(registry, records)
         started.append(_spent(rebuilds))
-        waited.append(longest_wait(rebuilds))
+        while not rebuilds.ready:
+            time.sleep(0.01)
         taken.append(_spent(rebuilds))
+        while not rebuilds.held_s:
+            time.sleep(0.001)
+        held.append(rebuilds.held_s)
         rebuilds.close()
-    return np.array(started), np.array(taken), np.array(waited)
+    return np.array(started), np.array(taken), np.array(held)
 
 
-def longest_wait(rebuilds: Rebuilds) -> float:
-    """Seconds: the longest that this thread, always busy, stood still for want of the interpreter until one is ready.
+class _Watched(Rebuilds):
+    """Notes the CPU time of its thread: it holds the interpreter while it computes, never while it waits."""
 
-    That is time by the wall less its own CPU time and less the time for which it was ready and the kernel ran others
-    (run_delay, the second number of schedstat): a full machine is not held against what other threads do.
-    """
-    longest = 0.0
-    while not rebuilds.ready:
-        wall, cpu, queued = time.perf_counter(), time.thread_time(), _queued_s()
-        for _ in range(200):
-            pass
-        stood = time.perf_counter() - wall - (time.thread_time() - cpu) - (_queued_s() - queued)
-        longest = max(longest, stood)
-    return longest
+    held_s = 0.0
 
-
-def _queued_s() -> float:
-    with open("/proc/thread-self/schedstat", "rb", buffering=0) as file:
-        return int(file.read().split()[1]) * 1e-9
+    def _answer(self, future: Future[Rebuilt], job: RebuildJob) -> None:
+        super()._answer(future, job)
+        self.held_s = time.thread_time()
 
 
 def _spent(rebuilds: Rebuilds) -> tuple[float, float]:

@@ -93,9 +93,8 @@ class Report:
         lines = [
             "Live: one LRA's model as the daemon has it, full and with trees, one channel unless it says all. "
             "CPU time is of the calling thread; the steps of a rebuild are held against their longest, the rest "
-            "against the median of the wall. The wait for the interpreter is by the wall in all columns: what a loop "
-            "that always has something to do stood still while the worker was started, ran and was read, less the time "
-            "for which the kernel ran others.",
+            "against the median of the wall. For how long a rebuild's thread keeps the interpreter is its whole CPU "
+            "time, in all columns: it lets go of it while it waits, for the start of the worker, too.",
             "",
             "| cost | pyperf p50, us | p50, us | p99, us | CPU p50, us | CPU most, us | budget, us | |",
             "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
