@@ -115,7 +115,11 @@ def image(suite: str, cache: Path) -> Image:
         made.mkdir()
         Path(work).chmod(0o755)
         _make(suite, Path(work), made)
-        made.rename(folder)
+        try:
+            made.rename(folder)
+        except OSError:
+            if not (folder / "root.img").exists():  # else another process has made it meanwhile
+                raise
     return Image(folder)
 
 
