@@ -10,6 +10,8 @@ import os
 import re
 import shlex
 import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import distribution
@@ -21,7 +23,7 @@ pytestmark = pytest.mark.requires_vm
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("perphd", "rdt", "tests", "tools", "systemd", "profiles", "pyproject.toml")
-# Pure Python, so what runs here runs there.
+# What runs here runs there, if it is the same Python; else those for that Python are fetched.
 CARRIED = (
     "pytest",
     "pygments",
@@ -94,7 +96,7 @@ def guest(bare: Guest) -> Iterator[Guest]:
     folder = bare.ask("mktemp -d /srv/perphd-test-XXXXXX")
     try:
         bare.unpack(pack(ROOT, COPIED), folder)
-        bare.unpack(carried(), f"{folder}/.packages")
+        bare.unpack(carried(minor_of(bare)), f"{folder}/.packages")
         python = f"env PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={folder}/.packages:/usr/lib/perphd {bare.python}"
         look = f"import importlib.util as u; print(*(n for n in {NEEDED} if u.find_spec(n) is None))"
         missing = bare.ask(f"{python} -c {shlex.quote(look)}")
@@ -114,8 +116,32 @@ def pack(folder: Path, names: tuple[str, ...]) -> bytes:
     return subprocess.run(command, capture_output=True, check=True).stdout
 
 
-def carried() -> bytes:
-    """The test programs' packages as a tar archive, from where this Python has them."""
+def minor_of(bare: Guest) -> str:
+    """Of the machine's Python 3."""
+    return bare.ask(f"{bare.python} -c 'import sys; print(sys.version_info.minor)'")
+
+
+def carried(minor: str) -> bytes:
+    """The test programs' packages as a tar archive: those of this Python, or the same versions for another."""
+    if minor != str(sys.version_info.minor):
+        with tempfile.TemporaryDirectory() as folder:
+            wanted = [f"{name}=={distribution(name).version}" for name in CARRIED]
+            fetch = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--no-deps",
+                "--no-compile",
+                "--target",
+                folder,
+            ]
+            fetch += ["--python-version", f"3.{minor}", "--only-binary=:all:"]
+            done = subprocess.run([*fetch, *wanted], capture_output=True, text=True, check=False)
+            if done.returncode:
+                pytest.skip(f"needs the test programs for Python 3.{minor}: {done.stderr.strip()[-300:]}")
+            return pack(Path(folder), tuple(sorted(path.name for path in Path(folder).iterdir())))
     names: set[str] = set()
     places: set[Path] = set()
     for name in CARRIED:

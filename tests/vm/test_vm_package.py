@@ -321,7 +321,9 @@ def test_enforcing_survives_what_administrators_do_and_gives_back(vm: Vm, at_res
         "app.service MemoryLow",
     }, "what administrators set stays, and nothing else is different"
     # Newer releases of systemd tell the kernel of that only when the units start again.
-    vm.sh("systemctl revert jobs.service app.service && systemctl daemon-reload && systemctl restart jobs app")
+    vm.sh(
+        "systemctl revert jobs.service app.service && systemctl daemon-reload && systemctl restart jobs app"
+    )
     is_given_back(vm, at_rest)
 
 
