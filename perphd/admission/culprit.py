@@ -12,14 +12,12 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TypeAlias
+from typing import Final, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from perphd.admission.context import batch_samples, once
 from perphd.domain.decision import Cause
-from perphd.domain.policy import Snapshot
 from perphd.domain.reading import Reading, available
 from perphd.domain.sample import Sample
 
@@ -36,36 +34,34 @@ _CONSTANT = 1e-9
 Floats: TypeAlias = NDArray[np.float64]
 
 
-class BatchUse:
-    """What batch used in one tick. Every LRA that is short asks the same of it, tick after tick: it is kept."""
-
-    __slots__ = ("_known", "_samples")
-
-    def __init__(self, samples: Sequence[Sample]) -> None:
-        self._samples = samples
-        self._known: dict[Cause, dict[str, float]] = {}
-
-    def of(self, cause: Cause) -> Mapping[str, float]:
-        """What each batch workload used of the contended resource; those that cannot be read are left out."""
-        known = self._known.get(cause)
-        if known is None:
-            found = ((sample.workload, _use(sample, cause)) for sample in self._samples)
-            known = self._known[cause] = {name: used for name, used in found if available(used)}
-        return known
-
-
-@once
-def batch_use(snapshot: Snapshot) -> BatchUse:
-    """What batch used by the snapshot's samples."""
-    return BatchUse(batch_samples(snapshot))
-
-
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """One tick: how far the LRA fell short (log of target / seen, negative: above), and what batch used then."""
+    """One tick: how far the LRA fell short (log of target / seen, negative: above), and batch's samples then."""
 
     short: float
-    batch: BatchUse
+    batch: tuple[Sample, ...]
+
+
+_KNOWN: dict[tuple[int, Cause], tuple[tuple[Sample, ...], dict[str, float]]] = {}
+_MOST_KNOWN: Final = 2 * WINDOW
+
+
+def _uses(batch: tuple[Sample, ...], cause: Cause) -> Mapping[str, float]:
+    """What each batch workload used of the contended resource; those that cannot be read are left out.
+
+    Every LRA that is short asks the same of the same samples, tick after tick: the last answers are kept.
+    """
+    key = id(batch), cause
+    known = _KNOWN.get(key)
+    if known is not None and known[0] is batch:
+        return known[1]
+    found = ((sample.workload, _use(sample, cause)) for sample in batch)
+    uses = {name: used for name, used in found if available(used)}
+    _KNOWN.pop(key, None)
+    _KNOWN[key] = batch, uses
+    if len(_KNOWN) > _MOST_KNOWN:
+        del _KNOWN[next(iter(_KNOWN))]
+    return uses
 
 
 def _use(sample: Sample, cause: Cause) -> Reading:
@@ -80,7 +76,7 @@ def _use(sample: Sample, cause: Cause) -> Reading:
 
 def find(moments: Sequence[Moment], cause: Cause) -> str | None:
     """The batch workload whose use explains the shortfall best, if one does; None if nobody can be named."""
-    uses = [moment.batch.of(cause) for moment in moments]
+    uses = [_uses(moment.batch, cause) for moment in moments]
     names = sorted({name for used in uses for name in used})
     n = len(moments)
     if n < LEAST_SAMPLES or not names:
