@@ -163,6 +163,20 @@ class Store:
         if self._pending >= FLUSH_AT_ROWS or self._due_s < self._wakes_s - FLUSH_EVERY_S / 100.0:
             self._lock.notify()
 
+    def _take(self) -> tuple[list[tuple[float, Sequence[Sample]]], list[tuple[str, Row]], int]:
+        """The oldest of what is pending, no more than is written between two looks at the size; with the lock held."""
+        samples: list[tuple[float, Sequence[Sample]]] = []
+        records: list[tuple[str, Row]] = []
+        rows = 0
+        while self._records and rows < TRIM_AT_ROWS:
+            records.append(self._records.popleft())
+            rows += 1
+        while self._samples and rows < TRIM_AT_ROWS:
+            samples.append(self._samples.popleft())
+            rows += len(samples[-1][1])
+        self._pending -= rows
+        return samples, records, rows
+
     def _run(self) -> None:
         writer = self._writer
         closing = False
@@ -174,10 +188,9 @@ class Store:
                         break
                     self._wakes_s = min(self._due_s, now_s + FLUSH_EVERY_S)
                     self._lock.wait(self._wakes_s - now_s)
-                closing, self._due_s = self._closing, math.inf
-                samples, self._samples = self._samples, deque()
-                records, self._records = self._records, deque()
-                rows, self._pending = self._pending, 0
+                samples, records, rows = self._take()
+                closing = self._closing and not self._pending
+                self._due_s = time.monotonic() if self._pending else math.inf
             if rows and not writer.write(samples, records):
                 with self._lock:
                     self._unwritten += rows
