@@ -149,7 +149,10 @@ def test_measured_work_is_the_work_done(monitor: Monitor):
         if memory_is_controlled():
             assert available(sample.memory_current_bytes)
             assert available(sample.memory_working_set_bytes)
-            assert 64 << 20 <= sample.memory_working_set_bytes <= sample.memory_current_bytes + (1 << 20)
+            # The kernel adds up memory.stat in batches of each CPU: it may lag behind by some pages.
+            lag_bytes = 1 << 20
+            assert sample.memory_working_set_bytes >= (64 << 20) - lag_bytes
+            assert sample.memory_working_set_bytes <= sample.memory_current_bytes + lag_bytes
         if HIERARCHIES.unified is not None and os.path.exists("/proc/pressure/cpu"):
             assert available(sample.cpu_some_pct)
             assert sample.cpu_some_pct > 0.0
