@@ -475,7 +475,8 @@ class CrowdTick:
         has = view.protection.memory_bytes if view.protection is not None else 0
         if not available(look.score) or look.score >= 1.0:
             return has
-        return memory.wanted_bytes(view, has, look.settings) or has
+        # From nothing: here nobody waits for what the last step did before the next is asked for.
+        return max(has, memory.wanted_bytes(view, 0, look.settings) or 0)
 
     def _released(self) -> Result:
         nothing = Allocation(CpuGrant(self.total, self.total))

@@ -19,6 +19,7 @@ from perphd.domain.workload import Kind, Objective, WorkloadSpec
 
 KNOBS = frozenset({"cpus", "cpu_weight", "memory_low_bytes", "memory_high_bytes"})
 LIMIT_MS = 10.0
+WORKING_SET_BYTES = 1 << 30
 GUEST_COSTS = 0.3
 """Growth of the demand of an LRA with one core on which batch is an idle guest."""
 
@@ -49,6 +50,7 @@ class Service:
     priority: int = 100
     present: bool = True
     policy: tuple[tuple[str, float], ...] = ()
+    memory_stalls_pct: float = 0.0
 
 
 @dataclass
@@ -152,7 +154,8 @@ class CrowdWorld:
             sample = Sample(
                 name, self.now_s, 1.0, cpu_usage_cores=usage, cpu_some_pct=30.0 if score < 1.0 else 1.0,
                 work_rate_per_s=100.0, load_per_s=100.0, latency_p95_ms=LIMIT_MS / max(score, 0.01),
-                memory_some_pct=0.0, io_some_pct=0.0, run_delay_cores=0.1,
+                memory_some_pct=service.memory_stalls_pct, io_some_pct=0.0, run_delay_cores=0.1,
+                memory_working_set_bytes=float(WORKING_SET_BYTES), memory_current_bytes=4.0 * WORKING_SET_BYTES,
                 quality=(Quality.SETTLING,) if settling else (),
             )  # fmt: skip
         return WorkloadView(

@@ -9,7 +9,7 @@ from perphd.admission.perph import PerphMemory
 from perphd.domain.allocation import IDLE, KEEP, Keep, Weight
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Action
-from tests.unit.admission_crowd_world import CrowdWorld, Service, actions
+from tests.unit.admission_crowd_world import WORKING_SET_BYTES, CrowdWorld, Service, actions
 from tests.unit.test_admission_partition import machine
 
 
@@ -155,6 +155,16 @@ def test_delays_of_one_lra_are_its_own() -> None:
     world.step(120)
     assert world.cores("a") < had
     assert world.cores("b") == had
+
+
+def test_who_stalls_for_memory_gets_its_working_set_and_no_more() -> None:
+    """However long it goes on stalling and missing its target: protecting what it does not use would not help."""
+    world = CrowdWorld(
+        machine(1, 12), {"a": Service(1.0), "b": Service(0.5, knee=-2.0, memory_stalls_pct=40.0)}
+    )
+    world.step(60)
+    assert world.protections["b"][0].memory_bytes == int(1.2 * WORKING_SET_BYTES)
+    assert world.protections["a"][0].memory_bytes == 0
 
 
 def test_who_gave_and_who_got_is_said() -> None:
