@@ -116,20 +116,8 @@ class Executor:
 
         Not what systemd holds: it may yet do what it was asked by the dead.
         """
-        if not self._journal.originals:
-            return
-        holds: dict[Key, bool] = {}
-        paths: dict[Key, list[str]] = defaultdict(list)
-        for entry in self._journal.originals.values():
-            key = entry.workload, entry.knob
-            holds[key] = holds.get(key, True) and self._is_unwritten(entry)
-            paths[key].append(entry.path)
-        closed = [path for key, found in paths.items() if holds[key] for path in found]
-        if isinstance(self._fs, Lasting):
-            # What only serves a setting is made before it is set, and may be there.
-            closed = [path for path in closed if not self._fs.given_back(path)]
-        with suppress(KernelError):  # the journal then still names values that the files hold already
-            self._journal.close_out(closed)
+        groups = self._by_knob().values()
+        self._close_out([e.path for group in groups if all(map(self._is_unwritten, group)) for e in group])
 
     def _is_unwritten(self, entry: Original) -> bool:
         if is_group(entry) or (isinstance(self._fs, Lasting) and self._fs.outlives(entry.path)):
@@ -388,12 +376,10 @@ class Executor:
         ``read_back``: what is known of that already.
         """
         self._read.forget_around()
-        entries: dict[Key, list[Original]] = defaultdict(list)
-        for entry in self._journal.originals.values():
-            if (entry.workload, entry.knob) in keys:
-                entries[entry.workload, entry.knob].append(entry)
         closed: list[str] = []
-        for key, group in entries.items():
+        for key, group in self._by_knob().items():
+            if key not in keys:
+                continue
             written = any(entry.path in touched for entry in group)
             # What systemd was asked to set it may have set anew with a later request for the same unit.
             texts = {
@@ -413,11 +399,22 @@ class Executor:
                 self._standing.drop(key)
             elif key in self._survey.planned:
                 self._note(key, texts)
+        self._close_out(closed)
+
+    def _by_knob(self) -> dict[Key, list[Original]]:
+        """What is on record, a setting of a workload together."""
+        found: dict[Key, list[Original]] = defaultdict(list)
+        for entry in self._journal.originals.values():
+            found[entry.workload, entry.knob].append(entry)
+        return found
+
+    def _close_out(self, paths: list[str]) -> None:
+        """These files hold their originals: take away what only served a setting, and forget them."""
         if isinstance(self._fs, Lasting):
             # What refuses that stays on record: restore tries it again, and says so.
-            closed = [path for path in closed if not self._fs.given_back(path)]
+            paths = [path for path in paths if not self._fs.given_back(path)]
         with suppress(KernelError):  # the journal then still names values that the files hold already
-            self._journal.close_out(closed)
+            self._journal.close_out(paths)
 
     def _note(self, key: Key, texts: Mapping[str, str]) -> None:
         knob = self._survey.planned[key][0]
