@@ -60,7 +60,8 @@ def _delete_stretch(connection: sqlite3.Connection) -> int:
 
     Of these no larger a part than of the longest.
     """
-    rows = {table: _rows(connection, table) for table in TABLES}
+    ids = {table: row_ids(connection, table) for table in TABLES}
+    rows = {table: last - first + 1 for table, (first, last) in ids.items()}
     longest = max(TABLES, key=lambda table: rows[table])
     count = min(CHUNK_ROWS, max(1, rows[longest] // 4))
     end = connection.execute(f"SELECT wall_s FROM {longest} ORDER BY rowid LIMIT 1 OFFSET {count}").fetchone()
@@ -74,13 +75,13 @@ def _delete_stretch(connection: sqlite3.Connection) -> int:
     return deleted
 
 
-def _rows(connection: sqlite3.Connection, table: str) -> int:
-    """Rows of a table, without counting them: rows go at the beginning only."""
+def row_ids(connection: sqlite3.Connection, table: str) -> tuple[int, int]:
+    """The first and the last row id of a table; 1 and 0: it has no rows. Rows go at the beginning only."""
     first, last = connection.execute(
         f"SELECT (SELECT rowid FROM {table} ORDER BY rowid LIMIT 1),"
         f" (SELECT rowid FROM {table} ORDER BY rowid DESC LIMIT 1)"
     ).fetchone()
-    return 0 if first is None else int(last) - int(first) + 1
+    return (1, 0) if first is None else (int(first), int(last))
 
 
 def _delete_oldest(

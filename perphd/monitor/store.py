@@ -24,7 +24,7 @@ from perphd.domain.plan import Write
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import READINGS, Sample
 from perphd.monitor.codec import to_json
-from perphd.monitor.retention import trim
+from perphd.monitor.retention import row_ids, trim
 from perphd.monitor.schema import StoreRefused, open_database
 
 FLUSH_EVERY_S: Final = 5.0
@@ -254,7 +254,7 @@ class _Writer:
         connection = self._connection
         connection.execute("BEGIN IMMEDIATE")
         if not self._reasons:
-            self._stated_from = _row_ids(connection)[1]
+            self._stated_from = row_ids(connection, "samples")[1]
         connection.executemany(
             _INSERT_SAMPLE, [self._row(wall_s, sample) for wall_s, tick in samples for sample in tick]
         )
@@ -268,7 +268,7 @@ class _Writer:
             self._untrimmed = 0
             newest_s = max([wall_s for wall_s, _ in samples] + [float(str(row[0])) for _, row in records])
             trim(connection, newest_s - self._retention_s, self._max_bytes)
-            first, last = _row_ids(connection)
+            first, last = row_ids(connection, "samples")
             distance = max(TRIM_AT_ROWS, (last - first + 1) // REASONS_PER_STORE)
             if last < self._stated_from or last - self._stated_from >= distance:
                 self._reasons.clear()
@@ -330,14 +330,6 @@ class _Writer:
 
 def _number(reading: Reading) -> float | None:
     return reading if available(reading) else None
-
-
-def _row_ids(connection: sqlite3.Connection) -> tuple[int, int]:
-    """The first and the last row id of the samples; 1 and 0: there are none."""
-    first, last = connection.execute(
-        "SELECT (SELECT min(rowid) FROM samples), (SELECT max(rowid) FROM samples)"
-    ).fetchone()
-    return (1, 0) if first is None else (int(first), int(last))
 
 
 def _is_damage(exc: Exception) -> bool:
