@@ -227,7 +227,9 @@ class Service:
             for warning in check_against_host(config, fs, discover(fs)):
                 log.warning("%s", warning)
             await agent.reload(config)
-            self._config, _ = reloaded(self._config, config)
+            self._config, waiting = reloaded(self._config, config)
+            if waiting:
+                log.warning("read again; a restart is needed for %s", ", ".join(waiting))
         finally:
             self._notifier.ready("reloaded")
         return config
