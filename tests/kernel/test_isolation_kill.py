@@ -88,9 +88,7 @@ async def test_started_again_on_a_dead_ones_journal_it_continues(group: str, tmp
         await continues(group, tmp_path, specs, before)
 
 
-async def continues(
-    group: str, tmp_path: Path, specs: list[WorkloadSpec], before: dict[str, bytes]
-) -> None:
+async def continues(group: str, tmp_path: Path, specs: list[WorkloadSpec], before: dict[str, bytes]) -> None:
     with Journal(tmp_path) as journal:
         executor = Executor(FS, discover(FS), journal)
         target = {"batch": Settings(cpu_weight=5, cpu_max_cores=0.25), "lra": Settings(cpu_weight=80)}

@@ -60,6 +60,7 @@ class ThisKernel:
         a, b = (process.pid for process in self._started)
         self.names = {"A": a, "B": b}
         self.calls = System("", fuse=False)
+        self._exclusive_ended = False
 
     def place(self, path: str) -> str | None:
         controller, _, rest = path.partition("/")
@@ -76,7 +77,18 @@ class ThisKernel:
             return "captured with two CPUs"
         if "254:0" in step.get("data", "") and not os.path.exists("/sys/dev/block/254:0"):
             return "this machine has no disk 254:0"
+        # No group has its CPUs exclusively beside another that has them too, and what follows builds on that.
+        self._exclusive_ended |= path.endswith("cpu_exclusive") and self._others_have_cpus()
+        if self._exclusive_ended and "cpuset" in path:
+            return "another group of this machine has CPUs of its own"
         return ""
+
+    def _others_have_cpus(self) -> bool:
+        tree = self._hierarchies.of("cpuset")
+        groups = Path(tree.mount).glob("*/cpuset.cpus") if tree is not None else ()
+        return any(
+            cpus.read_text().strip() for cpus in groups if not cpus.parent.name.startswith(self._prefix)
+        )
 
     def happen(self, step: Step) -> None:
         raise AssertionError(f"no step of this table needs anything to happen: {step}")
