@@ -147,7 +147,8 @@ def judge(
     """Judge one sample. Pure; UNKNOWN (with the reason as evidence) when it cannot be judged.
 
     ``alert``: batch has just arrived. Then samples below target are believed without regard to their usual scatter:
-    there is a reason at hand, and what was believed in vain is soon given back. ``period_s``: time between samples; one
+    there is a reason at hand, and what was believed in vain is soon given back. Where nothing of a time before it is
+    known, no second witness is asked for either. ``period_s``: time between samples; one
     that covers only a part of it scatters more, tells in proportion, and counts towards nothing unless it is blatant.
     """
     now_s = sample.at_s
@@ -163,13 +164,15 @@ def judge(
     evidence: list[Evidence] = []
     counted = causes.counted(sample, perf, model, around, settings, evidence)
     witnesses, cause = _witnesses(sample, perf, target, model, settings, counted, evidence)
+    # Batch has just come and nothing of a time without it is known: it has to prove its innocence, not the LRA its harm.
+    accused = alert and target.work_band is None and target.delay_band is None
     stalled = "memory_some_pct" in witnesses or "io_some_pct" in witnesses
     in_flight = model.reference("in_flight", perf.load)
     in_flight_ratio = perf.in_flight_ratio(in_flight.value if in_flight is not None else None)
     work_score = _work_score(perf, target, in_flight_ratio, model.is_closed, stalled, evidence)
     delay_score = _delay_score(perf, target, evidence)
     score = min(work_score, delay_score)
-    below = score < 1.0 and bool(witnesses)
+    below = score < 1.0 and (bool(witnesses) or accused)
     extra = state.extra.blend(causes.ledger(sample, perf, model)) if below else Ledger()
     if below:
         found = causes.cause(extra, counted[0], sample, around, settings, evidence)
@@ -217,7 +220,8 @@ def judge(
     if not below and new.above >= settings.confirm_ticks and moved:
         # It has moved, and the target is kept: that is what is usual now.
         new = replace(new, work=cusum.cleared(new.work, h), delay=cusum.cleared(new.delay, h))
-    confirmed = below and (_is_confirmed(new, moved, alert, settings) or (blatant and (alert or protected)))
+    believed = _is_confirmed(new, moved, alert, accused, settings)
+    confirmed = below and (believed or (blatant and (alert or protected)))
     health = _health(state.health, new, below, confirmed, settings)
     since_s = state.since_s if health is state.health else now_s
     new = replace(new, health=health, since_s=since_s)
@@ -284,8 +288,13 @@ def _known(band: Band | None, enough: float) -> Band | None:
     return band if band is not None and band.support >= enough else None
 
 
-def _is_confirmed(state: DetectorState, moved: bool, alert: bool, settings: PolicySettings) -> bool:
-    lasting = state.severe >= settings.confirm_ticks or state.below >= MILD_FACTOR * settings.confirm_ticks
+def _is_confirmed(
+    state: DetectorState, moved: bool, alert: bool, accused: bool, settings: PolicySettings
+) -> bool:
+    ticks, mild_ticks = settings.confirm_ticks, MILD_FACTOR * settings.confirm_ticks
+    if accused:
+        ticks, mild_ticks = 1, settings.confirm_ticks
+    lasting = state.severe >= ticks or state.below >= mild_ticks
     significant = alert or state.short_sigma >= SIGNIFICANT_SIGMA * math.sqrt(max(state.below, 1))
     return (lasting and significant) or moved
 

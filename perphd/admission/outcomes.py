@@ -26,6 +26,8 @@ WORSE_RATIO = 0.95
 PATIENCE = 3
 """While the samples cannot tell, a change is watched for so many times ``evaluate_ticks``."""
 _CLEAR = 1.0
+_CLEARLY, _CLEAR_SIGMA = 0.95, 1.5
+"""One sample after a step back is enough when it is so far below target, and by so many times its scatter."""
 FEW = 3
 """Samples of which one is no news."""
 _AMPLE = 0.05
@@ -79,9 +81,11 @@ def judge(
     if pending.action is Action.SHRINK:
         if is_ample(scores, noise_sd):
             return Came.HELPED
+        short = -math.log(max(after, 1e-6))
+        if after < _CLEARLY and short > _CLEAR_SIGMA * doubt:
+            return Came.TOO_LITTLE
         if early or n < min(2, settings.evaluate_ticks):
             return Came.OPEN
-        short = -math.log(after)
         if short <= 0:
             return Came.HELPED
         if short > _CLEAR * doubt:

@@ -1,13 +1,19 @@
-"""Applies random settings to test cgroups as fast as it can until it is killed: ``GROUP STATE SEED``.
+"""Starts writers that apply random settings to test cgroups as fast as they can, and kills each when it is told to.
 
-Prints one line when the first change is in force, so that whoever kills it knows that there is something to restore.
+Each line that it reads, ``GROUP<tab>STATE<tab>SEED``, is a process of its own, forked from this one, which has
+everything loaded that writing takes. The writer prints ``ready PID`` when its first change is in force, so that
+whoever has it killed knows that there is something to restore. The next line read, whatever it is, is its SIGKILL;
+``ended STATUS`` follows, of waitpid. At the end of the input a writer that is left is killed as well.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 import sys
+import traceback
 
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Keep, Limit, Settings
 from perphd.domain.cpuset import CpuSet
@@ -28,7 +34,7 @@ def settings(rng: random.Random, cpus: list[int], memory: bool) -> Settings:
     )
 
 
-async def main(group: str, state: str, seed: int) -> None:
+async def write(group: str, state: str, seed: int) -> None:
     fs = RealFs()
     hierarchies = discover(fs)
     specs = [
@@ -50,9 +56,33 @@ async def main(group: str, state: str, seed: int) -> None:
             print(f"failed: {applied} {executor.conflicts()}", flush=True)
             return
         if target.keys() == {"batch"}:
-            print("ready", flush=True)
+            print(f"ready {os.getpid()}", flush=True)
         target = {"lra": settings(rng, cpus, has_memory), "batch": settings(rng, cpus, has_memory)}
 
 
+def fork(group: str, state: str, seed: int) -> int:
+    """A writer's process; this one goes on."""
+    pid = os.fork()
+    if pid == 0:
+        try:
+            asyncio.run(write(group, state, seed))
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            os._exit(1)
+    return pid
+
+
+def main() -> None:
+    """Serve until the input ends."""
+    for line in sys.stdin:
+        group, state, seed = line.rstrip("\n").split("\t")
+        pid = fork(group, state, int(seed))
+        sys.stdin.readline()
+        os.kill(pid, signal.SIGKILL)
+        print(f"ended {os.waitpid(pid, 0)[1]}", flush=True)
+
+
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
+    main()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -37,24 +40,55 @@ def sleeper() -> subprocess.Popen[bytes]:
     return subprocess.Popen(["sleep", "600"])
 
 
-def churn(group: str, state: Path, seed: int) -> subprocess.Popen[str]:
-    """A writer of random settings, when its first change is in force."""
-    command = [sys.executable, str(CHURN), group, str(state), str(seed)]
+class Writer:
+    """A process that writes random settings until it is killed."""
+
+    def __init__(self, server: subprocess.Popen[str], pid: int) -> None:
+        self.server, self.pid = server, pid
+
+
+@functools.cache
+def _server() -> subprocess.Popen[str]:
+    """Forks the writers: what they import is loaded once, not by each."""
     environment = {**os.environ, "PYTHONPATH": str(CHURN.parents[2])}
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-    assert process.stdout is not None
-    line = process.stdout.readline()
-    assert line == "ready\n", line
-    return process
+    server = subprocess.Popen(
+        [sys.executable, str(CHURN)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        env=environment,
+    )
+    atexit.register(_end, server)
+    return server
 
 
-def kill(process: subprocess.Popen[str]) -> str:
+def _end(server: subprocess.Popen[str]) -> None:
+    server.communicate()
+
+
+def churn(group: str, state: Path, seed: int) -> Writer:
+    """A writer of random settings, when its first change is in force."""
+    server = _server()
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(f"{group}\t{state}\t{seed}\n")
+    line = server.stdout.readline()
+    word, _, pid = line.partition(" ")
+    assert word == "ready", line
+    return Writer(server, int(pid))
+
+
+def kill(writer: Writer) -> str:
     """End it as kill -9 does; what it had still said."""
-    process.kill()
-    process.wait()
-    assert process.stdout is not None
-    said = process.stdout.read()
-    process.stdout.close()
+    assert writer.server.stdin is not None
+    assert writer.server.stdout is not None
+    writer.server.stdin.write("kill\n")
+    said = ""
+    while not (line := writer.server.stdout.readline()).startswith("ended "):
+        assert line, "the process that starts writers has ended"
+        said += line
+    assert int(line.split()[1]) == signal.SIGKILL, f"it ended by itself: {line}{said}"
     return said
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from contextlib import suppress
 from pathlib import Path
 
 LIB = "usr/lib/perphd"
@@ -14,10 +15,31 @@ def make(tree: Path, minor: str) -> list[Path]:
 
     Empty, if this host lacks that Python: the machine then compiles it.
     """
-    python = shutil.which(f"python3.{minor}")
-    # What has the name may be a stand-in that only says which versions there are.
-    if python is None or subprocess.run([python, "-V"], capture_output=True, check=False).returncode:
+    python = python_of(minor)
+    if python is None:
         return []
-    command = [python, "-I", "-m", "compileall", "-q", "-j", "0", "-s", str(tree), "-p", "/", str(tree / LIB)]
-    subprocess.run(command, check=True)
+    _compile(python, tree / LIB, "-s", str(tree), "-p", "/")
     return [path.relative_to(tree) for path in (tree / LIB).rglob("__pycache__")]
+
+
+def make_beside(folder: Path, minor: str, place: str) -> None:
+    """Compile all below ``folder``, which is to be ``place`` there, if this host has Python 3.``minor``.
+
+    The bytecode holds whatever time the machine's copy of a source has.
+    """
+    if (python := python_of(minor)) is not None:
+        _compile(python, folder, "-s", str(folder), "-p", place, "--invalidation-mode", "unchecked-hash")
+
+
+def python_of(minor: str) -> str | None:
+    """This host's Python 3.``minor``."""
+    for python in (f"/usr/bin/python3.{minor}", shutil.which(f"python3.{minor}")):
+        # What has the name may be a stand-in that only says which versions there are.
+        with suppress(OSError):
+            if python and subprocess.run([python, "-V"], capture_output=True, check=False).returncode == 0:
+                return python
+    return None
+
+
+def _compile(python: str, folder: Path, *options: str) -> None:
+    subprocess.run([python, "-I", "-m", "compileall", "-q", "-j", "0", *options, str(folder)], check=True)

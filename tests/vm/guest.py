@@ -34,6 +34,16 @@ class Vm:
         done = self.machine.run(f"cat > {target} && chmod {mode:o} {target}", text.encode())
         assert done.returncode == 0, done.stderr
 
+    def wait_until(self, condition: str, what: str, patience_s: float = 240.0, pause_s: float = 0.4) -> None:
+        """Until this shell command succeeds there. Asked there as well: each visit takes time from what is awaited."""
+        asked = f"until {condition}; do sleep {pause_s}; done"
+        done = self.machine.run(
+            f"timeout {patience_s:.0f} sh -c {shlex.quote(asked)}", timeout_s=patience_s + 60.0
+        )
+        if done.returncode:
+            log = self.try_("journalctl -u perphd -n 30 --no-pager").stdout
+            raise AssertionError(f"{what}: {condition}\n{done.stderr.decode(errors='replace')}\n{log}")
+
     def wait_for(self, done: Callable[[], object], what: str, patience_s: float = 240.0) -> None:
         end_s = time.monotonic() + patience_s
         while not done():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,10 +20,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.vm import bytecode
+
 pytestmark = pytest.mark.requires_vm
 
 ROOT = Path(__file__).parents[2]
-COPIED = ("perphd", "rdt", "tests", "tools", "systemd", "profiles", "pyproject.toml")
+COPIED = ("perphd", "rdt", "systemd", "profiles", "pyproject.toml", "tests/conftest.py")
+ALL = "PERPHD_VM_ALL" in os.environ
+COPIED_TESTS = ("tests", "tools") if ALL else ("tests/kernel/*isolation_*.py", "tests/vm/guest_daemon.py")
 # What runs here runs there, if it is the same Python; else those for that Python are fetched.
 CARRIED = (
     "pytest",
@@ -36,6 +41,10 @@ CARRIED = (
 )
 NEEDED = "aiohttp cgroupspy click hypothesis numpy psutil pyroute2 pytest pytest_asyncio rich systemd".split()
 ANSWER_S = 180.0
+LEXERS = ("__init__.py", "_mapping.py", "diff.py", "python.py", "special.py")
+"""Of pygments' five hundred, those that pytest has."""
+PLUGINS = ("pytest_asyncio.plugin", "_hypothesis_pytestplugin") if ALL else ("pytest_asyncio.plugin",)
+"""By name: pytest would compile anew, there, all that belongs to any that it finds by itself."""
 SUITE_S = 1800.0
 
 
@@ -59,7 +68,7 @@ class Guest:
         return done.stdout.decode().strip()
 
     def unpack(self, packed: bytes, folder: str) -> None:
-        done = self.run(f"mkdir -p {folder} && tar -C {folder} --no-same-owner -xf -", packed)
+        done = self.run(f"mkdir -p {folder} && tar -C {folder} --no-same-owner -xzf -", packed)
         assert done.returncode == 0, done.stderr.decode()
 
 
@@ -95,9 +104,8 @@ def guest(bare: Guest) -> Iterator[Guest]:
     # Not below /tmp or /var/tmp, which the unit under test does not see (PrivateTmp=).
     folder = bare.ask("mktemp -d /srv/perphd-test-XXXXXX")
     try:
-        bare.unpack(pack(ROOT, COPIED), folder)
-        bare.unpack(carried(minor_of(bare)), f"{folder}/.packages")
-        python = f"env PYTHONDONTWRITEBYTECODE=1 PYTHONPATH={folder}/.packages:/usr/lib/perphd {bare.python}"
+        bare.unpack(packed(minor_of(bare), folder), folder)
+        python = f"env PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTHONPATH={folder}/.packages:/usr/lib/perphd {bare.python}"
         look = f"import importlib.util as u; print(*(n for n in {NEEDED} if u.find_spec(n) is None))"
         missing = bare.ask(f"{python} -c {shlex.quote(look)}")
         if missing:
@@ -109,11 +117,29 @@ def guest(bare: Guest) -> Iterator[Guest]:
         bare.run(f"rm -rf {folder}")
 
 
-def pack(folder: Path, names: tuple[str, ...]) -> bytes:
-    """These files and folders as a tar archive; those that are not there are left out."""
-    there = [name for name in names if (folder / name).exists()]
-    command = ["tar", "-C", str(folder), "--exclude=__pycache__", "-cf", "-", *there]
-    return subprocess.run(command, capture_output=True, check=True).stdout
+def packed(minor: str, place: str) -> bytes:
+    """What goes there as a tar archive: this checkout and the test programs, with the bytecode of both."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for pattern in (*COPIED, *COPIED_TESTS):
+            for path in ROOT.glob(pattern):
+                copy(path, folder / path.relative_to(ROOT))
+        carry(minor, folder / ".packages")
+        for lexer in (folder / ".packages/pygments/lexers").iterdir():
+            if lexer.name not in LEXERS:
+                lexer.unlink()
+        bytecode.make_beside(folder, minor, place)
+        command = ["tar", "-C", name, "-I", "gzip -1", "-cf", "-", "."]
+        return subprocess.run(command, capture_output=True, check=True).stdout
+
+
+def copy(source: Path, target: Path) -> None:
+    """A file or a folder, without bytecode."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    else:
+        shutil.copy2(source, target)
 
 
 def minor_of(bare: Guest) -> str:
@@ -121,35 +147,31 @@ def minor_of(bare: Guest) -> str:
     return bare.ask(f"{bare.python} -c 'import sys; print(sys.version_info.minor)'")
 
 
-def carried(minor: str) -> bytes:
-    """The test programs' packages as a tar archive: those of this Python, or the same versions for another."""
+def carry(minor: str, folder: Path) -> None:
+    """Put the test programs' packages there: those of this Python, or the same versions for another."""
     if minor != str(sys.version_info.minor):
-        with tempfile.TemporaryDirectory() as folder:
-            wanted = [f"{name}=={distribution(name).version}" for name in CARRIED]
-            fetch = [
-                sys.executable,
-                "-m",
-                "pip",
-                "install",
-                "-q",
-                "--no-deps",
-                "--no-compile",
-                "--target",
-                folder,
-            ]
-            fetch += ["--python-version", f"3.{minor}", "--only-binary=:all:"]
-            done = subprocess.run([*fetch, *wanted], capture_output=True, text=True, check=False)
-            if done.returncode:
-                pytest.skip(f"needs the test programs for Python 3.{minor}: {done.stderr.strip()[-300:]}")
-            return pack(Path(folder), tuple(sorted(path.name for path in Path(folder).iterdir())))
-    names: set[str] = set()
-    places: set[Path] = set()
+        wanted = [f"{name}=={distribution(name).version}" for name in CARRIED]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--no-deps",
+            "--no-compile",
+            "--target",
+            str(folder),
+        ]
+        pip += ["--python-version", f"3.{minor}", "--only-binary=:all:"]
+        done = subprocess.run([*pip, *wanted], capture_output=True, text=True, check=False)
+        if done.returncode:
+            pytest.skip(f"needs the test programs for Python 3.{minor}: {done.stderr.strip()[-300:]}")
+        return
     for name in CARRIED:
         found = distribution(name)
-        places.add(Path(str(found.locate_file(""))).resolve())
-        names |= {file.parts[0] for file in found.files or () if file.parts[0] not in ("..", "__pycache__")}
-    assert len(places) == 1, places
-    return pack(places.pop(), tuple(sorted(names)))
+        place = Path(str(found.locate_file("")))
+        for part in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
+            copy(place / part, folder / part)
 
 
 @pytest.mark.parametrize(
@@ -160,19 +182,20 @@ def carried(minor: str) -> bytes:
         pytest.param(
             "tests/kernel --deselect tests/kernel/test_isolation_v2.py",
             False,
-            marks=pytest.mark.skipif("PERPHD_VM_ALL" not in os.environ, reason="takes long: PERPHD_VM_ALL=1"),
+            marks=pytest.mark.skipif(not ALL, reason="takes long: PERPHD_VM_ALL=1"),
         ),
         pytest.param(
             "tests/unit/test_host_*.py tests/unit/test_isolation_*.py tests/unit/test_frame_systemd.py",
             False,
-            marks=pytest.mark.skipif("PERPHD_VM_ALL" not in os.environ, reason="takes long: PERPHD_VM_ALL=1"),
+            marks=pytest.mark.skipif(not ALL, reason="takes long: PERPHD_VM_ALL=1"),
         ),
     ],
     ids=["isolation", "daemon", "kernel", "unit"],
 )
 def test_there(guest: Guest, files: str, all_must_run: bool) -> None:
+    plugins = " ".join(f"-p {name}" for name in PLUGINS)
     done = guest.run(
-        f"cd {guest.folder} && {guest.python} -m pytest -q -p no:cacheprovider --basetemp=tmp {files} 2>&1",
+        f"cd {guest.folder} && {guest.python} -m pytest -q -p no:cacheprovider {plugins} --basetemp=tmp {files} 2>&1",
         timeout_s=SUITE_S,
     )
     told = done.stdout.decode(errors="replace")

@@ -14,7 +14,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -96,7 +95,17 @@ cgroup = "/batch.slice"
 name = "inner"
 cgroup = "/system.slice/inner.service/work"
 """
+UP = " && ".join(f"systemctl -q is-active {name}" for name in WORKLOADS)
 TESTED = "/etc/systemd/system/perphd.service.d/tested.conf"
+PLACED = (
+    "set --; for f in "
+    + " ".join(f"/sys/fs/cgroup{group}/cgroup.procs" for group in PROCESSES)
+    + '; do read p 2>/dev/null < $f && set -- "$@" /proc/$p/status; done; '
+    "placed=$(echo $(sed -n 's/^Cpus_allowed_list:\\t//p' \"$@\"))"
+)
+"""Where the processes of the three workloads may really run, in the shell's variable ``placed``."""
+EVERYWHERE = "0-1 0-1 0-1"
+SPLIT = ("0 1 1", "1 0 0")
 
 
 @pytest.fixture(scope="module")
@@ -119,7 +128,7 @@ def at_rest(vm: Vm) -> dict[str, str]:
     names = " ".join(WORKLOADS)
     vm.sh(f"systemctl revert {' '.join(UNITS)}; systemctl daemon-reload")
     vm.sh(f"systemctl enable -q {names} && systemctl restart {names}")
-    vm.wait_for(lambda: placed(vm) == ["0-1"] * 3, "no processes, or not everywhere")
+    wait_for_places(vm, (EVERYWHERE,), "no processes, or not everywhere")
     found = settings(vm)
     vm.sh("perphd config check && systemctl start perphd", INSTALL_S)
     return found
@@ -130,16 +139,18 @@ def configure(vm: Vm, mode: str) -> None:
 
 
 def settings(vm: Vm) -> dict[str, str]:
-    """Every knob that is set to something, as the kernel has it and as systemd has it, with systemd's drop-ins."""
+    """Every knob that is set to something, as the kernel has it and as systemd has it, with systemd's drop-ins; and
+    where the processes may run."""
     wanted = " ".join(f"--include={name}" for name in DEFAULTS)
     told = vm.sh(
         f"cd /sys/fs/cgroup && grep -rs '' {wanted} {TREES}; echo; "
         f"systemctl show -p {SHOWN} {' '.join(UNITS)}; echo; "
+        f"{PLACED}; echo $placed; echo; "
         # Without the sessions that these tests are themselves.
-        "find /run/systemd/system.control /run/systemd/transient -type f ! -name 'session-*' 2>/dev/null || true"
+        "find /run/systemd/system.control /run/systemd/transient -type f ! -name 'session-*' 2>/dev/null; echo end"
     )
-    files, *units, drop_ins = f"{told}\n".split("\n\n", len(UNITS) + 1)
-    found = {f"drop-in {path}": "" for path in drop_ins.split()}
+    files, *units, places, drop_ins = told.split("\n\n", len(UNITS) + 2)
+    found = {"placed": places, **{f"drop-in {path}": "" for path in drop_ins.split()[:-1]}}
     lines = (line.partition(":")[::2] for line in files.splitlines())
     found |= {path: value for path, value in lines if value not in DEFAULTS[path.rsplit("/", 1)[1]]}
     for unit in units:
@@ -150,17 +161,20 @@ def settings(vm: Vm) -> dict[str, str]:
 
 def placed(vm: Vm) -> list[str]:
     """Where the processes of the three workloads may really run."""
-    files = " ".join(f"/sys/fs/cgroup{group}/cgroup.procs" for group in PROCESSES)
-    asked = f"for f in {files}; do read p < $f && sed -n 's/^Cpus_allowed_list:\\t//p' /proc/$p/status; done"
-    return vm.try_(asked).stdout.split()
+    return vm.try_(f"{PLACED}; echo $placed").stdout.split()
 
 
 def is_split(vm: Vm) -> bool:
-    return placed(vm) in (["0", "1", "1"], ["1", "0", "0"])
+    return " ".join(placed(vm)) in SPLIT
+
+
+def wait_for_places(vm: Vm, wanted: tuple[str, ...], what: str) -> None:
+    tests = " || ".join(f'[ "$placed" = "{places}" ]' for places in wanted)
+    vm.wait_until(f"{PLACED}; {tests}", what)
 
 
 def wait_for_split(vm: Vm, when: str) -> None:
-    vm.wait_for(lambda: is_split(vm), f"batch was not confined {when}")
+    wait_for_places(vm, SPLIT, f"batch was not confined {when}")
 
 
 def is_given_back(vm: Vm, at_rest: dict[str, str]) -> None:
@@ -169,13 +183,12 @@ def is_given_back(vm: Vm, at_rest: dict[str, str]) -> None:
 
     def is_so() -> bool:
         found.append(settings(vm))
-        return found[-1] == at_rest and placed(vm) == ["0-1"] * 3
+        return found[-1] == at_rest
 
     end_s = time.monotonic() + 60.0
     while not is_so() and time.monotonic() < end_s:
         time.sleep(1.0)
     assert found[-1] == at_rest
-    assert placed(vm) == ["0-1"] * 3
 
 
 def enforce(vm: Vm) -> None:
@@ -190,11 +203,6 @@ def enforce(vm: Vm) -> None:
 
 def shown(vm: Vm, name: str, unit: str = "perphd") -> str:
     return vm.sh(f"systemctl show {unit} --value -p {name}")
-
-
-def ticks(vm: Vm) -> int:
-    told = re.search(r"\btick (\d+)", vm.try_("perphctl status").stdout)
-    return int(told[1]) if told is not None else 0
 
 
 def log(vm: Vm, words: str = "") -> str:
@@ -275,7 +283,8 @@ def test_who_may_do_what(vm: Vm) -> None:
 
 
 def test_observing_changes_nothing(vm: Vm, at_rest: dict[str, str]) -> None:
-    vm.wait_for(lambda: ticks(vm) > 10, "it does not tick")
+    ticks = "$(perphctl status | sed -n 's/.*\\btick \\([0-9]*\\).*/\\1/p')"
+    vm.wait_until(f'[ "{ticks}" -gt 10 ]', "it does not tick", pause_s=2.0)
     assert "app" in vm.sh("perphctl status")
     is_given_back(vm, at_rest)
 
@@ -305,13 +314,12 @@ def test_enforcing_survives_what_administrators_do_and_gives_back(vm: Vm, at_res
     vm.sh("systemctl set-property jobs.service CPUWeight=30")
     vm.sh("systemctl set-property app.service MemoryLow=32M")
     assert is_split(vm)
-    vm.wait_for(
-        lambda: shown(vm, "WatchdogTimestampMonotonic") != alive, "no sign of life after daemon-reexec"
-    )
+    sign = "$(systemctl show perphd --value -p WatchdogTimestampMonotonic)"
+    vm.wait_until(f'[ "{sign}" != {alive} ]', "no sign of life after daemon-reexec")
     assert shown(vm, "MainPID") == pid
 
     vm.sh("perphctl mode observe")
-    vm.wait_for(lambda: placed(vm) == ["0-1"] * 3, "it was not given back")
+    wait_for_places(vm, (EVERYWHERE,), "it was not given back")
     after = settings(vm)
     changed = {name for name in {*after, *at_rest} if after.get(name) != at_rest.get(name)}
     assert changed == {
@@ -335,11 +343,12 @@ def test_an_administrator_who_insists_is_yielded_to(vm: Vm, at_rest: dict[str, s
     assert shown(vm, "AllowedCPUs", "batch.slice") == batch
     cursor = now(vm)
     vm.sh("systemctl set-property --runtime batch.slice AllowedCPUs=0-1")
-    vm.wait_for(lambda: "left alone until the mode is set anew" in since(vm, cursor), "it does not yield")
+    said = f"journalctl -u perphd -q --after-cursor={shlex.quote(cursor)}"
+    vm.wait_until(f"{said} | grep -q 'left alone until the mode is set anew'", "it does not yield")
     _, jobs, inner = placed(vm)
     assert (jobs, inner) == ("0-1", batch), "that one knob, and no other"
     vm.sh("perphctl mode observe")
-    vm.wait_for(lambda: placed(vm) == ["0-1"] * 3, "it was not given back")
+    wait_for_places(vm, (EVERYWHERE,), "it was not given back")
     assert shown(vm, "AllowedCPUs", "batch.slice") == "0-1", "theirs by now"
     vm.sh("systemctl set-property --runtime batch.slice AllowedCPUs=; systemctl revert batch.slice")
     vm.sh("systemctl daemon-reload; perphctl mode enforce")
@@ -348,16 +357,12 @@ def test_an_administrator_who_insists_is_yielded_to(vm: Vm, at_rest: dict[str, s
     is_given_back(vm, at_rest)
 
 
-def has_restarted(vm: Vm, before: int) -> bool:
-    return int(shown(vm, "NRestarts")) > before
-
-
 def test_a_restart_keeps_and_whatever_ends_it_otherwise_gives_back(vm: Vm, at_rest: dict[str, str]) -> None:
     enforce(vm)
     refused = vm.try_("perphd restore")
     assert refused.returncode == 1
     assert f"in use by process {shown(vm, 'MainPID')}" in refused.stderr
-    vm.write(TESTED, "[Service]\nWatchdogSec=15s\nTimeoutAbortSec=5s\n")
+    vm.write(TESTED, "[Service]\nWatchdogSec=10s\nTimeoutAbortSec=3s\n")
     cursor = now(vm)
     vm.sh("systemctl daemon-reload; systemctl restart perphd", INSTALL_S)
     wait_for_split(vm, "over a restart")
@@ -368,7 +373,8 @@ def test_a_restart_keeps_and_whatever_ends_it_otherwise_gives_back(vm: Vm, at_re
         before = int(shown(vm, "NRestarts"))
         cursor = now(vm)
         vm.sh(f"systemctl kill --kill-whom=main --signal={signal} perphd")
-        vm.wait_for(partial(has_restarted, vm, before), f"not started again: {signal}")
+        restarts = "$(systemctl show perphd --value -p NRestarts)"
+        vm.wait_until(f'[ "{restarts}" -gt {before} ]', f"not started again: {signal}", pause_s=1.0)
         told = since(vm, cursor)
         assert re.search(f"Failed with result '({result})'", told), told
         assert re.search(r"files: [2-9] restored", told), f"by ExecStopPost=, after {signal}: {told}"
@@ -383,10 +389,8 @@ def test_what_a_restart_kept_goes_back_if_it_cannot_start_again(vm: Vm, at_rest:
     vm.write("/etc/perphd/perphd.toml", "[daemon]\nmode = 'no such mode'\n", 0o640)
     assert vm.try_("perphd config check").returncode != 0
     assert vm.try_("systemctl restart perphd", INSTALL_S).returncode != 0
-    vm.wait_for(
-        lambda: shown(vm, "ExecMainExitTimestampMonotonic", "perphd-restore") not in ("", "0"),
-        "OnFailure= did nothing",
-    )
+    ended = "$(systemctl show perphd-restore --value -p ExecMainExitTimestampMonotonic)"
+    vm.wait_until(f'[ "{ended}" -gt 0 ]', "OnFailure= did nothing")
     assert shown(vm, "Result", "perphd-restore") == "success"
     assert shown(vm, "ActiveState") == "failed"
     is_given_back(vm, at_rest)
@@ -402,20 +406,16 @@ def test_stopping_gives_back_and_asking_does_not_start_it(vm: Vm, at_rest: dict[
     assert vm.try_("systemctl is-active perphd perphd.socket").stdout.split() == ["inactive"] * 2
 
 
-def is_up(vm: Vm) -> bool:
-    return vm.try_("systemctl is-active app jobs inner").stdout.split() == ["active"] * 3
-
-
 def test_a_loss_of_power_and_a_reboot_leave_nothing_behind(vm: Vm, at_rest: dict[str, str]) -> None:
     enforce(vm)
     vm.machine.reset()
-    vm.wait_for(lambda: is_up(vm), "no start")
+    vm.wait_until(UP, "no start")
     wait_for_split(vm, "after the boot")
     assert "NOT restored" not in log(vm, "-b")
     # As it is without perphd: nothing may be left that needed it to be undone.
     vm.sh("systemctl disable -q perphd")
     vm.machine.reboot()
-    vm.wait_for(lambda: is_up(vm), "no start")
+    vm.wait_until(UP, "no start")
     is_given_back(vm, at_rest)
     vm.sh("systemctl enable -q perphd")
 

@@ -75,14 +75,14 @@ class Interval:
 
 @dataclass(slots=True)
 class _Life:
-    """What the world keeps of one actor that is there."""
+    """What the world keeps of one actor that is there. ``fresh``: it came within this interval, unseen so far."""
 
     actor: Actor
     work: NodeWorkload
+    fresh: bool
     asked: Drift = field(default_factory=Drift)
     needed: Drift = field(default_factory=Drift)
     done: float = 0.0
-    fresh: bool = True
 
 
 class World:
@@ -211,7 +211,9 @@ class World:
         if self._node is not None and wanted == {n: life.work for n, life in self._lives.items()}:
             return
         actors = {a.name: a for a in self.scenario.actors}
-        self._lives = {n: self._lives.get(n) or _Life(actors[n], work) for n, work in wanted.items()}
+        # Who is there from the start has been read once before: the first interval already has rates.
+        fresh = self.now_s > 0.0
+        self._lives = {n: self._lives.get(n) or _Life(actors[n], work, fresh) for n, work in wanted.items()}
         for name, work in wanted.items():
             self._lives[name].work = work
         node = Node(self.machine, list(wanted.values()))
