@@ -303,7 +303,9 @@ class CrowdTick:
         if guess < partition.SLIM:
             move.reason = "just enough: with a core less it would likely miss its target"
             return member.cores
-        if calm_s < settings.shrink_after_s * (1.0 if guess >= partition.FAIR else 2.0):
+        waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
+        # Whoever is short and can take nothing from batch waits for what a neighbour can spare.
+        if calm_s < waits_s[(guess < partition.FAIR) + (not self._somebody_waits_for_cores())]:
             move.reason = "perhaps more than enough; waiting before a core is given back"
             return member.cores
         move.action = Action.SHRINK
@@ -506,6 +508,11 @@ class CrowdTick:
         if self.new or self.crowd.trouble_was_quiet or since_s is None:
             return False
         return self.now_s - since_s >= self.settings.release_after_s
+
+    def _somebody_waits_for_cores(self) -> bool:
+        """True if an LRA is short and no core is left that could be taken from batch for it."""
+        taken = sum(member.cores for member in self.members.values())
+        return self._somebody_is_short() and taken >= self.total - self.kept
 
     def _somebody_is_short(self) -> bool:
         return any(is_short(m, self.looks[n]) for n, m in self.members.items())

@@ -1,9 +1,12 @@
-"""Bytecode that this host makes for the machine: compiling is most of an installation where processors are emulated."""
+"""The package with bytecode that this host makes: compiling is slow where processors are emulated."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
+import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -29,6 +32,33 @@ def make_beside(folder: Path, minor: str, place: str) -> None:
     """
     if (python := python_of(minor)) is not None:
         _compile(python, folder, "-s", str(folder), "-p", place, "--invalidation-mode", "unchecked-hash")
+
+
+def repacked(
+    package: Path,
+    target: Path,
+    minor: str,
+    *,
+    appended: str = "",
+    compiled_there: str = "",
+    dropped: Sequence[str] = (),
+) -> None:
+    """The package once more, quick to unpack, with its bytecode inside but for that of this folder below ``LIB``.
+
+    ``appended`` to its version, and without these folders below ``LIB``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        tree = Path(folder, "tree")
+        subprocess.run(["dpkg-deb", "-R", str(package), str(tree)], check=True)
+        control = tree / "DEBIAN/control"
+        control.write_text(re.sub(r"(?m)^(Version: .*)$", rf"\1{appended}", control.read_text()))
+        for name in dropped:
+            shutil.rmtree(tree / LIB / name)
+        for cache in make(tree, minor):
+            if compiled_there and cache.is_relative_to(f"{LIB}/{compiled_there}"):
+                shutil.rmtree(tree / cache)
+        command = ["dpkg-deb", "-Znone", "-b", str(tree), str(target)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 
 def python_of(minor: str) -> str | None:

@@ -21,6 +21,7 @@ from pathlib import Path
 import pytest
 
 from tests.vm import bytecode
+from tools.vm.machine import Machine
 
 pytestmark = pytest.mark.requires_vm
 
@@ -55,6 +56,8 @@ class Guest:
     ssh: tuple[str, ...]
     python: str
     folder: str = ""
+    machine: Machine | None = None
+    """If it was booted here."""
 
     def run(
         self, command: str, stdin: bytes | None = None, timeout_s: float = ANSWER_S
@@ -68,7 +71,10 @@ class Guest:
         return done.stdout.decode().strip()
 
     def unpack(self, packed: bytes, folder: str) -> None:
-        done = self.run(f"mkdir -p {folder} && tar -C {folder} --no-same-owner -xzf -", packed)
+        if self.machine is not None:
+            self.machine.unpack(packed, folder)
+            return
+        done = self.run(f"mkdir -p {folder} && tar -C {folder} --no-same-owner -xf -", packed)
         assert done.returncode == 0, done.stderr.decode()
 
 
@@ -81,10 +87,7 @@ def bare(request: pytest.FixtureRequest) -> Iterator[Guest]:
         return
     installed = request.getfixturevalue("installed")
     installed.sh("systemctl stop perphd")
-    try:
-        yield Guest(installed.machine.ssh, "python3")
-    finally:
-        installed.sh("systemctl start perphd")
+    yield Guest(installed.machine.ssh, "python3", machine=installed.machine)
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +132,7 @@ def packed(minor: str, place: str) -> bytes:
             if lexer.name not in LEXERS:
                 lexer.unlink()
         bytecode.make_beside(folder, minor, place)
-        command = ["tar", "-C", name, "-I", "gzip -1", "-cf", "-", "."]
+        command = ["tar", "-C", name, "-cf", "-", "."]
         return subprocess.run(command, capture_output=True, check=True).stdout
 
 

@@ -110,7 +110,7 @@ def vm(installed: Vm) -> Iterator[Vm]:
             f"systemctl stop perphd {' '.join(UNITS)}; perphd restore; ip link del {LINK}; ip netns del perphdvm; "
             f"rm -f {DROP_INS}/network.conf {DROP_INS}/tested.conf {files}; "
             f"systemctl unmask --runtime perphd-restore; cp -p /root/config-before {CONFIG_FILE}; "
-            "systemctl daemon-reload; systemctl reset-failed perphd; systemctl start perphd",
+            "systemctl daemon-reload; systemctl reset-failed perphd",
             INSTALL_S,
         )
 
@@ -139,8 +139,11 @@ def start(vm: Vm, mode: str) -> None:
 
 
 def wait_for_class(vm: Vm) -> None:
-    vm.wait_for(lambda: sent(vm, LINK), "batch was given no class")
-    vm.wait_for(lambda: sent(vm, OWN), f"none on {OWN}")
+    for device in (LINK, OWN):
+        vm.wait_until(
+            f"tc class show dev {device} | grep -q 'htb 7e50:10 '", f"batch was given no class on {device}"
+        )
+        assert sent(vm, device) is not None
 
 
 def sent(vm: Vm, device: str) -> Sent | None:
@@ -235,10 +238,7 @@ def test_stop_and_kill_and_restore_leave_every_link_as_found(vm: Vm, as_found: s
         start(vm, "enforce")
         wait_for_class(vm)
         vm.sh("systemctl kill --kill-whom=main --signal=KILL perphd")
-        vm.wait_for(
-            lambda: vm.try_("systemctl is-active perphd").stdout.strip() == "failed",
-            "it was killed, and is not",
-        )
+        vm.wait_until("systemctl -q is-failed perphd", "it was killed, and is not")
         if by_hand:
             assert sent(vm, LINK) is not None, "nobody has given it back yet"
             assert "perphd_egress" in programs(vm)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import tempfile
 import time
@@ -104,6 +103,8 @@ PLACED = (
     "placed=$(echo $(sed -n 's/^Cpus_allowed_list:\\t//p' \"$@\"))"
 )
 """Where the processes of the three workloads may really run, in the shell's variable ``placed``."""
+DROPPED = ("asn1crypto", "dateutil", "pg8000", "pymysql", "redis", "scramp", "perphd/sim")
+"""What another release might do without: for other indicators, and for simulations."""
 EVERYWHERE = "0-1 0-1 0-1"
 SPLIT = ("0 1 1", "1 0 0")
 
@@ -426,21 +427,14 @@ def packed_again(vm: Vm, name: str, appended: str) -> str:
     The bytecode of the packages that it holds is inside: the installation has shown already that they are compiled
     where they are not. perphd's own is made there each time, and is on nobody's list when it is to be removed.
     """
+    minor = vm.sh("python3 -c 'import sys; print(sys.version_info.minor)'")
     with tempfile.TemporaryDirectory() as folder:
-        tree, package = Path(folder, "tree"), Path(folder, name)
-        subprocess.run(["dpkg-deb", "-R", str(vm.package), str(tree)], check=True)
-        control = tree / "DEBIAN/control"
-        control.write_text(re.sub(r"(?m)^(Version: .*)$", rf"\1{appended}", control.read_text()))
-        for cache in bytecode.make(tree, vm.sh("python3 -c 'import sys; print(sys.version_info.minor)'")):
-            if cache.is_relative_to(f"{bytecode.LIB}/perphd"):
-                shutil.rmtree(tree / cache)
-        subprocess.run(
-            ["dpkg-deb", "-Zgzip", "-z1", "-b", str(tree), str(package)],
-            check=True,
-            stdout=subprocess.DEVNULL,
+        package = Path(folder, name)
+        bytecode.repacked(
+            vm.package, package, minor, appended=appended, compiled_there="perphd", dropped=DROPPED
         )
         vm.machine.put(package, "/root")
-    return package.name
+    return name
 
 
 def test_up_and_downgrade_keep_configuration_and_state(vm: Vm, at_rest: dict[str, str]) -> None:

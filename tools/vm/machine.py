@@ -21,6 +21,7 @@ from tools.vm.image import Image, VmError
 # Patience, for machines that are busy with other things as well.
 BOOT_S = 600.0
 COMMAND_S = 300.0
+INBOX_BYTES = 256 << 20
 COMMAND_LINE = (
     "console=ttyS0 root=/dev/vda rw quiet loglevel=4 systemd.show_status=false mitigations=off tsc=reliable "
     "no_timer_check cryptomgr.notests systemd.unified_cgroup_hierarchy=1 net.ifnames=0 panic=-1"
@@ -80,6 +81,8 @@ class Machine:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         (self.folder / "port").write_text(str(_free_port()))
+        with (self.folder / "inbox").open("wb") as inbox:
+            inbox.truncate(INBOX_BYTES)
         overlay = str(self.folder / "disk.qcow2")
         subprocess.run(
             ["qemu-img", "create", "-q", "-f", "qcow2", "-F", "raw", "-b", str(self.image.disk), overlay],
@@ -107,6 +110,8 @@ class Machine:
             *("-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd), "-append", told),
             *("-drive", f"file={overlay},if=none,id=disk,cache=unsafe,format=qcow2"),
             *("-device", "virtio-blk-pci,drive=disk"),
+            *("-drive", f"file={self.folder / 'inbox'},if=none,id=inbox,format=raw,readonly=on"),
+            *("-device", "virtio-blk-pci,drive=inbox"),
             *("-netdev", f"user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22"),
             *("-device", "virtio-net-pci,netdev=net,romfile="),
             *("-object", "rng-random,id=rng,filename=/dev/urandom", "-device", "virtio-rng-pci,rng=rng"),
@@ -141,15 +146,27 @@ class Machine:
 
     def put(self, source: Path, target: str) -> None:
         """Copy a file or a folder below this folder there."""
-        packed = subprocess.run(
-            ["tar", "-C", str(source.parent), "--exclude=__pycache__", "-cf", "-", source.name],
-            capture_output=True,
-            check=True,
-        ).stdout
-        command = f"mkdir -p {shlex.quote(target)} && tar -C {shlex.quote(target)} --no-same-owner -xf -"
-        done = self.run(command, packed)
+        command = ["tar", "-C", str(source.parent), "--exclude=__pycache__", "-cf", "-", source.name]
+        self.unpack(subprocess.run(command, capture_output=True, check=True).stdout, target)
+
+    def unpack(self, packed: bytes, target: str) -> None:
+        """Unpack a tar archive into this folder there.
+
+        It goes by a disk, and not by ssh: what that encrypts, emulated processors decrypt at a few MB a second.
+
+        Raises:
+            VmError: it is too big, or tar there failed.
+        """
+        if len(packed) > INBOX_BYTES:
+            raise VmError(f"{len(packed)} bytes are more than can be put there at once ({INBOX_BYTES})")
+        with (self.folder / "inbox").open("r+b") as inbox:
+            inbox.write(packed)
+        folder = shlex.quote(target)
+        # What was read of it before is not read again from the disk, but for the flush.
+        command = f"mkdir -p {folder} && blockdev --flushbufs /dev/vdb && tar -C {folder} --no-same-owner -xf /dev/vdb"
+        done = self.run(command)
         if done.returncode:
-            raise VmError(f"{source} was not copied: {done.stderr.decode()}")
+            raise VmError(f"{target} was not unpacked: {done.stderr.decode()}")
 
     def reset(self) -> None:
         """The reset button: no unmounting, no stopping. Returns when it answers again."""
@@ -199,6 +216,7 @@ class Machine:
             if pid is not None:
                 os.waitpid(pid, 0)
         (self.folder / "disk.qcow2").unlink(missing_ok=True)
+        (self.folder / "inbox").unlink(missing_ok=True)
         (self.folder / "pid").unlink(missing_ok=True)
 
 
