@@ -1,6 +1,6 @@
 """vendor.py FOLDER LIST: take out of a folder of Python packages what no program there needs; list the packages.
 
-Taken out: tests, type stubs, highlighters, headers, static libraries, scripts, and what pip notes about this very
+Taken out: packages and parts that nothing here imports, tests, type stubs, highlighters, headers, static libraries, scripts, and what pip notes about this very
 installation (paths and times of the build would make each build another package). Compiled modules of source packages
 are stripped.
 """
@@ -22,6 +22,9 @@ UNUSED = (
     "numpy/f2py",
     "numpy/random/lib",
 )
+# Packages that others name as theirs for what nobody does here: rendering Markdown, and time zones where the system
+# has none.
+UNUSED_PACKAGES = ("markdown_it", "mdurl", "tzdata")
 UNUSED_NAMES = ("_*_tests.*.so", "*.a", "*.c", "*.h", "*.pxd", "*.pyi", "*.pyx", "__pycache__")
 # Of the highlighters of five hundred languages none is asked for; rich looks at the table of them.
 PYGMENTS_KEPT = ("__init__.py", "_mapping.py", "python.py", "special.py")
@@ -31,6 +34,9 @@ BUILD_NOTES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json")
 def main() -> None:
     """Clean FOLDER and write LIST."""
     folder, listed = Path(sys.argv[1]), Path(sys.argv[2])
+    for name in UNUSED_PACKAGES:
+        for path in (folder / name, *folder.glob(f"{name}*.dist-info")):
+            shutil.rmtree(path)
     for name in UNUSED:
         shutil.rmtree(folder / name, ignore_errors=True)
     for pattern in UNUSED_NAMES:

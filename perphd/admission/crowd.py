@@ -437,8 +437,10 @@ class CrowdTick:
         lent: Cores = ()
         if self.lends and left < self.floor:
             priorities = {name: look.view.spec.priority for name, look in self.looks.items()}
-            lent = lend(self.floor - left, placed, priorities, self.crowd.lent)
+            levels = {name: member.room for name, member in self.members.items() if member.scores}
+            lent = lend(self.floor - left, placed, priorities, levels, self.crowd.lent)
             left += len(lent)
+            self._forget_guests(placed, lent)
         weight: Weight = IDLE if lent else 100
         cache = self.cache.state.ways, self.cache.state.pct
         decisions: list[Decision] = []
@@ -470,6 +472,12 @@ class CrowdTick:
         )
         decisions += crowd_records.waiting(self.snapshot, self.looks)
         return Result(crowd, tuple(decisions), tuple(self.outcomes), protections)
+
+    def _forget_guests(self, placed: Mapping[str, Cores], lent: Cores) -> None:
+        """Whose guests come or go is measured anew."""
+        for name, cores in placed.items():
+            if {*lent} & {*cores} != {*self.crowd.lent} & {*cores}:
+                self.members[name] = replace(self.members[name], scores=(), calm_since_s=None)
 
     def _memory(self, look: Look) -> int:
         """Bytes to protect: the working set of who stalls for memory; what is protected stays so."""

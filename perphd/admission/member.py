@@ -16,6 +16,7 @@ from perphd.domain.decision import Cause
 from perphd.domain.policy import WorkloadView
 from perphd.domain.reading import Reading, available
 from perphd.domain.sample import is_short as is_glance
+from perphd.domain.signals import performance
 
 MOST_SCORES: Final = 30
 PATIENT: Final = 6
@@ -59,7 +60,9 @@ class Member:
     ``scores``: clean ones since its last change, newest last; ``demand``: hardware threads that it keeps busy at full
     speed; ``rescues``: changes in a row that left it short; ``idle_cores_until_s``, ``idle_cache_until_s``: so long
     more cores, or less cache and bandwidth for batch, are taken not to help it, since they did not
-    (cores: ``idle_times`` in a row); ``unknown_since_s``: since when it cannot be judged.
+    (cores: ``idle_times`` in a row); ``unknown_since_s``: since when it cannot be judged; ``rooms``: with the
+    ``scores``, the accepted delay over the one seen, which tells more of what it could spare than a rate does that is
+    as high as asked (the score where there is none).
     """
 
     cores: int
@@ -75,6 +78,13 @@ class Member:
     idle_times: int = 0
     idle_cache_until_s: float = -math.inf
     unknown_since_s: float | None = None
+    rooms: tuple[float, ...] = ()
+
+    @property
+    def room(self) -> float:
+        """Mean of how far its delay was within the accepted one, in its latest clean samples; NaN if there is none."""
+        n = min(len(self.scores), PATIENT)
+        return mean(self.rooms[-n:]) if n else math.nan
 
     @property
     def now(self) -> float:
@@ -136,11 +146,21 @@ def take_in(
     if not look.clean:
         return replace(member, detector=rearm(judged.state))
     scores = (*member.scores, min(judged.score, 10.0))[-MOST_SCORES:]
-    member = replace(member, detector=judged.state, scores=scores)
+    rooms = (*member.rooms, _room_of(look, scores[-1]))[-MOST_SCORES:]
+    member = replace(member, detector=judged.state, scores=scores, rooms=rooms)
     member = replace(member, anchor=_anchor(member, look, threads_per_core))
     calm = judged.score >= 1.0 or (member.level >= 1.0 and judged.score >= FAR)
     since_s = (member.calm_since_s if member.calm_since_s is not None else now_s) if calm else None
     return replace(member, calm_since_s=since_s)
+
+
+def _room_of(look: Look, score: float) -> float:
+    """The accepted delay over the one seen, of this sample; its score where no delay is judged."""
+    sample, target = look.view.sample, look.target.delay
+    if sample is None or not available(target):
+        return score
+    delay = performance(sample, look.view.spec.objective.latency_percentile).delay
+    return min(target / delay, 10.0) if available(delay) and delay > 0 else score
 
 
 def _anchor(member: Member, look: Look, threads_per_core: int) -> Anchor | None:
@@ -153,7 +173,7 @@ def _anchor(member: Member, look: Look, threads_per_core: int) -> Anchor | None:
     if not (available(work) and available(usage) and available(delay)) or work <= 0 or delay <= 0:
         return member.anchor
     busy = partition.busy_share(member.demand, member.cores, threads_per_core)
-    return Anchor(member.level, min(busy, 0.97), member.cores, min(1000.0 * usage / work / delay, 1.0))
+    return Anchor(member.room, min(busy, 0.97), member.cores, min(1000.0 * usage / work / delay, 1.0))
 
 
 def demand_of(look: Look, busy: float, threads_per_core: int) -> Reading:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from typing import Final
 
+from perphd.admission.partition import LEAST_GAIN, SMT_LOSS
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.topology import Topology
 
 Cores = tuple[int, ...]
 """Places in ``Topology.usable_cores``, ascending."""
+ROOM: Final = 1.05
+"""Who is so far above its target keeps its guest."""
 
 
 def place(topology: Topology, counts: Mapping[str, int], before: Mapping[str, Cores]) -> dict[str, Cores]:
@@ -41,17 +46,57 @@ def place(topology: Topology, counts: Mapping[str, int], before: Mapping[str, Co
     return found
 
 
-def lend(count: int, placed: Mapping[str, Cores], priorities: Mapping[str, int], before: Cores) -> Cores:
-    """So many cores on which batch may be a guest: of the least important LRA, the one with most cores, the last ones.
+def lend(
+    count: int,
+    placed: Mapping[str, Cores],
+    priorities: Mapping[str, int],
+    levels: Mapping[str, float],
+    before: Cores,
+) -> Cores:
+    """So many cores on which batch may be a guest: of the least important LRAs, of those whom it harms least.
 
-    Those of ``before`` stay as far as they are still such an LRA's, however many cores it has by now.
+    Those of ``before`` stay, however many cores their LRAs have by now, as long as the one that has least above its
+    target with them has room, or would not have clearly more without them.
+
+    Args:
+        count: cores to lend.
+        placed: cores of each LRA.
+        priorities: of each.
+        levels: performance over target of each, with what is lent now; who is not in it is taken to be on target.
+        before: cores that are lent now.
     """
     least = min(priorities[name] for name in placed)
-    mine = {core for name, cores in placed.items() if priorities[name] == least for core in cores}
-    kept = [core for core in before if core in mine][:count]
+    lenders = sorted(name for name in placed if priorities[name] == least)
+    here = {name: sum(core in before for core in placed[name]) for name in lenders}
+    whole = {name: levels.get(name, 1.0) * _guests(here[name], len(placed[name])) for name in lenders}
+
+    def level(name: str, guests: int) -> float:
+        return whole[name] / _guests(guests, len(placed[name]))
+
+    wanted = dict.fromkeys(lenders, 0)
+    for _ in range(min(count, sum(len(placed[name]) for name in lenders))):
+        open_ = [name for name in lenders if wanted[name] < len(placed[name])]
+        best = max(open_, key=lambda n: (level(n, wanted[n] + 1), len(placed[n])))
+        wanted[best] += 1
+    if sum(here.values()) == count:
+        now = min((level(n, here[n]) for n in lenders if here[n]), default=math.inf)
+        then = min((level(n, wanted[n]) for n in lenders if wanted[n]), default=math.inf)
+        if now >= ROOM or then < now * LEAST_GAIN:
+            wanted = here
+    chosen: list[int] = []
+    for name in lenders:
+        kept = [core for core in before if core in placed[name]][: wanted[name]]
+        more = [core for core in reversed(placed[name]) if core not in kept]
+        chosen += [*kept, *more[: wanted[name] - len(kept)]]
+    # Only where the least important have not so many cores: of the next, the one with most.
     order = sorted(placed, key=lambda name: (priorities[name], -len(placed[name]), name))
-    more = [core for name in order for core in reversed(placed[name]) if core not in kept]
-    return tuple(sorted((*kept, *more[: count - len(kept)])))
+    others = [core for name in order for core in reversed(placed[name]) if core not in chosen]
+    return tuple(sorted((*chosen, *others[: count - len(chosen)])))
+
+
+def _guests(lent: int, cores: int) -> float:
+    """By what factor guests on so many of its cores make an LRA slower: the siblings there are busy all the time."""
+    return 1.0 + SMT_LOSS * lent / cores
 
 
 def cpus_of(topology: Topology, cores: Cores) -> CpuSet:
