@@ -25,6 +25,8 @@ SAME_DEMAND: Final = 1.05
 """Demands that differ by less than this factor count as equal."""
 LESS_DEMAND: Final = 1.15
 """Demand must fall by this factor before what was too few is thought of again."""
+FAILED_BEFORE: Final = 0.5
+"""Part of a chance that is left where the same was too few some time ago."""
 GOOD_LASTS_S: Final = 300.0
 SURE, LIKELY, FAIR, SLIM, NEVER = 0.95, 0.6, 0.4, 0.2, 0.03
 """Chances: known to be enough; what a rescue aims at; worth a trial; hardly; known to be too little."""
@@ -129,6 +131,8 @@ def chance(
     if anchor is not None:
         score, sd = predicted(anchor, cores, demand, threads_per_core)
         guess = 0.5 * (1.0 + math.erf(math.log(score) / (sd * math.sqrt(2.0))))
+        if any(not s.good and cores <= s.cores and demand * LESS_DEMAND >= s.demand for s in seen):
+            guess *= FAILED_BEFORE  # it may be tried again, but what speaks against it is not forgotten yet
         return min(max(guess, NEVER), SURE)
     busy = busy_share(demand, cores, threads_per_core)
     knee = _knee(alive, cores, threads_per_core)
