@@ -9,6 +9,7 @@ from typing import Final
 
 from perphd.admission import partition
 from perphd.admission.detector import DetectorState, Judgement, Target, rearm
+from perphd.admission.outcomes import is_often_short
 from perphd.admission.partition import Anchor, Seen
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
@@ -23,8 +24,6 @@ PATIENT: Final = 6
 """Samples on whose mean a small shortfall is believed."""
 MILD: Final = 3
 """Samples in a row below target that are believed without being far below."""
-SLIGHTLY, OFTEN, OFTEN_OF = 0.98, 3, 8
-"""So many of so many samples slightly below target are too many, whatever their mean."""
 FAR: Final = 0.85
 """A score below this needs no second sample."""
 RISING: Final = 1.1
@@ -206,7 +205,7 @@ def is_short(member: Member, look: Look) -> bool:
         return True
     if len(scores) >= MILD and max(scores[-MILD:]) < 1.0 and mean(scores[-MILD:]) < 0.99:
         return True
-    if sum(s < SLIGHTLY for s in scores[-OFTEN_OF:]) >= OFTEN:
+    if is_often_short(scores):
         return True
     if len(scores) < PATIENT:
         return False

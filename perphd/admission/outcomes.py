@@ -30,6 +30,8 @@ _CLEARLY, _CLEAR_SIGMA = 0.95, 1.5
 """One sample after a step back is enough when it is so far below target, and by so many times its scatter."""
 FEW = 3
 """Samples of which one is no news."""
+SLIGHTLY, OFTEN, OFTEN_OF = 0.98, 3, 8
+"""So many of so many samples slightly below target are too many, whatever their mean."""
 _AMPLE = 0.05
 MOST_STRIDE = 8
 """Units of cores, ways or bandwidth that are given back in one step at most."""
@@ -158,6 +160,11 @@ def still_short(scores: Sequence[float], noise_sd: float, settings: PolicySettin
     if len(last) < min(FEW, n):
         return False
     return -math.log(mean(last)) > (_DOUBTFUL if len(last) >= n else _CLEAR) * doubt
+
+
+def is_often_short(scores: Sequence[float]) -> bool:
+    """True if too many of the latest samples are below target, whatever their mean."""
+    return sum(s < SLIGHTLY for s in scores[-OFTEN_OF:]) >= OFTEN
 
 
 @dataclass(frozen=True, slots=True)

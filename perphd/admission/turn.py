@@ -216,7 +216,14 @@ class Turn:
             if why := causes.nothing_to_give(judged.verdict.cause):
                 return self._hold(why)
             return self._rescue(judged, model)
+        if self._grazes(judged):
+            return self._rescue(judged, model, "below its target too often: ")
         return self._give_back(judged, model)
+
+    def _grazes(self, judged: Judgement) -> bool:
+        """True if what is in force is just too little: on target in the mean, and below it again and again."""
+        below = judged.verdict.health is Health.SUSPECT and not causes.nothing_to_give(judged.verdict.cause)
+        return below and self.current != self.nothing and outcomes.is_often_short(self.state.scores)
 
     def _relieved_after(
         self, pending: Pending, judged: Judgement, perf: Performance, model: ResPerfModel
