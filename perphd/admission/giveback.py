@@ -38,7 +38,8 @@ class GiveBack:
             current: the one in force, of those.
         """
         scene, stakes = self.scene, self.scene.stakes
-        avoid = [a for a in self.regretted if scene.differs_in_cpu_only(a)]
+        # What was too little with no less of cache, bandwidth and memory is so with what is in force of them.
+        avoid = [a for a in self.regretted if inferer.asks_no_more(replace(scene.current, cpu=a.cpu), a)]
         # What does well here although it protects no more speaks against that regret.
         avoid = [a for a in avoid if not inferer.protects_no_more(scene.current.cpu, a.cpu)]
         steps = [self._less_cache(), inferer.cheaper(assessed, current, stakes, avoid, self.stride)]

@@ -35,6 +35,8 @@ SLIGHTLY, OFTEN, OFTEN_OF = 0.98, 3, 8
 _AMPLE = 0.05
 MOST_STRIDE = 8
 """Units of cores, ways or bandwidth that are given back in one step at most."""
+_PILED_UP = 0.4
+"""A delay that is so many times (1 / this) the accepted one is one of requests that had to queue up."""
 _COSTLIER = 1.5
 """The next units are taken to cost so many times what the last ones did: knees bend."""
 _CERTAIN = 3.0
@@ -123,6 +125,15 @@ def judge(
 def is_ample(scores: Sequence[float], noise_sd: float) -> bool:
     """True if it is so far above target that no scatter explains it: there is no need to look any longer."""
     return math.log(mean(scores)) > _AMPLE + _CERTAIN * noise_sd / math.sqrt(len(scores))
+
+
+def is_no_better(pending: Pending, score: float) -> bool:
+    """True if what an LRA was given has not even begun to relieve it.
+
+    Of one so far below its target that requests have piled up nothing can be told yet: the oldest come last.
+    """
+    grown = pending.action in (Action.GROW, Action.EXPLORE) and score > _PILED_UP
+    return grown and available(pending.score_before) and score < pending.score_before * HELPED_RATIO
 
 
 def units_between(a: Allocation, b: Allocation, levels_pct: Sequence[int]) -> int:

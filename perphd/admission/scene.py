@@ -90,10 +90,6 @@ class Scene:
         cores = self.floor_cores() if knobs.batch_cpus else total
         return replace(self.nothing, cpu=CpuGrant(total, cores, IDLE if knobs.batch_weight else 100))
 
-    def differs_in_cpu_only(self, other: Allocation) -> bool:
-        """True if an allocation is the present one in all but the CPUs."""
-        return replace(other, cpu=self.current.cpu) == self.current
-
     def is_clean(self) -> bool:
         """True if the sample's whole interval lies after the last change plus the settle time."""
         sample = self.view.sample

@@ -185,6 +185,9 @@ class Turn:
             # What was decided was for a load that is no more.
             self.state = replace(self.state, pending=None)
             return self._rescue(judged, model, "its load goes on rising: ")
+        if pending is not None and judged.blatant and outcomes.is_no_better(pending, judged.score):
+            self.state = replace(self.state, pending=None)
+            return self._rescue(judged, model, "the last step has not helped: ")
         if not clean:
             return self._hold("the last change is settling")
         if blind and self.current != self.nothing:
