@@ -143,12 +143,14 @@ def judge(
     protected: bool = False,
     around: Surroundings = UNKNOWN_SURROUNDINGS,
     period_s: float | None = None,
+    rising: bool = False,
 ) -> Judgement:
     """Judge one sample. Pure; UNKNOWN (with the reason as evidence) when it cannot be judged.
 
     ``alert``: batch has just arrived. Then samples below target are believed without regard to their usual scatter:
     there is a reason at hand, and what was believed in vain is soon given back. Where nothing of a time before it is
-    known, no second witness is asked for either. ``period_s``: time between samples; one
+    known, no second witness is asked for either. ``rising``: clearly more is asked of it than a moment ago, which explains
+    a sample clearly below target and is likely to go on. ``period_s``: time between samples; one
     that covers only a part of it scatters more, tells in proportion, and counts towards nothing unless it is blatant.
     """
     now_s = sample.at_s
@@ -220,7 +222,7 @@ def judge(
     if not below and new.above >= settings.confirm_ticks and moved:
         # It has moved, and the target is kept: that is what is usual now.
         new = replace(new, work=cusum.cleared(new.work, h), delay=cusum.cleared(new.delay, h))
-    believed = _is_confirmed(new, moved, alert, accused, settings)
+    believed = _is_confirmed(new, moved, alert, accused, rising, settings)
     confirmed = below and (believed or (blatant and (alert or protected)))
     health = _health(state.health, new, below, confirmed, settings)
     since_s = state.since_s if health is state.health else now_s
@@ -289,11 +291,13 @@ def _known(band: Band | None, enough: float) -> Band | None:
 
 
 def _is_confirmed(
-    state: DetectorState, moved: bool, alert: bool, accused: bool, settings: PolicySettings
+    state: DetectorState, moved: bool, alert: bool, accused: bool, rising: bool, settings: PolicySettings
 ) -> bool:
     ticks, mild_ticks = settings.confirm_ticks, MILD_FACTOR * settings.confirm_ticks
+    if accused or rising:
+        ticks = 1
     if accused:
-        ticks, mild_ticks = 1, settings.confirm_ticks
+        mild_ticks = settings.confirm_ticks
     lasting = state.severe >= ticks or state.below >= mild_ticks
     significant = alert or state.short_sigma >= SIGNIFICANT_SIGMA * math.sqrt(max(state.below, 1))
     return (lasting and significant) or moved

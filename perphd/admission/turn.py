@@ -7,6 +7,7 @@ above target. What is carried from tick to tick is ``LraState``, a value.
 from __future__ import annotations
 
 import math
+import statistics
 from dataclasses import dataclass, replace
 
 from perphd.admission import cause as causes
@@ -33,6 +34,8 @@ ALERT_S = 30.0
 """For so long after batch arrived, trouble is expected and believed sooner."""
 LOAD_ROSE = 1.2
 """Growth of the load that makes what was enough before no measure of what is enough now."""
+LOADS = 5
+"""Ticks whose median load is what was asked until now."""
 FIRST_STRIDE = 2
 """Units of the first step back after a rescue that gave more than enough."""
 BEYOND_STEP = 0.4
@@ -49,7 +52,8 @@ class LraState:
 
     ``stride``: how many units may be given back at once: twice as many after each step back that left more than
     enough, one after anything else.
-    ``moments``: shortfall and batch's samples of the last ticks, to find out who is to blame.
+    ``moments``: shortfall and batch's samples of the last ticks, to find out who is to blame. ``loads``: what was asked
+    of it in the last ticks.
     """
 
     first_seen_s: float
@@ -66,6 +70,7 @@ class LraState:
     forecasts: tuple[Forecast, ...] = pregrow.NO_FORECASTS
     moments: tuple[culprit.Moment, ...] = ()
     aside: probing.Probing = probing.Probing()
+    loads: tuple[float, ...] = ()
 
     @classmethod
     def new(cls, now_s: float) -> LraState:
@@ -134,6 +139,7 @@ class Turn:
             protected=self.current != self.nothing,
             around=causes.surroundings(self.snapshot),
             period_s=self.snapshot.period_s,
+            rising=self._is_rising(perf),
         )
         self._blatant = judged.score if judged.blatant and available(judged.score) else None
         clean = self.scene.is_clean()
@@ -260,6 +266,14 @@ class Turn:
     def _load_rose(perf: Performance, pending: Pending) -> bool:
         """True if clearly more is asked of it than when that change was decided."""
         return available(perf.load) and available(pending.load) and perf.load > LOAD_ROSE * pending.load
+
+    def _is_rising(self, perf: Performance) -> bool:
+        """True if clearly more is asked of it than in the last ticks."""
+        known = self.state.loads
+        rising = available(perf.load) and bool(known) and perf.load > LOAD_ROSE * statistics.median(known)
+        if available(perf.load):
+            self.state = replace(self.state, loads=(*known, perf.load)[-LOADS:])
+        return rising
 
     def _rescue(self, judged: Judgement, model: ResPerfModel, why: str = "") -> Move:
         self.state = replace(self.state, slack_since_s=None, stride=1)
