@@ -149,9 +149,9 @@ def judge(
 
     ``alert``: batch has just arrived. Then samples below target are believed without regard to their usual scatter:
     there is a reason at hand, and what was believed in vain is soon given back. Where nothing of a time before it is
-    known, no second witness is asked for either. ``rising``: clearly more is asked of it than a moment ago, which explains
-    a sample clearly below target and is likely to go on. ``period_s``: time between samples; one
-    that covers only a part of it scatters more, tells in proportion, and counts towards nothing unless it is blatant.
+    known, no second witness is asked for either. ``rising``: clearly more is asked of it than a moment ago, which
+    explains a sample clearly below target and is likely to go on. ``period_s``: time between samples; one that covers
+    only a part of it scatters more, tells in proportion, and counts towards nothing unless it is blatant.
     """
     now_s = sample.at_s
     if _is_unfit(sample, perf) or not target.known or not available(perf.work):
@@ -166,7 +166,7 @@ def judge(
     evidence: list[Evidence] = []
     counted = causes.counted(sample, perf, model, around, settings, evidence)
     witnesses, cause = _witnesses(sample, perf, target, model, settings, counted, evidence)
-    # Batch has just come and nothing of a time without it is known: it has to prove its innocence, not the LRA its harm.
+    # Batch has just come and nothing of a time without it is known: it has to prove its innocence.
     accused = alert and target.work_band is None and target.delay_band is None
     stalled = "memory_some_pct" in witnesses or "io_some_pct" in witnesses
     in_flight = model.reference("in_flight", perf.load)

@@ -128,11 +128,13 @@ def is_ample(scores: Sequence[float], noise_sd: float) -> bool:
 
 
 def is_no_better(pending: Pending, score: float) -> bool:
-    """True if what an LRA was given has not even begun to relieve it.
+    """True if the CPUs that an LRA was given have not even begun to relieve it.
 
-    Of one so far below its target that requests have piled up nothing can be told yet: the oldest come last.
+    Caches take their time to fill. And of one so far below its target that requests have piled up nothing can be told
+    yet: the oldest come last.
     """
-    grown = pending.action in (Action.GROW, Action.EXPLORE) and score > _PILED_UP
+    grown = pending.action in (Action.GROW, Action.EXPLORE) and pending.before.cpu != pending.after.cpu
+    grown = grown and score > _PILED_UP
     return grown and available(pending.score_before) and score < pending.score_before * HELPED_RATIO
 
 

@@ -14,6 +14,8 @@ from perphd.admission.outcomes import (
     Came,
     Pending,
     alive,
+    is_no_better,
+    is_often_short,
     judge,
     next_stride,
     regret,
@@ -42,6 +44,9 @@ def pending(action: Action, before: Allocation = DEMOTED, score: float | Unavail
         ([0.99], 0.05, Came.OPEN),  # one sample is no sample
         ([1.01, 1.02], 0.2, Came.HELPED),
         ([0.80, 0.82], 0.05, Came.TOO_LITTLE),
+        ([0.90], 0.05, Came.TOO_LITTLE),  # unless it is plain
+        ([0.90], 0.1, Came.OPEN),
+        ([0.96], 0.01, Came.OPEN),  # or hardly matters
         ([0.90, 0.92], 0.3, Came.OPEN),  # a tenth is nothing where samples scatter by a third
         ([0.90, 0.92] * 3, 0.3, Came.TOO_LITTLE),  # but not if it stays so
         ([0.99, 0.98] * 3, 0.3, Came.HELPED),
@@ -102,6 +107,23 @@ def test_what_stays_short_is_told_from_a_bad_spell() -> None:
     assert still_short([0.95] * 6, 0.05, SETTINGS)
     assert not still_short([0.99] * 6, 0.05, SETTINGS)
     assert not still_short([0.95] * 6, 0.3, SETTINGS)
+
+
+def test_a_step_that_has_not_begun_to_help_is_told_from_a_queue_that_is_worked_off() -> None:
+    assert is_no_better(pending(Action.GROW, score=0.6), 0.5)
+    assert is_no_better(pending(Action.EXPLORE, score=0.6), 0.61)
+    assert not is_no_better(pending(Action.GROW, score=0.6), 0.7)
+    assert not is_no_better(pending(Action.GROW, score=0.05), 0.02)  # the oldest requests come last
+    assert not is_no_better(pending(Action.SHRINK, score=0.6), 0.5)
+    assert not is_no_better(pending(Action.GROW, CONFINED, 0.6), 0.5)  # nothing but cache: it has to fill
+    assert not is_no_better(pending(Action.GROW, score=Unavailable("not seen")), 0.5)
+
+
+def test_too_often_below_is_too_little_whatever_the_mean() -> None:
+    assert is_often_short([1.2, 0.97, 1.2, 1.2, 0.97, 1.2, 1.2, 0.97])
+    assert not is_often_short([1.2, 0.97, 1.2, 1.2, 0.99, 1.2, 1.2, 0.97])
+    assert not is_often_short([0.97, *[1.2] * 5, 0.97, 1.2, 0.97])
+    assert not is_often_short([])
 
 
 def test_regrets_double_and_end() -> None:

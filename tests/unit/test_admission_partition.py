@@ -7,7 +7,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.admission import partition
-from perphd.admission.partition import Claim, Seen, busy_share, chance, expected, note, share_out, worst
+from perphd.admission.partition import (
+    NEVER,
+    Anchor,
+    Claim,
+    Seen,
+    busy_share,
+    chance,
+    expected,
+    note,
+    share_out,
+    worst,
+)
 from perphd.admission.placement import cpus_of, lend, place
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.topology import Core, L3Domain, Topology
@@ -125,6 +136,17 @@ def test_experience_is_believed_as_far_as_it_reaches() -> None:
     assert expected(seen, 3, 2.0, 2, 3.0) <= 0.7
 
 
+def test_what_failed_before_has_half_the_chance_when_it_may_be_tried_again() -> None:
+    anchor = Anchor(1.5, 0.4, 4, 0.5)
+    plain = chance((), 3, 3.0, 2, 100.0, anchor)
+    failed = Seen(3, 3.0, 0.9, until_s=60.0, times=1)
+    assert chance((failed,), 3, 3.0, 2, 50.0, anchor) == NEVER
+    assert chance((failed,), 3, 3.0, 2, 100.0, anchor) == pytest.approx(max(0.5 * plain, NEVER))
+    assert chance((failed,), 3, 2.5, 2, 100.0, anchor) == chance(
+        (), 3, 2.5, 2, 100.0, anchor
+    )  # less is asked
+
+
 def test_a_failure_that_is_repeated_is_believed_twice_as_long() -> None:
     seen: tuple[Seen, ...] = ()
     spans = []
@@ -202,11 +224,41 @@ def test_who_does_not_fit_beside_its_own_moves_whole_if_it_can() -> None:
     assert set(split["b"]) == {2, 3}
 
 
-def test_the_least_important_with_most_cores_lends_and_goes_on_lending() -> None:
+def test_the_least_important_whom_it_harms_least_lends_and_goes_on_lending() -> None:
     placed = {"a": (0, 1, 2), "b": (3, 4), "c": (5, 6, 7, 8)}
-    assert lend(1, placed, {"a": 100, "b": 100, "c": 100}, ()) == (8,)
-    assert lend(1, placed, {"a": 100, "b": 50, "c": 100}, ()) == (4,)
-    assert lend(1, placed, {"a": 100, "b": 100, "c": 100}, (0,)) == (0,)  # not moved without need
-    assert lend(1, placed, {"a": 100, "b": 50, "c": 100}, (0,)) == (4,)  # nor left to a more important one
-    assert lend(2, placed, {"a": 100, "b": 100, "c": 100}, (9,)) == (7, 8)
-    assert lend(3, {"a": (0,), "b": (1,)}, {"a": 1, "b": 2}, ()) == (0, 1)
+    alike = {"a": 100, "b": 100, "c": 100}
+    assert lend(1, placed, alike, {}, ()) == (8,)  # a smaller part of many cores
+    assert lend(1, placed, {"a": 100, "b": 50, "c": 100}, {}, ()) == (4,)
+    assert lend(1, placed, alike, {}, (0,)) == (0,)  # not moved without need
+    assert lend(1, placed, {"a": 100, "b": 50, "c": 100}, {}, (0,)) == (
+        4,
+    )  # nor left to a more important one
+    assert lend(2, placed, alike, {}, (9,)) == (2, 8)
+    assert lend(3, {"a": (0,), "b": (1,)}, {"a": 1, "b": 2}, {}, ()) == (0, 1)
+
+
+def test_a_guest_leaves_whom_it_brings_below_target_for_whom_it_does_not() -> None:
+    placed = {"a": (0, 1, 2), "b": (3, 4), "c": (5, 6, 7, 8)}
+    alike = {"a": 100, "b": 100, "c": 100}
+    assert lend(1, placed, alike, {"a": 1.5, "b": 1.0, "c": 1.2}, ()) == (2,)
+    assert lend(1, placed, alike, {"a": 1.5, "b": 1.0, "c": 0.95}, (8,)) == (2,)
+    assert lend(1, placed, alike, {"a": 1.5, "b": 1.0, "c": 1.06}, (8,)) == (8,)  # it has room
+    assert lend(1, placed, alike, {"a": 1.1, "b": 1.0, "c": 0.95}, (8,)) == (8,)  # nobody has clearly more
+
+
+@given(data=st.data())
+def test_what_is_lent_are_so_many_cores_of_the_least_important(data: st.DataObject) -> None:
+    sizes = data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=4))
+    cores = iter(range(sum(sizes)))
+    placed = {f"l{n}": tuple(next(cores) for _ in range(size)) for n, size in enumerate(sizes)}
+    priorities = {name: data.draw(st.sampled_from([50, 100])) for name in placed}
+    levels = {name: data.draw(st.floats(0.05, 10.0)) for name in placed if data.draw(st.booleans())}
+    before = tuple(sorted(data.draw(st.sets(st.integers(0, sum(sizes) - 1)))))
+    count = data.draw(st.integers(1, sum(sizes)))
+    lent = lend(count, placed, priorities, levels, before)
+    assert len(set(lent)) == len(lent) == count
+    least = {
+        core for name, own in placed.items() if priorities[name] == min(priorities.values()) for core in own
+    }
+    assert set(lent) <= least or set(lent) > least
+    assert lend(count, placed, priorities, levels, lent) == lent or min(levels.values(), default=1.0) < 1.05

@@ -6,14 +6,18 @@ import pytest
 
 from perphd.admission.arbiter import LEAST_BATCH_BYTES, arbitrate, batch_cpus, strictest
 from perphd.admission.baselines import CpuSharesPolicy, NonePolicy, StaticPolicy
+from perphd.admission.detector import DetectorState, Target, judge
 from perphd.admission.inferer import Knobs, chance, core_steps, is_step, lattice, untouched
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, KEEP, Allocation, CpuGrant, CpuInstrument, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Action, Health, Prediction
-from perphd.domain.policy import HostView, Snapshot, WorkloadView
+from perphd.domain.policy import Band, HostView, Snapshot, WorkloadView
+from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Sample
+from perphd.domain.signals import performance
 from perphd.domain.workload import Kind, Objective, WorkloadSpec
+from tests.unit.admission_crowd_world import NoModel
 from tests.unit.admission_world import KNOBS, World, topology
 
 
@@ -348,3 +352,30 @@ def test_nothing_is_guessed_while_undisturbed_performance_is_unknown() -> None:
     world.antagonist(True)
     world.step(12)
     assert not any(d.chosen.cpu.exclusive for d in world.history)
+
+
+def test_batch_that_was_there_first_has_to_prove_its_innocence() -> None:
+    """A clear miss of an absolute objective is not watched where nothing of a time without batch is known."""
+    world = World(cores=8, lra_demand=4.0, objective=Objective(max_latency_ms=1.05), noise=0.0)
+    world.antagonist(True)
+    world.step(1)
+    assert world.history[0].action is Action.EXPLORE
+    assert world.history[0].verdict.health is Health.DEGRADED
+    alone = World(cores=8, lra_demand=4.0, objective=Objective(max_latency_ms=0.5), noise=0.0)
+    alone.step(30)
+    assert actions(alone) == []  # without batch it is missed all the same: there is nothing to take
+
+
+@pytest.mark.parametrize("jump", [1.0, 1.5])
+def test_one_sample_clearly_below_is_believed_when_the_load_has_risen(jump: float) -> None:
+    sample = Sample(
+        "db", 9.0, 1.0, work_rate_per_s=100.0 * jump, load_per_s=100.0 * jump, latency_p95_ms=1.12
+    )
+    sample = replace(sample, cpu_some_pct=30.0)
+    perf = performance(sample)
+    target = Target(Unavailable("not asked for"), 1.0, None, Band(1.0, 0.03, 50.0))
+    state = DetectorState(health=Health.HEALTHY)
+    judged = judge(
+        state, sample, perf, target, NoModel(), PolicySettings(), protected=True, rising=jump > 1.2
+    )
+    assert judged.verdict.health is (Health.DEGRADED if jump > 1.2 else Health.SUSPECT)

@@ -63,7 +63,8 @@ def repacked(
 
 def python_of(minor: str) -> str | None:
     """This host's Python 3.``minor``."""
-    for python in (f"/usr/bin/python3.{minor}", shutil.which(f"python3.{minor}")):
+    pyenv = (str(path) for path in Path.home().glob(f".pyenv/versions/3.{minor}.*/bin/python3.{minor}"))
+    for python in (f"/usr/bin/python3.{minor}", shutil.which(f"python3.{minor}"), *pyenv):
         # What has the name may be a stand-in that only says which versions there are.
         with suppress(OSError):
             if python and subprocess.run([python, "-V"], capture_output=True, check=False).returncode == 0:
