@@ -125,24 +125,25 @@ class Machine:
         Raises:
             VmError: QEMU ended, or there is no answer in time.
         """
-        end_s = time.monotonic() + BOOT_S
+        end_s, patience_s = time.monotonic() + BOOT_S, 3
         while time.monotonic() < end_s:
             if process is not None and process.poll() is not None:
                 raise VmError(f"QEMU ended: {(self.folder / 'qemu.log').read_text()[-1000:]}")
             with suppress(subprocess.TimeoutExpired):
-                if self.run("true", timeout_s=20.0).returncode == 0:
+                # Not for long at first: what is asked before the machine listens is answered late or never.
+                if self.run("true", timeout_s=20.0, patience_s=patience_s).returncode == 0:
                     return
+            patience_s = min(patience_s + 1, 10)
             time.sleep(0.3)
         console = (self.folder / "console").read_text(errors="replace")[-1500:]
         raise VmError(f"no answer within {BOOT_S:.0f} s; the console's end:\n{console}")
 
     def run(
-        self, command: str, stdin: bytes = b"", timeout_s: float = COMMAND_S
+        self, command: str, stdin: bytes = b"", timeout_s: float = COMMAND_S, *, patience_s: int = 10
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a shell command there as root."""
-        return subprocess.run(
-            ["ssh", *self.ssh, command], input=stdin, capture_output=True, timeout=timeout_s, check=False
-        )
+        """Run a shell command there as root; ``patience_s`` is for being let in."""
+        words = ["ssh", "-o", f"ConnectTimeout={patience_s}", *self.ssh, command]
+        return subprocess.run(words, input=stdin, capture_output=True, timeout=timeout_s, check=False)
 
     def put(self, source: Path, target: str) -> None:
         """Copy a file or a folder below this folder there."""
