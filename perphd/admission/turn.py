@@ -38,6 +38,8 @@ LOADS = 5
 """Ticks whose median load is what was asked until now."""
 FIRST_STRIDE = 2
 """Units of the first step back after a rescue that gave more than enough."""
+SUDDEN_TICKS = 3
+"""For so long after trouble began, what does not relieve it at once is not waited for; later, steps are looked at."""
 BEYOND_STEP = 0.4
 """A score so low after one step back is not that step's doing alone: something else has come."""
 ON_TARGET = "on target"
@@ -191,7 +193,8 @@ class Turn:
             # What was decided was for a load that is no more.
             self.state = replace(self.state, pending=None)
             return self._rescue(judged, model, "its load goes on rising: ")
-        if pending is not None and judged.blatant and outcomes.is_no_better(pending, judged.score):
+        sudden = self.now_s - judged.verdict.since_s <= SUDDEN_TICKS * self.snapshot.period_s
+        if pending is not None and judged.blatant and sudden and outcomes.is_no_better(pending, judged.score):
             self.state = replace(self.state, pending=None)
             return self._rescue(judged, model, "the last step has not helped: ")
         if not clean:

@@ -25,13 +25,30 @@ def make(tree: Path, minor: str) -> list[Path]:
     return [path.relative_to(tree) for path in (tree / LIB).rglob("__pycache__")]
 
 
-def make_beside(folder: Path, minor: str, place: str) -> None:
-    """Compile all below ``folder``, which is to be ``place`` there, if this host has Python 3.``minor``.
+def stage(root: Path, patterns: Sequence[str], folder: Path) -> None:
+    """Copy these files and folders below ``root``, without bytecode."""
+    for pattern in patterns:
+        for path in root.glob(pattern):
+            copy(path, folder / path.relative_to(root))
+
+
+def copy(source: Path, target: Path) -> None:
+    """A file or a folder, without bytecode."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if source.is_dir():
+        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    else:
+        shutil.copy2(source, target)
+
+
+def packed(folder: Path, minor: str, place: str) -> bytes:
+    """A tar archive of ``folder``, which is to be ``place`` there; with bytecode, if this host has Python 3.``minor``.
 
     The bytecode holds whatever time the machine's copy of a source has.
     """
     if (python := python_of(minor)) is not None:
         _compile(python, folder, "-s", str(folder), "-p", place, "--invalidation-mode", "unchecked-hash")
+    return subprocess.run(["tar", "-C", str(folder), "-cf", "-", "."], capture_output=True, check=True).stdout
 
 
 def repacked(

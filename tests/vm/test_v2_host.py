@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -124,25 +123,12 @@ def packed(minor: str, place: str) -> bytes:
     """What goes there as a tar archive: this checkout and the test programs, with the bytecode of both."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for pattern in (*COPIED, *COPIED_TESTS):
-            for path in ROOT.glob(pattern):
-                copy(path, folder / path.relative_to(ROOT))
+        bytecode.stage(ROOT, (*COPIED, *COPIED_TESTS), folder)
         carry(minor, folder / ".packages")
         for lexer in (folder / ".packages/pygments/lexers").iterdir():
             if lexer.name not in LEXERS:
                 lexer.unlink()
-        bytecode.make_beside(folder, minor, place)
-        command = ["tar", "-C", name, "-cf", "-", "."]
-        return subprocess.run(command, capture_output=True, check=True).stdout
-
-
-def copy(source: Path, target: Path) -> None:
-    """A file or a folder, without bytecode."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if source.is_dir():
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-    else:
-        shutil.copy2(source, target)
+        return bytecode.packed(folder, minor, place)
 
 
 def minor_of(bare: Guest) -> str:
@@ -174,7 +160,7 @@ def carry(minor: str, folder: Path) -> None:
         found = distribution(name)
         place = Path(str(found.locate_file("")))
         for part in {file.parts[0] for file in found.files or ()} - {"..", "__pycache__"}:
-            copy(place / part, folder / part)
+            bytecode.copy(place / part, folder / part)
 
 
 @pytest.mark.parametrize(

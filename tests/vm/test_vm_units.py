@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import io
 import json
-import tarfile
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.vm import bytecode
 from tools.vm.machine import Machine
 
 ROOT = Path(__file__).parents[2]
@@ -27,12 +27,10 @@ PARTS = (
 @pytest.fixture(scope="module")
 def steps(machine: Machine) -> dict[str, dict[str, Any]]:
     """What the guest said, by step. Only the standard library is needed there, as by ``perphd restore``."""
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w") as tar:
-        for part in PARTS:
-            tar.add(ROOT / part, part, filter=lambda item: None if "__pycache__" in item.name else item)
-    done = machine.run(f"rm -rf {FOLDER} && mkdir -p {FOLDER} && tar -C {FOLDER} -xf -", packed.getvalue())
-    assert done.returncode == 0, done.stderr
+    minor = machine.run("python3 -c 'import sys; print(sys.version_info.minor)'").stdout.decode().strip()
+    with tempfile.TemporaryDirectory() as folder:
+        bytecode.stage(ROOT, PARTS, Path(folder))
+        machine.unpack(bytecode.packed(Path(folder), minor, FOLDER), FOLDER)
     command = f"cd {FOLDER} && PYTHONPATH=. python3 tests/vm/guest_units.py; rm -rf {FOLDER}"
     done = machine.run(command, timeout_s=300.0)
     found = [json.loads(line) for line in done.stdout.decode().splitlines() if line.startswith("{")]
