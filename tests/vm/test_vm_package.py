@@ -1,7 +1,7 @@
-"""The Debian package on a booted Debian, from installation to purge, judged by the system's own tools.
+"""The Debian package on a booted Debian, from its installation on, judged by the system's own tools.
 
 The tests follow each other on one machine, as an operator's year would: installed, observing, enforcing, disturbed,
-killed, rebooted, upgraded, removed. They take minutes where processors are emulated.
+killed, rebooted. They take minutes where processors are emulated.
 """
 
 from __future__ import annotations
@@ -10,214 +10,46 @@ import json
 import re
 import shlex
 import subprocess
-import tempfile
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from tests.vm import bytecode
 from tests.vm.conftest import KEEP
 from tests.vm.guest import INSTALL_S, Vm
+from tests.vm.workloads import (
+    EVERYWHERE,
+    WORKLOADS,
+    end,
+    enforce,
+    is_given_back,
+    is_split,
+    log,
+    now,
+    placed,
+    settings,
+    shown,
+    since,
+    start_at_rest,
+    wait_for_places,
+    wait_for_split,
+)
 
 pytestmark = pytest.mark.requires_vm
 
-PROCESSES = ("/lra.slice/app.service", "/batch.slice/jobs.service", "/system.slice/inner.service/work")
-"""The application, then batch work: in a slice that is the workload, and in a delegated group that is one."""
-TREES = "lra.slice batch.slice system.slice/inner.service"
-UNITS = ("app.service", "jobs.service", "inner.service", "lra.slice", "batch.slice")
-DEFAULTS = {
-    "cpu.weight": ("100",),
-    "cpu.max": ("max 100000",),
-    "cpu.idle": ("0",),
-    "cpuset.cpus": ("", "0-1"),
-    "cpuset.mems": ("", "0"),
-    "cpuset.cpus.partition": ("member",),
-    "memory.min": ("0",),
-    "memory.low": ("0",),
-    "memory.high": ("max",),
-    "memory.max": ("max",),
-    "io.weight": ("default 100",),
-    "io.max": ("",),
-    "cgroup.freeze": ("0",),
-}
-"""What a file says that is set to nothing: with or without its controller, which systemd brings and takes."""
-SHOWN = (
-    "Id,CPUWeight,CPUQuotaPerSecUSec,AllowedCPUs,AllowedMemoryNodes,MemoryMin,MemoryLow,MemoryHigh,MemoryMax,"
-    "IOWeight"
-)
-UNIT = """
-[Unit]
-Description={what}
-[Service]
-{more}
-ExecStart=/usr/local/bin/worker
-[Install]
-WantedBy=multi-user.target
-"""
-WORKLOADS = {
-    "app": "Slice=lra.slice\nCPUWeight=150",
-    "jobs": "Slice=batch.slice\nCPUWeight=70",
-    "inner": "Delegate=yes\nCPUWeight=60",
-}
-# Works a little; where its unit is delegated, in a group of its own below it. It names the CPUs of that: nobody can
-# empty that file again while processes are inside (then all CPUs of the parent are what is given back).
-WORKER = """#!/bin/sh
-group=/sys/fs/cgroup$(cut -d: -f3 /proc/self/cgroup)
-case $group in */inner.service)
-    mkdir -p $group/work
-    echo $$ > $group/work/cgroup.procs
-    echo "+cpu +cpuset +memory" > $group/cgroup.subtree_control
-    cat /sys/fs/cgroup/cpuset.cpus.effective > $group/work/cpuset.cpus ;;
-esac
-while :; do
-    i=0
-    while [ $i -lt 300 ]; do i=$((i + 1)); done
-    sleep 1
-done
-"""
-CONFIG = """
-[daemon]
-mode = "{mode}"
-policy = "static"
-period_s = 1.0
-[isolation]
-deadline_s = 20.0
-[[lra]]
-name = "app"
-cgroup = "/lra.slice/app.service"
-[[batch]]
-name = "jobs"
-cgroup = "/batch.slice"
-[[batch]]
-name = "inner"
-cgroup = "/system.slice/inner.service/work"
-"""
 UP = " && ".join(f"systemctl -q is-active {name}" for name in WORKLOADS)
 TESTED = "/etc/systemd/system/perphd.service.d/tested.conf"
-PLACED = (
-    "set --; for f in "
-    + " ".join(f"/sys/fs/cgroup{group}/cgroup.procs" for group in PROCESSES)
-    + '; do read p 2>/dev/null < $f && set -- "$@" /proc/$p/status; done; '
-    "placed=$(echo $(sed -n 's/^Cpus_allowed_list:\\t//p' \"$@\"))"
-)
-"""Where the processes of the three workloads may really run, in the shell's variable ``placed``."""
-DROPPED = ("asn1crypto", "dateutil", "pg8000", "pymysql", "redis", "scramp", "perphd/sim")
-"""What another release might do without: for other indicators, and for simulations."""
-EVERYWHERE = "0-1 0-1 0-1"
-SPLIT = ("0 1 1", "1 0 0")
 
 
 @pytest.fixture(scope="module")
 def vm(installed: Vm) -> Iterator[Vm]:
     yield installed
     if not KEEP:
-        installed.try_(
-            f"apt-get purge -y -q perphd; systemctl disable --now {' '.join(WORKLOADS)}", INSTALL_S
-        )
+        end(installed)
 
 
 @pytest.fixture(scope="module")
 def at_rest(vm: Vm) -> dict[str, str]:
-    """The workloads are made and run, and nobody has set anything on them: the settings then."""
-    vm.sh(f"systemctl stop perphd; mkdir -p {TESTED.rpartition('/')[0]}", INSTALL_S)
-    configure(vm, "observe")
-    vm.write("/usr/local/bin/worker", WORKER, 0o755)
-    for name, more in WORKLOADS.items():
-        vm.write(f"/etc/systemd/system/{name}.service", UNIT.format(what=name, more=more))
-    names = " ".join(WORKLOADS)
-    vm.sh(f"systemctl revert {' '.join(UNITS)}; systemctl daemon-reload")
-    vm.sh(f"systemctl enable -q {names} && systemctl restart {names}")
-    wait_for_places(vm, (EVERYWHERE,), "no processes, or not everywhere")
-    found = settings(vm)
-    vm.sh("perphd config check && systemctl start perphd", INSTALL_S)
-    return found
-
-
-def configure(vm: Vm, mode: str) -> None:
-    vm.write("/etc/perphd/perphd.toml", CONFIG.format(mode=mode), 0o640)
-
-
-def settings(vm: Vm) -> dict[str, str]:
-    """Every knob that is set to something, as the kernel has it and as systemd has it, with systemd's drop-ins; and
-    where the processes may run."""
-    wanted = " ".join(f"--include={name}" for name in DEFAULTS)
-    told = vm.sh(
-        f"cd /sys/fs/cgroup && grep -rs '' {wanted} {TREES}; echo; "
-        f"systemctl show -p {SHOWN} {' '.join(UNITS)}; echo; "
-        f"{PLACED}; echo $placed; echo; "
-        # Without the sessions that these tests are themselves.
-        "find /run/systemd/system.control /run/systemd/transient -type f ! -name 'session-*' 2>/dev/null; echo end"
-    )
-    files, *units, places, drop_ins = told.split("\n\n", len(UNITS) + 2)
-    found = {"placed": places, **{f"drop-in {path}": "" for path in drop_ins.split()[:-1]}}
-    lines = (line.partition(":")[::2] for line in files.splitlines())
-    found |= {path: value for path, value in lines if value not in DEFAULTS[path.rsplit("/", 1)[1]]}
-    for unit in units:
-        shown_ = dict(line.partition("=")[::2] for line in unit.splitlines() if line)
-        found |= {f"{shown_['Id']} {name}": value for name, value in shown_.items()}
-    return found
-
-
-def placed(vm: Vm) -> list[str]:
-    """Where the processes of the three workloads may really run."""
-    return vm.try_(f"{PLACED}; echo $placed").stdout.split()
-
-
-def is_split(vm: Vm) -> bool:
-    return " ".join(placed(vm)) in SPLIT
-
-
-def wait_for_places(vm: Vm, wanted: tuple[str, ...], what: str) -> None:
-    tests = " || ".join(f'[ "$placed" = "{places}" ]' for places in wanted)
-    vm.wait_until(f"{PLACED}; {tests}", what)
-
-
-def wait_for_split(vm: Vm, when: str) -> None:
-    wait_for_places(vm, SPLIT, f"batch was not confined {when}")
-
-
-def is_given_back(vm: Vm, at_rest: dict[str, str]) -> None:
-    """Nothing is different; systemd may take a moment to take a controller away."""
-    found: list[dict[str, str]] = []
-
-    def is_so() -> bool:
-        found.append(settings(vm))
-        return found[-1] == at_rest
-
-    end_s = time.monotonic() + 60.0
-    while not is_so() and time.monotonic() < end_s:
-        time.sleep(1.0)
-    assert found[-1] == at_rest
-
-
-def enforce(vm: Vm) -> None:
-    """Let it enforce by configuration."""
-    configure(vm, "enforce")
-    if vm.try_("systemctl is-active perphd").stdout.strip() == "active":
-        vm.sh("systemctl reload perphd && perphctl mode enforce")
-    else:
-        vm.sh("systemctl reset-failed perphd; systemctl start perphd", INSTALL_S)
-    wait_for_split(vm, "")
-
-
-def shown(vm: Vm, name: str, unit: str = "perphd") -> str:
-    return vm.sh(f"systemctl show {unit} --value -p {name}")
-
-
-def log(vm: Vm, words: str = "") -> str:
-    return vm.sh(f"journalctl -u perphd --no-pager -q {words}")
-
-
-def now(vm: Vm) -> str:
-    """The journal's place that is reached by now."""
-    return vm.sh("journalctl -n 0 --show-cursor | sed -n 's/^-- cursor: //p'")
-
-
-def since(vm: Vm, cursor: str) -> str:
-    """What perphd's unit has said after that place."""
-    return log(vm, f"--after-cursor={shlex.quote(cursor)} -o cat")
+    return start_at_rest(vm)
 
 
 def test_once_installed_it_runs_confined_and_says_what_this_host_lacks(vm: Vm) -> None:
@@ -419,49 +251,3 @@ def test_a_loss_of_power_and_a_reboot_leave_nothing_behind(vm: Vm, at_rest: dict
     vm.wait_until(UP, "no start")
     is_given_back(vm, at_rest)
     vm.sh("systemctl enable -q perphd")
-
-
-def packed_again(vm: Vm, name: str, appended: str) -> str:
-    """The same package, with this appended to its version, copied there.
-
-    The bytecode of the packages that it holds is inside: the installation has shown already that they are compiled
-    where they are not. perphd's own is made there each time, and is on nobody's list when it is to be removed.
-    """
-    minor = vm.sh("python3 -c 'import sys; print(sys.version_info.minor)'")
-    with tempfile.TemporaryDirectory() as folder:
-        package = Path(folder, name)
-        bytecode.repacked(
-            vm.package, package, minor, appended=appended, compiled_there="perphd", dropped=DROPPED
-        )
-        vm.machine.put(package, "/root")
-    return name
-
-
-def test_up_and_downgrade_keep_configuration_and_state(vm: Vm, at_rest: dict[str, str]) -> None:
-    enforce(vm)
-    released = vm.sh("dpkg-query -W -f '${Version}' perphd")
-    packages = [packed_again(vm, "next.deb", "+next1"), packed_again(vm, "released.deb", "")]
-    for package, version in zip(packages, (f"{released}+next1", released), strict=True):
-        pid, cursor = shown(vm, "MainPID"), now(vm)
-        vm.sh(f"cd /root && dpkg -i {package} < /dev/null", INSTALL_S)
-        assert vm.sh("dpkg-query -W -f '${Version}' perphd") == version
-        assert shown(vm, "MainPID") not in (pid, "0")
-        told = since(vm, cursor)
-        assert re.search(r"stopped; files: [2-9] restored", told), told
-        assert 'mode = "enforce"' in vm.sh("cat /etc/perphd/perphd.toml")
-        assert vm.sh("ls /var/lib/perphd/perphd.db")
-        wait_for_split(vm, f"after the change to {version}")
-
-
-def test_removed_and_purged(vm: Vm, at_rest: dict[str, str]) -> None:
-    enforce(vm)
-    vm.write("/etc/perphd/conf.d/site.toml", '[[batch]]\nname = "other"\ncgroup = "/other.slice"\n', 0o640)
-    vm.sh("DEBIAN_FRONTEND=noninteractive apt-get remove -y -q perphd", INSTALL_S)
-    is_given_back(vm, at_rest)
-    assert vm.sh("ls /var/lib/perphd/perphd.db /etc/perphd/perphd.toml /etc/perphd/conf.d/site.toml")
-    assert vm.try_("systemctl cat perphd").returncode != 0
-    assert vm.try_("test -e /usr/lib/perphd").returncode != 0, "bytecode and all"
-    vm.sh("DEBIAN_FRONTEND=noninteractive apt-get purge -y -q perphd", INSTALL_S)
-    left = "ls -d /var/lib/perphd /etc/perphd /run/perphd /etc/systemd/system/*/perphd* 2>/dev/null || true"
-    assert vm.sh(left) == ""
-    is_given_back(vm, at_rest)
