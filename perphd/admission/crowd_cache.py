@@ -175,11 +175,11 @@ class CacheTurn:
         if self.moved or state.loosened is not None or not members:
             return False
         judged = [m for m in members.values() if m.unknown_since_s is None] or list(members.values())
-        calm = [m.calm_since_s if m.level >= ROOM else None for m in judged]
+        calm = [m.calm_since_s if m.room >= ROOM else None for m in judged]
         if any(since_s is None or self.now_s - since_s < self.settings.shrink_after_s for since_s in calm):
             return False
         steps = [(s.llc_ways, s.mbw_pct) for s in ladder.weaker(self._allocation(), self.host)]
-        if min(m.level for m in judged) >= MUCH_ROOM:
+        if min(m.room for m in judged) >= MUCH_ROOM:
             steps = [(state.ways, 100), (state.ways // 2, state.pct), *steps]
         for ways, pct in steps:
             banned = any(b.until_s > self.now_s and ways <= b.ways and pct >= b.pct for b in state.bans)

@@ -9,7 +9,7 @@ from typing import Final
 
 from perphd.admission import partition
 from perphd.admission.detector import DetectorState, Judgement, Target, rearm
-from perphd.admission.outcomes import is_often_short
+from perphd.admission.outcomes import PATIENCE, is_often_short
 from perphd.admission.partition import Anchor, Seen
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
@@ -28,6 +28,8 @@ FAR: Final = 0.85
 """A score below this needs no second sample."""
 RISING: Final = 1.1
 """A score that grows by this factor from sample to sample is on its way."""
+AMPLE: Final = 1.08
+"""From here on a core less is plainly enough."""
 CLEARLY: Final = 0.95
 """A score below this right after cores were given back shows that it needs them."""
 HELPED: Final = 1.03
@@ -228,11 +230,9 @@ def judge_trial(member: Member, look: Look) -> Came:
     if shrunk:
         if is_short(member, look):
             return Came.TOO_FEW
-        return (
-            Came.ENOUGH
-            if len(member.scores) >= settings.evaluate_ticks and member.level >= 1.0
-            else Came.OPEN
-        )
+        # What is hardly enough is watched for longer: while it is, the core comes back at the first doubt.
+        ticks = settings.evaluate_ticks * (1 if member.room >= AMPLE else PATIENCE)
+        return Came.ENOUGH if len(member.scores) >= ticks and member.level >= 1.0 else Came.OPEN
     if len(member.scores) < settings.evaluate_ticks or (is_recovering(member) and member.scores[-1] < 1.0):
         return Came.OPEN
     level = mean(member.scores[-settings.evaluate_ticks :])

@@ -52,3 +52,9 @@ class Vm:
             )
             assert time.monotonic() < end_s, f"{what}\n{log}"
             time.sleep(0.5)
+
+
+def ticked(times: int) -> str:
+    """A shell condition: the daemon has decided more often than this since its start."""
+    said = "$(perphctl status | sed -n '1s/.*\\btick \\([0-9]*\\),.*/\\1/p')"
+    return f'[ "{said}" -gt {times} ]'

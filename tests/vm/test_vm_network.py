@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.vm.guest import INSTALL_S, Vm
+from tests.vm.guest import INSTALL_S, Vm, ticked
 
 pytestmark = pytest.mark.requires_vm
 
@@ -190,11 +190,7 @@ def test_with_the_shipped_drop_in_it_can_and_observing_changes_nothing(vm: Vm, a
     start(vm, "observe")
     said = egress(vm)
     assert said["present"], said
-    ticks = re.compile(r"\btick (\d+)")
-    vm.wait_for(
-        lambda: (told := ticks.search(vm.sh("perphctl status"))) is not None and int(told[1]) > 3,
-        "it does not tick",
-    )
+    vm.wait_until(ticked(3), "it does not tick")
     assert state(vm) == as_found
 
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.vm.conftest import KEEP
-from tests.vm.guest import INSTALL_S, Vm
+from tests.vm.guest import INSTALL_S, Vm, ticked
 from tests.vm.workloads import (
     EVERYWHERE,
     WORKLOADS,
@@ -116,8 +116,7 @@ def test_who_may_do_what(vm: Vm) -> None:
 
 
 def test_observing_changes_nothing(vm: Vm, at_rest: dict[str, str]) -> None:
-    ticks = "$(perphctl status | sed -n 's/.*\\btick \\([0-9]*\\).*/\\1/p')"
-    vm.wait_until(f'[ "{ticks}" -gt 10 ]', "it does not tick", pause_s=2.0)
+    vm.wait_until(ticked(10), "it does not tick", pause_s=2.0)
     assert "app" in vm.sh("perphctl status")
     is_given_back(vm, at_rest)
 

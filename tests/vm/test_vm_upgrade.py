@@ -16,7 +16,7 @@ from tests.vm.workloads import end, enforce, is_given_back, now, shown, since, s
 
 pytestmark = pytest.mark.requires_vm
 
-DROPPED = ("asn1crypto", "dateutil", "pg8000", "pymysql", "redis", "scramp", "perphd/sim")
+DROPPED = ("asn1crypto", "dateutil", "pg8000", "pygments", "pymysql", "redis", "scramp", "perphd/sim")
 """What another release might do without: for other indicators, and for simulations."""
 
 
