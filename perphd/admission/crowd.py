@@ -47,8 +47,6 @@ from perphd.domain.signals import performance
 
 BEGIN_CHANCE: Final = 0.9
 """Chance to be enough with which everybody begins: what of it is not needed is given back."""
-CROWDED: Final = 0.9
-"""Busy share of the host from which nobody's use is quite its own."""
 SURE_CHANCE: Final = 0.9
 """Chance from which a smaller part counts as certain, and need not wait nor go step by step."""
 WANTS_MORE: Final = 0.9
@@ -226,7 +224,7 @@ class CrowdTick:
             if member.demand is None:
                 return max(1, self.total // (len(self.looks) + 1))
             # Beside everybody else its use is not quite its own: a guess is made again when it is apart.
-            return self._fewest(member, BEGIN_CHANCE if self._host_busy() < CROWDED else partition.LIKELY)
+            return self._fewest(member, BEGIN_CHANCE)
         if move.action is Action.ROLLBACK and name not in self.undone:
             return member.cores
         if name in self.undone:
@@ -437,7 +435,8 @@ class CrowdTick:
         lent: Cores = ()
         if self.lends and left < self.floor:
             priorities = {name: look.view.spec.priority for name, look in self.looks.items()}
-            levels = {name: member.room for name, member in self.members.items() if member.scores}
+            known = {name: m for name, m in self.members.items() if m.scores and m.cores == counts[name]}
+            levels = {name: member.room for name, member in known.items()}
             lent = lend(self.floor - left, placed, priorities, levels, self.crowd.lent)
             left += len(lent)
             self._forget_guests(placed, lent)

@@ -95,8 +95,8 @@ def lend(
 
 
 def _guests(lent: int, cores: int) -> float:
-    """By what factor guests on so many of its cores make an LRA slower: the siblings there are busy all the time."""
-    return 1.0 + SMT_LOSS * lent / cores
+    """By what factor guests on so many of its cores delay an LRA: siblings there are busy all the time, and it queues."""
+    return (1.0 + SMT_LOSS * lent / cores) ** 2
 
 
 def cpus_of(topology: Topology, cores: Cores) -> CpuSet:
