@@ -95,7 +95,7 @@ def lend(
 
 
 def _guests(lent: int, cores: int) -> float:
-    """By what factor guests on so many of its cores delay an LRA: siblings there are busy all the time, and it queues."""
+    """By what factor guests on so many of its cores delay an LRA: the siblings are always busy there, and it queues."""
     return (1.0 + SMT_LOSS * lent / cores) ** 2
 
 
