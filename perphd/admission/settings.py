@@ -200,7 +200,11 @@ class PolicySettings:
         },
     )
     probe_after_s: float = _key(
-        15.0, 1.0, 3600.0, "s", "how long to wait for undisturbed samples before probing"
+        15.0,
+        1.0,
+        3600.0,
+        "s",
+        "how long to wait for undisturbed samples before probing; a missed absolute objective is not waited for",
     )
     memory_pressure_pct: float = _key(
         5.0, 0.1, 100.0, "%", "memory stall share of an LRA that calls for memory protection"
