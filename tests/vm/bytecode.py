@@ -11,6 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 
 LIB = "usr/lib/perphd"
+SPARED = ("asn1crypto", "pg8000", "pymysql", "redis", "scramp", "perphd/sim")
+"""For other indicators and for simulations: not installed where installing is not what is tested."""
 
 
 def make(tree: Path, minor: str) -> list[Path]:

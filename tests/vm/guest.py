@@ -31,8 +31,7 @@ class Vm:
 
     def write(self, path: str, text: str, mode: int = 0o644) -> None:
         target = shlex.quote(path)
-        done = self.machine.run(f"cat > {target} && chmod {mode:o} {target}", text.encode())
-        assert done.returncode == 0, done.stderr
+        self.sh(f"printf %s {shlex.quote(text)} > {target} && chmod {mode:o} {target}")
 
     def wait_until(self, condition: str, what: str, patience_s: float = 240.0, pause_s: float = 0.4) -> None:
         """Until this shell command succeeds there. Asked there as well: each visit takes time from what is awaited."""

@@ -19,6 +19,7 @@ from tests.vm.guest import INSTALL_S, Vm, ticked
 from tests.vm.workloads import (
     EVERYWHERE,
     WORKLOADS,
+    configure,
     end,
     enforce,
     is_given_back,
@@ -168,6 +169,8 @@ def test_enforcing_survives_what_administrators_do_and_gives_back(vm: Vm, at_res
 
 
 def test_an_administrator_who_insists_is_yielded_to(vm: Vm, at_rest: dict[str, str]) -> None:
+    configure(vm, "enforce")
+    vm.sh("systemctl reload perphd")
     enforce(vm)
     _, batch, _ = placed(vm)
     vm.sh("systemctl set-property --runtime batch.slice AllowedCPUs=0-1")

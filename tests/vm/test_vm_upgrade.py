@@ -16,8 +16,8 @@ from tests.vm.workloads import end, enforce, is_given_back, now, shown, since, s
 
 pytestmark = pytest.mark.requires_vm
 
-DROPPED = ("asn1crypto", "dateutil", "pg8000", "pygments", "pymysql", "redis", "scramp", "perphd/sim")
-"""What another release might do without: for other indicators, and for simulations."""
+DROPPED = (*bytecode.SPARED, "dateutil", "pygments")
+"""Another release might do without these, which were there."""
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from tools.vm.image import Image, VmError
+from tools.vm.shell import Shell, ShellEnded
 
 # Patience, for machines that are busy with other things as well.
 BOOT_S = 600.0
@@ -40,6 +41,7 @@ class Machine:
     def __init__(self, image: Image, folder: Path, *, cpus: int = 2, memory_mb: int = 1536) -> None:
         self.image, self.folder = image, folder
         self._cpus, self._memory_mb = cpus, memory_mb
+        self._shell: Shell | None = None
 
     @property
     def pid(self) -> int | None:
@@ -131,21 +133,42 @@ class Machine:
         while time.monotonic() < end_s:
             if process is not None and process.poll() is not None:
                 raise VmError(f"QEMU ended: {(self.folder / 'qemu.log').read_text()[-1000:]}")
-            with suppress(subprocess.TimeoutExpired):
-                # Not for long at first: what is asked before the machine listens is answered late or never.
-                if self.run("true", timeout_s=20.0, patience_s=patience_s).returncode == 0:
-                    return
+            # Not for long at first: what is asked before the machine listens is answered late or never.
+            if self._answers(patience_s):
+                return
             patience_s = min(patience_s + 1, 10)
             time.sleep(0.3)
         console = (self.folder / "console").read_text(errors="replace")[-1500:]
         raise VmError(f"no answer within {BOOT_S:.0f} s; the console's end:\n{console}")
 
     def run(
-        self, command: str, stdin: bytes = b"", timeout_s: float = COMMAND_S, *, patience_s: int = 10
+        self, command: str, stdin: bytes = b"", timeout_s: float = COMMAND_S
     ) -> subprocess.CompletedProcess[bytes]:
-        """Run a shell command there as root; ``patience_s`` is for being let in."""
-        words = ["ssh", "-o", f"ConnectTimeout={patience_s}", *self.ssh, command]
-        return subprocess.run(words, input=stdin, capture_output=True, timeout=timeout_s, check=False)
+        """Run a shell command there as root."""
+        if stdin:
+            words = ["ssh", *self.ssh, command]
+            return subprocess.run(words, input=stdin, capture_output=True, timeout=timeout_s, check=False)
+        if self._shell is None:
+            self._shell = Shell(self.ssh)
+        try:
+            return self._shell.run(command, timeout_s)
+        except ShellEnded:
+            self._forget_shell()
+            return subprocess.CompletedProcess(command, 255, b"", b"the connection ended")
+        except subprocess.TimeoutExpired:
+            self._forget_shell()
+            raise
+
+    def _forget_shell(self) -> None:
+        if self._shell is not None:
+            self._shell.close()
+        self._shell = None
+
+    def _answers(self, patience_s: int) -> bool:
+        words = ["ssh", "-o", f"ConnectTimeout={patience_s}", *self.ssh, "true"]
+        with suppress(subprocess.TimeoutExpired):
+            return subprocess.run(words, capture_output=True, timeout=20.0, check=False).returncode == 0
+        return False
 
     def put(self, source: Path, target: str) -> None:
         """Copy a file or a folder below this folder there."""
@@ -200,6 +223,7 @@ class Machine:
         raise VmError(f"it did not boot again within {BOOT_S:.0f} s")
 
     def _forget_connection(self) -> None:
+        self._forget_shell()
         with suppress(subprocess.TimeoutExpired):
             subprocess.run(["ssh", *self.ssh, "-O", "exit"], capture_output=True, timeout=10, check=False)
         (self.folder / "ctl").unlink(missing_ok=True)
