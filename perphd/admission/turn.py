@@ -10,8 +10,8 @@ import math
 import statistics
 from dataclasses import dataclass, replace
 
+from perphd.admission import blind, culprit, inferer, memory, outcomes, pregrow, probing, quarantine
 from perphd.admission import cause as causes
-from perphd.admission import culprit, inferer, memory, outcomes, pregrow, probing, quarantine
 from perphd.admission.context import batch_is_quiet, batch_is_there, batch_samples
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
 from perphd.admission.forecast import Expected, Forecast
@@ -182,8 +182,8 @@ class Turn:
             return self._when_quiet()
         if not available(judged.score):
             return self._when_unknown(judged, perf)
-        blind = self.target.work_band is None and self.target.delay_band is None
-        if not blind:
+        is_blind = self.target.work_band is None and self.target.delay_band is None
+        if not is_blind:
             self.state = replace(self.state, unknown_since_s=None)
         pending = self.state.pending
         if pending is not None and pending.action is Action.SHRINK and judged.blatant:
@@ -199,12 +199,13 @@ class Turn:
             return self._rescue(judged, model, "the last step has not helped: ")
         if not clean:
             return self._hold("the last change is settling")
-        if blind and self.current != self.nothing:
-            given_up = self._give_up_blind()
+        if is_blind and self.current != self.nothing:
+            given_up = blind.give_up(self.scene, self._unknown_for_s())
             if given_up is not None:
-                return given_up
-        if blind and judged.verdict.health is Health.DEGRADED and self.current == self.nothing:
-            return self._probe("below its objective, and what it does undisturbed is not known yet")
+                return self._with_regret(given_up)
+        if is_blind and judged.verdict.health is Health.DEGRADED and self.current == self.nothing:
+            why = "below its objective, and what it does undisturbed is not known yet"
+            return blind.probe(self.scene, why, alive(self.state.regrets, self.now_s))
         if self.state.pending is not None:
             after = self._judge_pending(self.state.pending, judged.noise_sd)
             if after is not None:
@@ -213,7 +214,7 @@ class Turn:
             protected = memory.protect(self.scene, alive(self.state.regrets, self.now_s))
             if protected is not None:
                 return self._with_regret(protected)
-        if self._is_alert() and not blind and not self._quarantined and self._foresees_trouble(model):
+        if self._is_alert() and not is_blind and not self._quarantined and self._foresees_trouble(model):
             return self._rescue(
                 judged, model, "batch has come, and beside it the target is expected to be missed: "
             )
@@ -223,7 +224,7 @@ class Turn:
             short = outcomes.still_short(self.state.scores, judged.noise_sd, self.settings)
             if not judged.confirmed and not short:
                 return self._hold("below target, but no further than its samples scatter: watching")
-            if blind:
+            if is_blind:
                 return self._climb(judged)  # what it does undisturbed is not known: rung by rung
             if why := causes.nothing_to_give(judged.verdict.cause):
                 return self._hold(why)
@@ -253,17 +254,6 @@ class Turn:
             if acts and not inferer.asks_no_more(move.chosen, pending.before):
                 return move
         return self._undo(pending, f"score {value_or(judged.score, 0.0):.2f}: far too little is left")
-
-    def _give_up_blind(self) -> Move | None:
-        """The end of a probe that has taught nothing for too long; None while it may still teach."""
-        since_s = self.state.unknown_since_s if self.state.unknown_since_s is not None else self.now_s
-        self.state = replace(self.state, unknown_since_s=since_s)
-        waited_s = self.now_s - since_s
-        if waited_s < self.settings.unknown_release_s:
-            return None
-        self._regret(self.current)
-        text = f"what it does undisturbed could not be learned in {waited_s:.0f} s: everything is given back"
-        return Move(Action.RELEASE, self.nothing, text)
 
     @staticmethod
     def _load_rose(perf: Performance, pending: Pending) -> bool:
@@ -409,32 +399,17 @@ class Turn:
 
     def _when_unknown(self, judged: Judgement, perf: Performance) -> Move:
         reason = judged.score.reason if isinstance(judged.score, Unavailable) else ""
+        may_probe = not self.target.known and available(perf.work)
+        regretted = alive(self.state.regrets, self.now_s)
+        return self._with_regret(
+            blind.when_unknown(self.scene, reason, self._unknown_for_s(), may_probe, regretted)
+        )
+
+    def _unknown_for_s(self) -> float:
+        """For how long it could not be judged, or what it does undisturbed is not known."""
         since_s = self.state.unknown_since_s if self.state.unknown_since_s is not None else self.now_s
         self.state = replace(self.state, unknown_since_s=since_s)
-        waited_s = self.now_s - since_s
-        if self.current != self.nothing:
-            if waited_s < self.settings.unknown_release_s:
-                return self._hold(reason)
-            self._regret(self.scene.probe_allocation())
-            text = f"nothing could be judged for {waited_s:.0f} s: everything is given back; {reason}"
-            return Move(Action.RELEASE, self.nothing, text)
-        blind = not self.target.known and available(perf.work)
-        if not (blind and self.settings.probe_reference) or self._is_regretted(self.scene.probe_allocation()):
-            return self._hold(reason)
-        if waited_s < self.settings.probe_after_s:
-            return self._hold(
-                f"{reason}; a probe follows if it stays so for {self.settings.probe_after_s:g} s"
-            )
-        return self._probe("batch was there first")
-
-    def _probe(self, why: str) -> Move:
-        probe = self.scene.probe_allocation()
-        if probe == self.nothing:
-            return self._hold(f"{why}; no probe: neither the CPUs nor the weight of batch can be set here")
-        if self._is_regretted(probe):
-            return self._hold(f"{why}; a probe has taught nothing and is not repeated yet")
-        text = f"{why}: protecting strongly to learn what undisturbed performance is"
-        return Move(Action.EXPLORE, probe, text)
+        return self.now_s - since_s
 
     def _is_regretted(self, allocation: Allocation) -> bool:
         return allocation in alive(self.state.regrets, self.now_s)
