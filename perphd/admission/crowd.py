@@ -432,14 +432,8 @@ class CrowdTick:
             self.cache.end()
         placed = place(topology, counts, self.crowd.placed)
         left = self.total - sum(counts.values())
-        lent: Cores = ()
-        if self.lends and left < self.floor:
-            priorities = {name: look.view.spec.priority for name, look in self.looks.items()}
-            known = {name: m for name, m in self.members.items() if m.scores and m.cores == counts[name]}
-            levels = {name: member.room for name, member in known.items()}
-            lent = lend(self.floor - left, placed, priorities, levels, self.crowd.lent)
-            left += len(lent)
-            self._forget_guests(placed, lent)
+        lent = self._lent(self.floor - left, placed, counts) if self.lends and left < self.floor else ()
+        left += len(lent)
         weight: Weight = IDLE if lent else 100
         cache = self.cache.state.ways, self.cache.state.pct
         decisions: list[Decision] = []
@@ -472,11 +466,16 @@ class CrowdTick:
         decisions += crowd_records.waiting(self.snapshot, self.looks)
         return Result(crowd, tuple(decisions), tuple(self.outcomes), protections)
 
-    def _forget_guests(self, placed: Mapping[str, Cores], lent: Cores) -> None:
-        """Whose guests come or go is measured anew."""
-        for name, cores in placed.items():
-            if {*lent} & {*cores} != {*self.crowd.lent} & {*cores}:
+    def _lent(self, cores: int, placed: Mapping[str, Cores], counts: Mapping[str, int]) -> Cores:
+        """Cores on which batch is a guest; whose guests come or go is measured anew."""
+        priorities = {name: look.view.spec.priority for name, look in self.looks.items()}
+        known = {name: m for name, m in self.members.items() if m.scores and m.cores == counts[name]}
+        levels = {name: member.room for name, member in known.items()}
+        lent = lend(cores, placed, priorities, levels, self.crowd.lent)
+        for name, own in placed.items():
+            if {*lent} & {*own} != {*self.crowd.lent} & {*own}:
                 self.members[name] = replace(self.members[name], scores=(), calm_since_s=None)
+        return lent
 
     def _memory(self, look: Look) -> int:
         """Bytes to protect: the working set of who stalls for memory; what is protected stays so."""
