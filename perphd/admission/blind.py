@@ -40,7 +40,7 @@ def when_unknown(
 
 
 def probe(scene: Scene, why: str, regretted: Sequence[Allocation]) -> Move:
-    """Strong protection for a few seconds, which also relieves; HOLD where it cannot be had, or taught nothing before."""
+    """Strong protection for a few seconds, which also relieves; HOLD where it cannot be had, or taught nothing."""
     wanted = scene.probe_allocation()
     if wanted == scene.nothing:
         text = f"{why}; no probe: neither the CPUs nor the weight of batch can be set here"
