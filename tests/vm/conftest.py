@@ -12,10 +12,13 @@ import pytest
 
 from tests.vm import bytecode
 from tests.vm.guest import INSTALL_S, Vm
+from tests.vm.workloads import end, start_at_rest
 from tools.vm.image import VmError, image
 from tools.vm.machine import Machine
 
 ROOT = Path(__file__).parents[2]
+INSTALLED_TRULY = ("test_vm_package.py", "test_vm_upgrade.py")
+"""Tests of which installing is part."""
 KEEP = "PERPHD_VM_KEEP" in os.environ
 """For work on these tests: the machine and what is installed on it outlive the run, and serve the next."""
 
@@ -71,12 +74,20 @@ def installed(machine: Machine, request: pytest.FixtureRequest) -> Vm:
         "/etc/systemd/system/perphd.service.d/slow.conf",
         "[Service]\nTimeoutStartSec=300s\nTimeoutStopSec=120s\n",
     )
-    if any("test_vm_package" in item.nodeid for item in request.session.items):
+    if any(item.path.name in INSTALLED_TRULY for item in request.session.items):
         machine.put(package, "/root")
         vm.sh(f"cd /root && DEBIAN_FRONTEND=noninteractive apt-get install -y -q ./{package.name}", INSTALL_S)
     else:
         install_quickly(vm, python)
     return vm
+
+
+@pytest.fixture(scope="session")
+def at_rest(installed: Vm) -> Iterator[dict[str, str]]:
+    """The workloads run and perphd observes them; the settings when nobody has set anything."""
+    yield start_at_rest(installed)
+    if not KEEP:
+        end(installed)
 
 
 def install_quickly(vm: Vm, minor: str) -> None:

@@ -10,17 +10,14 @@ import json
 import re
 import shlex
 import subprocess
-from collections.abc import Iterator
 
 import pytest
 
-from tests.vm.conftest import KEEP
 from tests.vm.guest import INSTALL_S, Vm, ticked
 from tests.vm.workloads import (
     EVERYWHERE,
     WORKLOADS,
     configure,
-    end,
     enforce,
     is_given_back,
     is_split,
@@ -30,7 +27,6 @@ from tests.vm.workloads import (
     settings,
     shown,
     since,
-    start_at_rest,
     wait_for_places,
     wait_for_split,
 )
@@ -41,16 +37,9 @@ UP = " && ".join(f"systemctl -q is-active {name}" for name in WORKLOADS)
 TESTED = "/etc/systemd/system/perphd.service.d/tested.conf"
 
 
-@pytest.fixture(scope="module")
-def vm(installed: Vm) -> Iterator[Vm]:
-    yield installed
-    if not KEEP:
-        end(installed)
-
-
-@pytest.fixture(scope="module")
-def at_rest(vm: Vm) -> dict[str, str]:
-    return start_at_rest(vm)
+@pytest.fixture
+def vm(installed: Vm) -> Vm:
+    return installed
 
 
 def test_once_installed_it_runs_confined_and_says_what_this_host_lacks(vm: Vm) -> None:

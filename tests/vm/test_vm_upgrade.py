@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.vm import bytecode
-from tests.vm.conftest import KEEP
 from tests.vm.guest import INSTALL_S, Vm
-from tests.vm.workloads import end, enforce, is_given_back, now, shown, since, start_at_rest, wait_for_split
+from tests.vm.workloads import enforce, is_given_back, now, shown, since, wait_for_split
 
 pytestmark = pytest.mark.requires_vm
 
@@ -20,16 +18,9 @@ DROPPED = (*bytecode.SPARED, "dateutil", "pygments")
 """Another release might do without these, which were there."""
 
 
-@pytest.fixture(scope="module")
-def vm(installed: Vm) -> Iterator[Vm]:
-    yield installed
-    if not KEEP:
-        end(installed)
-
-
-@pytest.fixture(scope="module")
-def at_rest(vm: Vm) -> dict[str, str]:
-    return start_at_rest(vm)
+@pytest.fixture
+def vm(installed: Vm) -> Vm:
+    return installed
 
 
 def packed_again(vm: Vm, name: str, appended: str) -> str:
