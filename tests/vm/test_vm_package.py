@@ -17,7 +17,6 @@ from tests.vm.guest import INSTALL_S, Vm, ticked
 from tests.vm.workloads import (
     EVERYWHERE,
     WORKLOADS,
-    configure,
     enforce,
     is_given_back,
     is_split,
@@ -158,8 +157,6 @@ def test_enforcing_survives_what_administrators_do_and_gives_back(vm: Vm, at_res
 
 
 def test_an_administrator_who_insists_is_yielded_to(vm: Vm, at_rest: dict[str, str]) -> None:
-    configure(vm, "enforce")
-    vm.sh("systemctl reload perphd")
     enforce(vm)
     _, batch, _ = placed(vm)
     vm.sh("systemctl set-property --runtime batch.slice AllowedCPUs=0-1")

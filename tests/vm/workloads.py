@@ -170,10 +170,10 @@ def is_given_back(vm: Vm, at_rest: dict[str, str]) -> None:
 
 
 def enforce(vm: Vm) -> None:
-    """Let it enforce, now and by configuration from its next start on."""
+    """Let it enforce by configuration."""
     configure(vm, "enforce")
     if vm.try_("systemctl is-active perphd").stdout.strip() == "active":
-        vm.sh("perphctl mode enforce")
+        vm.sh("systemctl reload perphd && perphctl mode enforce")
     else:
         vm.sh("systemctl reset-failed perphd; systemctl start perphd", INSTALL_S)
     wait_for_split(vm, "")
