@@ -21,13 +21,17 @@ FS = RealFs()
 
 
 def contents(group: str) -> dict[str, bytes]:
-    """Every settable file of the group and all below it."""
+    """Every settable file of the group and all below it; not what the kernel measures, which Linux 6.12 can reset."""
     found: dict[str, bytes] = {}
     for directory in Cgroups(FS, discover(FS)).group(group).directories():
         for cgroup in (directory, *descendants(FS, directory)):
             for name in FS.listdir(cgroup):
                 path = Path(cgroup, name)
-                if not path.is_file() or not path.stat().st_mode & 0o200 or name.endswith("pressure"):
+                if (
+                    not path.is_file()
+                    or not path.stat().st_mode & 0o200
+                    or name.endswith(("pressure", ".peak"))
+                ):
                     continue
                 try:
                     found[str(path)] = path.read_bytes()
