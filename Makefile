@@ -93,15 +93,14 @@ test-vm: $(VENV)/.stamp-dev ## the package and the daemon on a real Debian with 
 	@echo "Booting two machines; what their tests say is shown when they are through"
 	@$(MAKE) -j2 -k --output-sync=target vm-tests-package vm-tests-others
 
-VM_TESTS_PACKAGE = tests/vm/test_vm_package.py tests/vm/test_vm_upgrade.py
 VM_TESTS = $(SUDO) env PERPHD_VM_SUITE=$(SUITE) PERPHD_VM_NAME=$(@:vm-tests-%=%)-$(SUITE) $(PY) -m pytest -p no:cacheprovider --durations=8
 
-# Status 5: PYTEST_ARGS select nothing of these. The others are fewer, and step back: so both end at about the same time.
+# Status 5: PYTEST_ARGS select nothing of these.
 vm-tests-package:
-	@$(VM_TESTS) $(VM_TESTS_PACKAGE) $(PYTEST_ARGS) || [ $$? = 5 ]
+	@$(VM_TESTS) tests/vm/test_vm_package.py $(PYTEST_ARGS) || [ $$? = 5 ]
 
 vm-tests-others:
-	@nice -n 5 $(VM_TESTS) tests/vm $(VM_TESTS_PACKAGE:%=--ignore=%) $(PYTEST_ARGS) || [ $$? = 5 ]
+	@$(VM_TESTS) tests/vm --ignore=tests/vm/test_vm_package.py $(PYTEST_ARGS) || [ $$? = 5 ]
 
 format: $(VENV)/.stamp-dev ## put the code into its one layout
 	$(VENV)/bin/ruff check --fix-only

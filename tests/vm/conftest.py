@@ -17,8 +17,6 @@ from tools.vm.image import VmError, image
 from tools.vm.machine import Machine
 
 ROOT = Path(__file__).parents[2]
-INSTALLED_TRULY = ("test_vm_package.py", "test_vm_upgrade.py")
-"""Tests of which installing is part."""
 KEEP = "PERPHD_VM_KEEP" in os.environ
 """For work on these tests: the machine and what is installed on it outlive the run, and serve the next."""
 
@@ -74,7 +72,7 @@ def installed(machine: Machine, request: pytest.FixtureRequest) -> Vm:
         "/etc/systemd/system/perphd.service.d/slow.conf",
         "[Service]\nTimeoutStartSec=300s\nTimeoutStopSec=120s\n",
     )
-    if any(item.path.name in INSTALLED_TRULY for item in request.session.items):
+    if any(item.path.name == "test_vm_package.py" for item in request.session.items):
         machine.put(package, "/root")
         vm.sh(f"cd /root && DEBIAN_FRONTEND=noninteractive apt-get install -y -q ./{package.name}", INSTALL_S)
     else:
