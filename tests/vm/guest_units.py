@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from perphd.domain.allocation import IDLE, IoLimit, Settings
@@ -86,9 +87,12 @@ async def main() -> None:
             )
 
         await go("set", target)
-        await go("idle", {"job": Settings(cpu_weight=IDLE, cpus=CpuSet.of([1]))})
-        await go("frozen", {"job": Settings(frozen=True)})
-        await go("thawed", {"job": Settings(cpus=CpuSet.of([0]))})
+        idle = Settings(cpu_weight=IDLE, cpus=CpuSet.of([1]))
+        await go("idle", {"job": idle})
+        # Nothing else changes meanwhile: to a unit that is frozen, systemd applies nothing from 256 on.
+        await go("frozen", {"job": replace(idle, frozen=True)})
+        await go("thawed", {"job": idle})
+        await go("elsewhere", {"job": Settings(cpus=CpuSet.of([0]))})
         shell("systemctl", "daemon-reload")
         await go("after daemon-reload", {"job": Settings(cpus=CpuSet.of([0]))})
         shell("systemctl", "restart", UNIT)
