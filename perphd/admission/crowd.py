@@ -53,6 +53,8 @@ WANTS_MORE: Final = 0.9
 """Share of its cores that batch must want, or none are given back to it."""
 ELSEWHERE: Final = 0.94
 """Demand that is measured on too few cores is less by this factor on enough of them."""
+MODEST: Final = 0.3
+"""Chance from which a core less is worth a trial for batch's sake alone."""
 FAR_SHORT: Final = 0.8
 """Below this score, cores are added beside what is done about the cache: relief first."""
 
@@ -298,7 +300,7 @@ class CrowdTick:
             move.reason = f"{sure} cores are as good as certain to be enough"
             return sure
         guess = self._chance(member, member.cores - 1)
-        if guess < partition.SLIM:
+        if guess < (partition.SLIM if self._somebody_is_short() else MODEST):
             move.reason = "just enough: with a core less it would likely miss its target"
             return member.cores
         waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s

@@ -14,6 +14,7 @@ from typing import Final
 from perphd.admission import ladder
 from perphd.admission.backoff import doubled_s
 from perphd.admission.member import HELPED, Look, Member, is_short
+from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Cause
@@ -24,10 +25,14 @@ BEGIN_MBW_PCT: Final = 60
 """Throttle to begin with: it keeps batch from what hardly any program can use alone."""
 ROOM: Final = 1.10
 """Everybody must be this far above target before a step of cache or bandwidth is given back."""
+STILL_ROOM: Final = 1.03
+"""What everybody must keep above target for such a step to stand."""
 MUCH_ROOM: Final = 1.18
 """And so far for more than a step at once."""
 SLIGHT: Final = 0.96
 """From this score on cache and bandwidth are taken from batch by single units."""
+RECENT: Final = 3
+"""Samples that tell how it is by now: caches fill and empty for seconds."""
 FAR_BELOW: Final = 0.7
 """One sample below this is enough to take back what was given back last."""
 _ENOUGH_SAMPLES: Final = 3
@@ -160,12 +165,19 @@ class CacheTurn:
         before = self.state.loosened
         if before is None:
             return ()
-        short = tuple(n for n, m in members.items() if m.cores and is_short(m, looks[n]))
+        due = self.now_s - self.state.loosened_s >= self.settings.shrink_after_s
+        # At the end of the trial everybody must have a little left: what is just enough is too little the next moment.
+        short = tuple(
+            n
+            for n, m in members.items()
+            if m.cores
+            and (is_short(m, looks[n]) or (due and m.scores and mean(m.rooms[-RECENT:]) < STILL_ROOM))
+        )
         far = any(available(look.score) and look.score < FAR_BELOW for look in looks.values())
         if short or far:
             self._ban(self.state.ways, self.state.pct)
             self.state = replace(self.state, ways=before[0], pct=before[1], loosened=None)
-        elif self.now_s - self.state.loosened_s >= self.settings.shrink_after_s:
+        elif due:
             self.state = replace(self.state, loosened=None)
         return short
 
