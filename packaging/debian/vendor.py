@@ -1,8 +1,8 @@
 """vendor.py FOLDER LIST: take out of a folder of Python packages what no program there needs; list the packages.
 
-Taken out: packages and parts that nothing here imports, tests, type stubs, highlighters, headers, static libraries, scripts, and what pip notes about this very
-installation (paths and times of the build would make each build another package). Compiled modules of source packages
-are stripped.
+Taken out: packages and parts that nothing here imports, tests, type stubs, highlighters, headers, static
+libraries, scripts, and what pip notes about this very installation (paths and times of the build would make
+each build another package). Compiled modules of source packages are stripped.
 """
 
 from __future__ import annotations
