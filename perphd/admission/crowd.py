@@ -285,7 +285,8 @@ class CrowdTick:
 
     def _spared(self, name: str, member: Member, move: Move) -> int:
         """Fewer cores where that is as good as certain, or worth a trial; else those it has."""
-        asked_for = self._somebody_is_short() or not self._batch_is_full()
+        short = self._somebody_is_short()
+        asked_for = short or not self._batch_is_full()
         if not asked_for or member.trial is not None or member.calm_since_s is None:
             return member.cores
         calm_s, settings = self.now_s - member.calm_since_s, self.looks[name].settings
@@ -300,12 +301,13 @@ class CrowdTick:
             move.reason = f"{sure} cores are as good as certain to be enough"
             return sure
         guess = self._chance(member, member.cores - 1)
-        if guess < (partition.SLIM if self._somebody_is_short() else MODEST):
+        if guess < (partition.SLIM if short else MODEST):
             move.reason = "just enough: with a core less it would likely miss its target"
             return member.cores
         waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
         # Whoever is short and can take nothing from batch waits for what a neighbour can spare.
-        if calm_s < waits_s[(guess < partition.FAIR) + (not self._somebody_waits_for_cores())]:
+        needed = short and sum(m.cores for m in self.members.values()) >= self.total - self.kept
+        if calm_s < waits_s[(guess < partition.FAIR) + (not needed)]:
             move.reason = "perhaps more than enough; waiting before a core is given back"
             return member.cores
         move.action = Action.SHRINK
@@ -516,11 +518,6 @@ class CrowdTick:
         if self.new or self.crowd.trouble_was_quiet or since_s is None:
             return False
         return self.now_s - since_s >= self.settings.release_after_s
-
-    def _somebody_waits_for_cores(self) -> bool:
-        """True if an LRA is short and no core is left that could be taken from batch for it."""
-        taken = sum(member.cores for member in self.members.values())
-        return self._somebody_is_short() and taken >= self.total - self.kept
 
     def _somebody_is_short(self) -> bool:
         return any(is_short(m, self.looks[n]) for n, m in self.members.items())
