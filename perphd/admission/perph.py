@@ -6,17 +6,18 @@ into trouble are given cores of their own, and then decided for together (``crow
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perphd.admission import arbiter
+from perphd.admission import arbiter, streaming
 from perphd.admission.context import batches, lras
 from perphd.admission.crowd import CrowdTick
 from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble, sharing_again
 from perphd.admission.settings import PolicySettings, settings_for
+from perphd.admission.streaming import Streaming
 from perphd.admission.turn import LraState, Turn
 from perphd.domain.allocation import Allocation
-from perphd.domain.decision import Decision, Outcome
+from perphd.domain.decision import Action, Decision, Health, Outcome
 from perphd.domain.policy import Snapshot, TargetState
 
 
@@ -25,10 +26,12 @@ class PerphMemory:
     """State of the policy: per LRA name, and of all together while each has cores of its own.
 
     What was learned of each (regrets, doubts of its model, what is usual) is kept for the time after that.
+    ``streaming``: which batch jobs are kept to the least cache.
     """
 
     lras: Mapping[str, LraState] = field(default_factory=dict)
     crowd: Crowd | None = None
+    streaming: Streaming = Streaming()
 
 
 class PerphPolicy:
@@ -43,8 +46,20 @@ class PerphPolicy:
         return "perph"
 
     def decide(self, snapshot: Snapshot) -> TargetState:
-        """Decide for every LRA, then reconcile all protections into settings of every workload."""
+        """Decide for every LRA, reconcile all protections into settings, then see which batch streams."""
         memory = snapshot.memory if isinstance(snapshot.memory, PerphMemory) else PerphMemory()
+        target = self._for_lras(snapshot, memory)
+        step = streaming.advance(
+            memory.streaming, snapshot, target.settings, _are_well(target.decisions), self._settings
+        )
+        return replace(
+            target,
+            settings=step.settings,
+            outcomes=(*target.outcomes, *step.outcomes),
+            memory=replace(target.memory, streaming=step.streaming),
+        )
+
+    def _for_lras(self, snapshot: Snapshot, memory: PerphMemory) -> TargetState:
         partable = can_part(snapshot)
         if memory.crowd is not None and partable:
             return self._together(snapshot, memory)
@@ -95,3 +110,9 @@ class PerphPolicy:
             memory.lras if result.crowd is not None else {n: s.anew() for n, s in memory.lras.items()}
         )
         return TargetState(settings, decisions, result.outcomes, PerphMemory(lras_known, result.crowd))
+
+
+def _are_well(decisions: Sequence[Decision]) -> bool:
+    """True if every LRA is on its target and nothing is being done for one of them."""
+    good = Health.HEALTHY, Health.OVERPROVISIONED
+    return all(d.verdict.health in good and d.action is Action.HOLD for d in decisions)

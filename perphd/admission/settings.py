@@ -141,6 +141,28 @@ class PolicySettings:
     step_aside_slack_pct: float = _key(
         5.0, 0.0, 100.0, "%", "how far above target an LRA must be for a step aside"
     )
+    confine_streaming: bool = field(
+        default=True,
+        metadata={
+            "unit": "",
+            "doc": "of several batch jobs, keep one that streams to the least cache, where all together do better so",
+        },
+    )
+    streaming_gain_pct: float = _key(
+        3.0,
+        0.1,
+        100.0,
+        "%",
+        "what batch jobs must gain in the mean for one of them to be kept to the least cache",
+    )
+    streaming_loss_pct: float = _key(10.0, 0.0, 90.0, "%", "what that job itself may lose by it")
+    streaming_recheck_s: float = _key(
+        600.0,
+        10.0,
+        86400.0,
+        "s",
+        "after so long it is tried whether that is still so; doubled every time it is, up to 64 times",
+    )
     forecast: bool = field(
         default=False,
         metadata={
