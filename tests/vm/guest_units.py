@@ -36,8 +36,16 @@ def shell(*words: str) -> str:
     return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
 
+def read(name: str) -> str | None:
+    """What the kernel shows there; None if it is not there, or goes meanwhile: systemd takes controllers away later."""
+    try:
+        return Path(AT, name).read_text().strip()
+    except OSError:
+        return None
+
+
 def say(step: str, **found: object) -> None:
-    files = {name: Path(AT, name).read_text().strip() for name in FILES if Path(AT, name).exists()}
+    files = {name: text for name in FILES if (text := read(name)) is not None}
     drop_ins = [str(path) for top in DROP_INS for path in Path(top).glob(f"{UNIT}.d/*")]
     print(json.dumps({"step": step, "files": files, "drop_ins": drop_ins, **found}), flush=True)
 

@@ -31,10 +31,12 @@ def steps(machine: Machine) -> dict[str, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         bytecode.stage(ROOT, PARTS, Path(folder))
         machine.unpack(bytecode.packed(Path(folder), minor, FOLDER), FOLDER)
-    command = f"cd {FOLDER} && PYTHONPATH=. python3 tests/vm/guest_units.py; rm -rf {FOLDER}"
+    command = (
+        f"cd {FOLDER} && PYTHONPATH=. python3 tests/vm/guest_units.py; code=$?; rm -rf {FOLDER}; exit $code"
+    )
     done = machine.run(command, timeout_s=300.0)
     found = [json.loads(line) for line in done.stdout.decode().splitlines() if line.startswith("{")]
-    assert found, done.stderr
+    assert done.returncode == 0, (found, done.stderr.decode())
     return {item["step"]: item for item in found}
 
 
