@@ -54,7 +54,9 @@ WANTS_MORE: Final = 0.9
 ELSEWHERE: Final = 0.94
 """Demand that is measured on too few cores is less by this factor on enough of them."""
 MODEST: Final = 0.3
-"""Chance from which a core less is worth a trial for batch's sake alone."""
+"""Chance from which a core less is worth a trial for batch's sake alone, where batch has few cores."""
+ODDS_PER_CORE: Final = 0.085
+"""The same where it has many: the odds, for each core that batch has. The less a core adds, the surer it must be."""
 FAR_SHORT: Final = 0.8
 """Below this score, cores are added beside what is done about the cache: relief first."""
 
@@ -301,7 +303,7 @@ class CrowdTick:
             move.reason = f"{sure} cores are as good as certain to be enough"
             return sure
         guess = self._chance(member, member.cores - 1)
-        if guess < (partition.SLIM if short else MODEST):
+        if guess < (partition.SLIM if short else self._worth_a_trial()):
             move.reason = "just enough: with a core less it would likely miss its target"
             return member.cores
         waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
@@ -313,6 +315,11 @@ class CrowdTick:
         move.action = Action.SHRINK
         move.reason = f"a {guess:.0%} chance that a core less is enough"
         return member.cores - 1
+
+    def _worth_a_trial(self) -> float:
+        """Chance from which a core less is tried for batch's sake."""
+        odds = ODDS_PER_CORE * self.crowd.batch_cores
+        return max(MODEST, odds / (1.0 + odds))
 
     # -- who gets what ------------------------------------------------------------------------------
 
@@ -459,6 +466,7 @@ class CrowdTick:
             chosen = Allocation(grant, self._memory(look), *cache)
             protections[name] = chosen
             decisions.append(crowd_records.record(self.snapshot, look, move, chosen))
+        self.cache.note(left)
         crowd = replace(
             self.crowd,
             members=self.members,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.admission.backoff import doubled_s
+from perphd.admission.batch_rates import Rates, changes, is_busy, rate_of, standard_error
 from perphd.admission.context import batches
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import KEEP, Settings
@@ -33,15 +34,11 @@ BEFORE: Final = 4
 AFTER: Final = 4
 """Samples by which a trial is judged."""
 MOST_RATES: Final = 12
-BUSY_CORES: Final = 0.25
-"""Use of CPU from which a job counts: the rate of one that hardly runs says nothing."""
 MUCH: Final = 0.1
 """Share of batch's cache misses that a job must have to be tried: others have nothing to win from it."""
 CERTAIN: Final = 2.0
 """Standard errors that a gain must exceed."""
 
-Rates = tuple[tuple[str, float], ...]
-"""By job: the logarithm of its instructions per second."""
 InForce = tuple[tuple[str, Settings], ...]
 
 
@@ -109,7 +106,7 @@ def advance(
     if not policy.confine_streaming:
         return Step(Streaming(), settings)
     jobs = {v.spec.name: v for v in batches(snapshot) if _can(v, snapshot.host, settings)}
-    busy = tuple(name for name, view in jobs.items() if _is_busy(view))
+    busy = tuple(name for name, view in jobs.items() if is_busy(view))
     now = replace(before, confined=tuple(n for n in before.confined if n in jobs))
     if now.trial is not None and now.trial.name not in jobs:
         now = replace(now, trial=None, rates=(), since_s=snapshot.at_s)
@@ -145,7 +142,7 @@ def _work(
             _outcome(now.trial, at_s, False, "an LRA was not on its target meanwhile"),
         )
     if at_s - now.since_s > policy.settle_s + snapshot.period_s * 1.5:  # caches fill for a moment
-        rates = tuple((name, _log_rate(jobs[name])) for name in busy)
+        rates = tuple((name, rate_of(jobs[name])) for name in busy)
         known = now.rates if now.rates and [n for n, _ in now.rates[-1]] == [n for n, _ in rates] else ()
         now = replace(now, rates=(*known, rates)[-MOST_RATES:])
     if now.trial is not None:
@@ -179,19 +176,18 @@ def _judged(
 ) -> tuple[Streaming, tuple[Outcome, ...]]:
     if len(now.rates) < AFTER:
         return now, ()
-    old, new = _by_name(trial.before), _by_name(now.rates)
-    if old.keys() != new.keys():
+    changed = changes(trial.before, now.rates)
+    if not changed:
         return _void(now, at_s), ()
-    changes = {name: statistics.fmean(new[name]) - statistics.fmean(old[name]) for name in new}
-    gain = statistics.fmean(changes.values())
-    doubt = math.hypot(_standard_error(trial.before), _standard_error(now.rates))
+    gain = statistics.fmean(changed.values())
+    doubt = math.hypot(standard_error(trial.before), standard_error(now.rates))
     wanted = math.log1p(policy.streaming_gain_pct / 100.0)
     if trial.confines:
         loss = math.log1p(-policy.streaming_loss_pct / 100.0)
-        good = gain >= max(wanted, CERTAIN * doubt) and changes[trial.name] >= loss
+        good = gain >= max(wanted, CERTAIN * doubt) and changed[trial.name] >= loss
     else:
         good = gain > -max(wanted / 2.0, CERTAIN * doubt)
-    told = ", ".join(f"{name} {math.expm1(change):+.0%}" for name, change in sorted(changes.items()))
+    told = ", ".join(f"{name} {math.expm1(change):+.0%}" for name, change in sorted(changed.items()))
     return _decided(now, trial, good, at_s, policy), (_outcome(trial, at_s, good, told),)
 
 
@@ -241,18 +237,6 @@ def _can(view: WorkloadView, host: HostView, settings: Mapping[str, Settings]) -
     return masks is KEEP or all(mask.bit_count() > host.min_cbm_bits for _, mask in masks)
 
 
-def _is_busy(view: WorkloadView) -> bool:
-    assert view.sample is not None
-    if view.sample.has(Quality.FIRST, Quality.RESTARTED):
-        return False
-    return value_or(view.sample.cpu_usage_cores, 0.0) >= BUSY_CORES and value_or(view.sample.mips, 0.0) > 0.0
-
-
-def _log_rate(view: WorkloadView) -> float:
-    assert view.sample is not None
-    return math.log(value_or(view.sample.mips, 1.0))
-
-
 def _misses(view: WorkloadView) -> float:
     """Cache misses a second, in some unit that is the same for all; 0 where they are not counted."""
     sample = view.sample
@@ -278,13 +262,3 @@ def _caches_and_cores(settings: Settings) -> Settings:
         llc_masks=settings.llc_masks,
         mba_pct=settings.mba_pct,
     )
-
-
-def _by_name(rates: Sequence[Rates]) -> dict[str, list[float]]:
-    return {name: [dict(row)[name] for row in rates] for name, _ in rates[-1]}
-
-
-def _standard_error(rates: Sequence[Rates]) -> float:
-    """Of the mean of all jobs' logarithms over these samples."""
-    means = [statistics.fmean(value for _, value in row) for row in rates]
-    return statistics.stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.inf
