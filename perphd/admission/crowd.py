@@ -303,12 +303,12 @@ class CrowdTick:
             move.reason = f"{sure} cores are as good as certain to be enough"
             return sure
         guess = self._chance(member, member.cores - 1)
-        if guess < (partition.SLIM if short else self._worth_a_trial()):
+        # Whoever is short and can take nothing from batch waits for what a neighbour can spare.
+        needed = short and sum(m.cores for m in self.members.values()) >= self.total - self.kept
+        if guess < (partition.SLIM if needed else self._worth_a_trial()):
             move.reason = "just enough: with a core less it would likely miss its target"
             return member.cores
         waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
-        # Whoever is short and can take nothing from batch waits for what a neighbour can spare.
-        needed = short and sum(m.cores for m in self.members.values()) >= self.total - self.kept
         if calm_s < waits_s[(guess < partition.FAIR) + (not needed)]:
             move.reason = "perhaps more than enough; waiting before a core is given back"
             return member.cores
