@@ -161,7 +161,7 @@ class PolicySettings:
         10.0,
         86400.0,
         "s",
-        "after so long it is tried whether that is still so; doubled every time it is, up to 64 times",
+        "after so long what a trial has shown is tried anew; doubled every time it is still so, up to 64 times",
     )
     forecast: bool = field(
         default=False,

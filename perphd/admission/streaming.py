@@ -31,8 +31,9 @@ from perphd.domain.sample import Quality
 
 BEFORE: Final = 4
 """Samples under the same settings, all LRAs well, before anything is tried."""
-AFTER: Final = 4
-"""Samples by which a trial is judged."""
+AFTER_LEAST: Final = 2
+AFTER: Final = 5
+"""Samples by which a trial is judged: where they are clear, and at most."""
 MOST_RATES: Final = 12
 MUCH: Final = 0.1
 """Share of batch's cache misses that a job must have to be tried: others have nothing to win from it."""
@@ -174,29 +175,32 @@ def _candidate(
 def _judged(
     now: Streaming, trial: Trial, at_s: float, policy: PolicySettings
 ) -> tuple[Streaming, tuple[Outcome, ...]]:
-    if len(now.rates) < AFTER:
+    if len(now.rates) < AFTER_LEAST:
         return now, ()
     changed = changes(trial.before, now.rates)
     if not changed:
         return _void(now, at_s), ()
     gain = statistics.fmean(changed.values())
-    doubt = math.hypot(standard_error(trial.before), standard_error(now.rates))
+    doubt = CERTAIN * math.hypot(standard_error(trial.before), standard_error(now.rates))
     wanted = math.log1p(policy.streaming_gain_pct / 100.0)
     if trial.confines:
-        loss = math.log1p(-policy.streaming_loss_pct / 100.0)
-        good = gain >= max(wanted, CERTAIN * doubt) and changed[trial.name] >= loss
+        good = gain >= max(wanted, doubt)
+        good = good and changed[trial.name] >= math.log1p(-policy.streaming_loss_pct / 100.0)
+        clear = gain - doubt >= wanted or gain + doubt < 0.0
     else:
-        good = gain > -max(wanted / 2.0, CERTAIN * doubt)
+        good = gain > -max(wanted / 2.0, doubt)
+        clear = gain - doubt >= 0.0 or gain + doubt < -wanted
+    if not clear and len(now.rates) < AFTER:
+        return now, ()
     told = ", ".join(f"{name} {math.expm1(change):+.0%}" for name, change in sorted(changed.items()))
     return _decided(now, trial, good, at_s, policy), (_outcome(trial, at_s, good, told),)
 
 
 def _decided(now: Streaming, trial: Trial, good: bool, at_s: float, policy: PolicySettings) -> Streaming:
     """After a trial: it stands or is undone, and is not made again for a while."""
-    stays = trial.confines == good  # confined, from now on
     known = next((s for s in now.settled if s.name == trial.name), None)
     times = known.times + 1 if known is not None and not good else 0
-    wait_s = doubled_s(policy.streaming_recheck_s if stays else policy.regret_s, times)
+    wait_s = doubled_s(policy.streaming_recheck_s, times)
     settled = (*(s for s in now.settled if s.name != trial.name), Settled(trial.name, at_s + wait_s, times))
     undone = replace(now, trial=None, settled=settled)
     if good:
