@@ -108,7 +108,12 @@ def advance(
         return Step(Streaming(), settings)
     jobs = {v.spec.name: v for v in batches(snapshot) if _can(v, snapshot.host, settings)}
     busy = tuple(name for name, view in jobs.items() if is_busy(view))
-    now = replace(before, confined=tuple(n for n in before.confined if n in jobs))
+    there = {view.spec.name for view in batches(snapshot)}
+    now = replace(
+        before,
+        confined=tuple(n for n in before.confined if n in jobs),
+        settled=tuple(s for s in before.settled if s.name in there),
+    )
     if now.trial is not None and now.trial.name not in jobs:
         now = replace(now, trial=None, rates=(), since_s=snapshot.at_s)
     now, ended = _work(now, snapshot, jobs, busy, settings, well, policy)

@@ -1,0 +1,71 @@
+"""The whole agent on a simulated host: of two batch jobs beside a service, the one that streams gets one way."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+from perphd.agent.composition import build_agent
+from perphd.agent.config import parse
+from perphd.agent.simulated import simulated_sli
+from perphd.domain.workload import Mode, SliSpec
+from perphd.sim.node.machine import SILVER_4114
+from tools.bench.policies.agentmode import host_of
+from tools.bench.policies.scenarios import batch, service
+from tools.bench.policies.scene import GRACE, Scenario
+
+RESCTRL = "/sys/fs/resctrl"
+
+
+def scene() -> Scenario:
+    actors = (service(SILVER_4114, "memcached", 0.3), batch("batch-stream"), batch("batch-thrash"))
+    return Scenario("streaming", "test", "", SILVER_4114, actors, 60.0, step_s=0.5)
+
+
+def test_the_streamer_gets_one_way_in_the_kernels_tree_and_everything_goes_back(tmp_path: Path) -> None:
+    scenario = scene()
+    host = host_of(scenario, 0)
+    before = sorted(host.fs.listdir(RESCTRL))
+    specs = tuple(
+        replace(a.spec, sli=SliSpec("simulated", (("workload", a.name),))) if a.is_lra else a.spec
+        for a in scenario.actors
+    )
+    plain = parse("", "test")
+    config = replace(
+        plain, daemon=replace(plain.daemon, mode=Mode.ENFORCE, state_dir=str(tmp_path)), workloads=specs
+    )
+
+    async def run() -> None:
+        agent = build_agent(
+            config,
+            fs=host.fs,
+            opener=host.perf_opener,
+            sli_opener=simulated_sli(host),
+            store=False,
+            delays=host,
+        )
+        masks: dict[str, str] = {}
+        rates: list[float] = []
+        try:
+            for second in range(1, 61):
+                host.advance(float(second))
+                await agent.tick(float(second))
+                rates.append(host.outcome("batch-thrash").work_per_s)
+            for name in ("batch-stream", "batch-thrash"):
+                path = f"{RESCTRL}/perphd.{name}/schemata"
+                if host.fs.exists(path):
+                    masks[name] = host.fs.read(path).decode()
+            goal = scenario.lras[0].goal
+            served = host.outcome("memcached")
+            assert goal is not None
+            assert goal.score(served.work_per_s, served.p95_ms) >= 1.0 / GRACE
+        finally:
+            await agent.stop(restore=True)
+        line = next(text for text in masks["batch-stream"].splitlines() if "L3" in text)
+        assert int(line.split("=")[1], 16).bit_count() == 1, masks
+        assert "batch-thrash" not in masks, "it shares what everybody has"
+        assert max(rates[-5:]) > 1.3 * min(rates[15:30]), "what the other job wins by it"
+
+    asyncio.run(run())
+    assert sorted(host.fs.listdir(RESCTRL)) == before

@@ -1,0 +1,285 @@
+"""Batch that streams is found by trial, kept to the least cache, and let go when that is no longer right."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perphd.admission import batch_rates
+from perphd.admission.settings import PolicySettings
+from perphd.admission.streaming import Streaming, advance
+from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.decision import Outcome
+from perphd.domain.policy import HostView, Snapshot, WorkloadView
+from perphd.domain.reading import NOT_MEASURED, Unavailable
+from perphd.domain.sample import Quality, Sample
+from perphd.domain.topology import L3Domain
+from perphd.domain.workload import Kind, WorkloadSpec
+from tests.unit.admission_world import topology
+
+WAYS = 11
+Truth = Callable[[str, frozenset[str]], float]
+"""Millions of instructions per second of a job while these are kept to the least cache."""
+
+
+def streams(name: str, confined: frozenset[str]) -> float:
+    """A streamer that takes others' cache, a job that needs the cache, and one that hardly cares."""
+    free = "stream" in confined
+    return {
+        "stream": 970.0 if free else 1000.0,
+        "thrash": 100.0 if "thrash" in confined else 190.0 if free else 110.0,
+        "plain": 520.0 if free else 500.0,
+    }[name]
+
+
+MPKI = {"stream": 30.0, "thrash": 40.0, "plain": 2.0}
+
+
+@dataclass
+class Jobs:
+    """Some batch jobs beside an LRA; their rates follow ``truth``, their settings what has been decided."""
+
+    names: tuple[str, ...] = ("stream", "thrash")
+    truth: Truth = streams
+    policy: PolicySettings = field(default_factory=PolicySettings)
+    noise: float = 0.01
+    knobs: frozenset[str] = frozenset({"cpus", "llc_masks"})
+    counted: bool = True
+    given: dict[str, Settings] = field(default_factory=dict)
+    well: bool = True
+    idle: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.now_s, self.tick, self.random = 0.0, 0, random.Random(1)
+        self.state, self.outcomes = Streaming(), list[Outcome]()
+        self.in_force: dict[str, Settings] = {}
+
+    @property
+    def confined(self) -> set[str]:
+        """Who is kept to the least cache in truth."""
+        masks = {n: s.llc_masks for n, s in self.in_force.items() if n != "db"}
+        return {n for n, m in masks.items() if m is not KEEP and m[0][1].bit_count() == 1}
+
+    def view(self, name: str) -> WorkloadView:
+        """One job as it is now."""
+        rate = self.truth(name, frozenset(self.confined)) * (1.0 + self.random.gauss(0.0, self.noise))
+        sample = Sample(
+            name,
+            self.now_s,
+            1.0,
+            cpu_usage_cores=0.01 if name in self.idle else 4.0,
+            mips=rate if self.counted else NOT_MEASURED,
+            llc_mpki=MPKI.get(name, 35.0),
+        )
+        return WorkloadView(
+            WorkloadSpec(name, Kind.BATCH, f"/{name}"), sample, enforceable=self.knobs, enforced=True
+        )
+
+    def step(self, seconds: int) -> None:
+        """So many ticks."""
+        for _ in range(seconds):
+            self.now_s += 1.0
+            host = HostView(
+                replace(topology(8), l3_domains=(L3Domain(0, CpuSet.of(range(8)), 11 << 20),)),
+                llc_ways=WAYS,
+            )
+            lra = WorkloadView(WorkloadSpec("db", Kind.LRA, "/db"), None)
+            views = (lra, *(self.view(name) for name in self.names))
+            snapshot = Snapshot(self.tick, self.now_s, 1.0, host, views)
+            settings = {v.spec.name: self.given.get(v.spec.name, Settings()) for v in views}
+            done = advance(self.state, snapshot, settings, self.well, self.policy)
+            self.state, self.in_force = done.streaming, dict(done.settings)
+            self.outcomes += done.outcomes
+            self.tick += 1
+
+
+def test_the_streamer_is_found_and_kept_to_the_lowest_way():
+    world = Jobs()
+    world.step(40)
+    assert world.confined == {"stream"}
+    assert world.in_force["stream"].llc_masks == ((0, 1),)
+    assert world.in_force["thrash"] == Settings()
+    assert world.in_force["db"] == Settings()
+    kept = [o for o in world.outcomes if o.kept]
+    assert [o.workload for o in kept] == ["stream"]
+    assert "thrash +7" in kept[0].text
+
+
+def test_the_job_that_needs_its_cache_is_tried_first_where_it_misses_more_and_let_go_again():
+    world = Jobs()  # thrash misses 40 times 110, stream 30 times 1000: the streamer comes first ...
+    world.step(10)
+    assert world.state.trial is not None
+    assert world.state.trial.name == "stream"
+    other = Jobs(
+        truth=lambda name, confined: (
+            20.0 * streams(name, confined) if name == "thrash" else streams(name, confined)
+        )
+    )
+    other.step(60)  # ... and here it does not
+    assert [(o.workload, o.kept) for o in other.outcomes] == [("thrash", False), ("stream", True)]
+    assert other.confined == {"stream"}
+
+
+def test_what_did_not_help_is_not_tried_again_soon_and_later_still():
+    world = Jobs(truth=lambda name, _: 1000.0, policy=PolicySettings(streaming_recheck_s=100.0))
+    world.step(1500)
+    tried = [o.decided_at_s for o in world.outcomes if o.workload == "stream"]
+    assert not any(o.kept for o in world.outcomes)
+    waits = [b - a for a, b in itertools.pairwise(tried)]
+    assert len(waits) >= 3
+    assert all(later > 1.7 * sooner for sooner, later in itertools.pairwise(waits))
+
+
+def test_a_job_that_loses_too_much_is_let_go_although_all_together_gain():
+    def greedy(name: str, confined: frozenset[str]) -> float:
+        return (800.0 if name == "stream" else 2000.0) if "stream" in confined else 1000.0
+
+    world = Jobs(truth=greedy)
+    world.step(60)
+    assert world.confined == set()
+    assert Jobs(truth=greedy, policy=PolicySettings(streaming_loss_pct=30.0)).state == Streaming()
+    generous = Jobs(truth=greedy, policy=PolicySettings(streaming_loss_pct=30.0))
+    generous.step(60)
+    assert generous.confined == {"stream"}
+
+
+def test_nothing_is_tried_while_an_lra_is_below_its_target_and_a_trial_ends_when_one_comes_to_be():
+    world = Jobs(well=False)
+    world.step(60)
+    assert world.confined == set()
+    assert world.outcomes == []
+    world.well = True
+    while world.state.trial is None:
+        world.step(1)
+    world.well = False
+    world.step(1)
+    assert world.confined == set()
+    assert [o.kept for o in world.outcomes] == [False]
+    assert "not on its target" in world.outcomes[0].text
+    world.well = True
+    world.step(100)
+    assert world.confined == set(), "not again soon"
+
+
+def test_what_an_lra_gets_meanwhile_voids_the_trial_and_is_not_held_against_the_job():
+    world = Jobs()
+    while world.state.trial is None:
+        world.step(1)
+    world.given = {"stream": Settings(cpus=CpuSet.of([7])), "thrash": Settings(cpus=CpuSet.of([7]))}
+    world.step(1)
+    assert world.state.trial is None
+    assert world.confined == set()
+    assert world.outcomes == []
+    world.step(30)
+    assert world.confined == {"stream"}
+    assert world.in_force["stream"].cpus == CpuSet.of([7])
+
+
+def test_it_is_let_go_when_it_comes_to_need_its_cache():
+    changed = False
+
+    def truth(name: str, confined: frozenset[str]) -> float:
+        if not changed:
+            return streams(name, confined)
+        return 300.0 if name in confined else 1000.0
+
+    world = Jobs(truth=truth, policy=PolicySettings(streaming_recheck_s=60.0))
+    world.step(40)
+    assert world.confined == {"stream"}
+    changed = True
+    world.step(80)
+    assert world.confined == set()
+    last = [o for o in world.outcomes if o.workload == "stream"][-1]
+    assert "back" in last.text
+    assert last.kept
+
+
+def test_with_nobody_left_to_gain_everything_is_given_back_after_a_while():
+    world = Jobs()
+    world.step(40)
+    world.idle = frozenset({"thrash"})
+    world.step(5)
+    assert world.confined == {"stream"}
+    world.idle = frozenset()
+    world.step(30)
+    assert world.confined == {"stream"}
+    assert len(world.outcomes) == 1, "a pause is no reason to try anew"
+    world.idle = frozenset({"thrash"})
+    world.step(25)
+    assert world.confined == set()
+
+
+def test_where_it_cannot_be_set_or_seen_nothing_is_done():
+    for world in (
+        Jobs(names=("stream",)),
+        Jobs(knobs=frozenset({"cpus"})),
+        Jobs(counted=False),
+        Jobs(policy=PolicySettings(confine_streaming=False)),
+        Jobs(given={n: Settings(llc_masks=((0, 1 << 10),)) for n in ("stream", "thrash")}),
+    ):
+        world.step(60)
+        assert world.outcomes == []
+        assert all(world.in_force[n] == world.given.get(n, Settings()) for n in world.in_force)
+
+
+def test_it_stays_within_what_batch_may_use():
+    theirs = Settings(llc_masks=((0, 0b11111100000),))
+    world = Jobs(given={"stream": theirs, "thrash": theirs})
+    world.step(40)
+    assert world.in_force["stream"].llc_masks == ((0, 0b00000100000),)
+    assert world.in_force["thrash"] == theirs
+
+
+def test_jobs_that_go_are_forgotten():
+    world = Jobs(truth=lambda name, _: 1000.0)
+    for n in range(40):
+        world.names = (f"job-{n}", "thrash")
+        world.step(30)
+    assert len(world.state.settled) <= 2
+
+
+@given(
+    seed=st.integers(0, 99),
+    noise=st.floats(0.0, 0.3),
+    plan=st.lists(
+        st.tuples(st.integers(1, 15), st.booleans(), st.sets(st.sampled_from(("stream", "thrash", "plain")))),
+        max_size=8,
+    ),
+)
+def test_only_masks_of_batch_are_ever_changed_and_somebody_keeps_the_cache(seed, noise, plan):
+    world = Jobs(names=("plain", "stream", "thrash"), noise=noise)
+    world.random = random.Random(seed)
+    for seconds, well, idle in plan:
+        world.well, world.idle = well, frozenset(idle)
+        for _ in range(seconds):
+            world.step(1)
+            assert world.in_force["db"] == Settings()
+            assert len(world.confined) < 3
+            for name in world.names:
+                found = world.in_force[name]
+                assert replace(found, llc_masks=KEEP) == Settings()
+                assert found.llc_masks in (KEEP, ((0, 1),))
+
+
+def test_rates_are_compared_only_of_the_same_jobs():
+    one, both = (("a", 1.0),), (("a", 1.0), ("b", 2.0))
+    assert batch_rates.changes([one], [both]) == {}
+    assert batch_rates.changes([], [one]) == {}
+    assert batch_rates.changes([()], [()]) == {}
+    found = batch_rates.changes([both, both], [(("a", 1.5), ("b", 1.0))])
+    assert found == {"a": 0.5, "b": -1.0}
+
+
+def test_a_job_whose_counters_began_anew_has_no_rate():
+    view = Jobs().view("stream")
+    assert batch_rates.is_busy(view)
+    assert view.sample is not None
+    for quality in (Quality.FIRST, Quality.RESTARTED, Quality.GONE):
+        assert not batch_rates.is_busy(replace(view, sample=replace(view.sample, quality=(quality,))))
+    assert not batch_rates.is_busy(replace(view, sample=replace(view.sample, mips=Unavailable("no PMU"))))
