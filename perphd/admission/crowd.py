@@ -61,6 +61,12 @@ FAR_SHORT: Final = 0.8
 """Below this score, cores are added beside what is done about the cache: relief first."""
 
 
+def worth_a_trial(batch_cores: int) -> float:
+    """Chance from which a core less for an LRA is tried for batch's sake, where batch has so many."""
+    odds = ODDS_PER_CORE * batch_cores
+    return max(MODEST, odds / (1.0 + odds))
+
+
 class CrowdTick:
     """One tick of all LRAs together. Holds the working values of a single decision; never outlives it."""
 
@@ -305,7 +311,7 @@ class CrowdTick:
         guess = self._chance(member, member.cores - 1)
         # Whoever is short and can take nothing from batch waits for what a neighbour can spare.
         needed = short and sum(m.cores for m in self.members.values()) >= self.total - self.kept
-        if guess < (partition.SLIM if needed else self._worth_a_trial()):
+        if guess < (partition.SLIM if needed else worth_a_trial(self.crowd.batch_cores)):
             move.reason = "just enough: with a core less it would likely miss its target"
             return member.cores
         waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
@@ -315,11 +321,6 @@ class CrowdTick:
         move.action = Action.SHRINK
         move.reason = f"a {guess:.0%} chance that a core less is enough"
         return member.cores - 1
-
-    def _worth_a_trial(self) -> float:
-        """Chance from which a core less is tried for batch's sake."""
-        odds = ODDS_PER_CORE * self.crowd.batch_cores
-        return max(MODEST, odds / (1.0 + odds))
 
     # -- who gets what ------------------------------------------------------------------------------
 

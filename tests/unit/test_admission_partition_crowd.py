@@ -5,6 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perphd.admission.crowd import worth_a_trial
 from perphd.admission.perph import PerphMemory
 from perphd.domain.allocation import IDLE, KEEP, Keep, Weight
 from perphd.domain.cpuset import CpuSet
@@ -88,6 +89,24 @@ def test_batch_is_never_confined_to_fewer_cores_than_it_was_promised() -> None:
                 assert world.cores("pi") >= 2
                 own = world.cores("a") + world.cores("b") + world.cores("pi") <= 8
                 assert own or weight_of(world) is IDLE
+
+
+def test_cache_goes_back_to_batch_where_batch_does_something_with_it() -> None:
+    useful = CrowdWorld(machine(1, 12), three(), ways=12, way_gain=0.05)
+    useful.step(200)
+    assert useful.batch_ways == 12
+    useless = CrowdWorld(machine(1, 12), three(), ways=12, way_gain=0.0)
+    useless.step(200)
+    assert useless.batch_ways == 6, "what it begins with"
+
+
+def test_the_more_cores_batch_has_the_surer_must_be_that_one_more_can_be_spared() -> None:
+    wanted = [worth_a_trial(cores) for cores in range(129)]
+    assert wanted == sorted(wanted)
+    # By the same odds for the same gain: a core more for 5 is as much as 12 more for 60.
+    assert wanted[5] == wanted[0] < 0.5
+    assert wanted[60] / (1.0 - wanted[60]) > 10.0 * wanted[5] / (1.0 - wanted[5])
+    assert wanted[128] < 1.0
 
 
 def test_when_there_is_not_enough_the_more_important_one_is_satisfied() -> None:
