@@ -1,0 +1,173 @@
+"""How little can be missed at how much batch work, with the model known exactly: ORACLE's settings with a margin.
+
+    python -m tools.bench.policies.frontier --out out/policies
+
+An optimum stands on the edge of the targets, and in a run loads and needs wander. Here ORACLE looks for the best
+settings for targets that are tighter by a margin (where none meets them: for the greatest score), and they are put in
+force in the world of the bench, at once or a second late. Batch's work is counted against the optimum without margin.
+Besides one margin for all scenarios, for each the one is chosen that lets the sum over all miss least at a wanted mean
+of batch's work, with hindsight: no policy that learns the host from samples knows as much.
+
+Needs ``optima.jsonl`` of a bench that has run into the same folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tools.bench.policies import held, measure, oracle, results, scenarios
+from tools.bench.policies.driver import run
+from tools.bench.policies.oracle import Optimum, Situation
+from tools.bench.policies.pool import Progress, Task, work
+from tools.bench.policies.scene import Goal, Scenario
+
+MARGINS: Final = (0.0, 0.03, 0.08, 0.15)
+SEEDS: Final = 2
+WANTED: Final = 0.90
+"""Mean of batch's work over the optimum's at which as little as possible is to be missed."""
+_BIG: Final = 8
+"""Actors from which a scenario is left out: its optimum is thinned out, and takes minutes for each margin."""
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Of one scenario: seconds missed, and batch's good work over the optimum's, in one run in the mean."""
+
+    scenario: str
+    margin: float
+    late: bool
+    missed_s: float
+    good: float
+
+
+def tightened(goal: Goal | None, margin: float) -> Goal | None:
+    """The goal that is met with this margin where the other one is just met."""
+    if goal is None:
+        return None
+    delay, rate = goal.max_p95_ms, goal.min_work_per_s
+    return Goal(
+        delay / (1.0 + margin) if delay is not None else None,
+        rate * (1.0 + margin) if rate is not None else None,
+    )
+
+
+def with_margin(here: Situation, margin: float, parts: bool) -> Optimum:
+    """The optimum for goals that are tighter by this margin; the setting of the greatest score where there is none."""
+    goals = tuple(tightened(goal, margin) for goal in here.goals)
+    return oracle.best(replace(here, goals=goals), parts=parts)
+
+
+def points(scenario: Scenario, margin: float, optima: Mapping[str, Optimum]) -> list[dict[str, object]]:
+    """What ORACLE with this margin misses and brings in this scenario, at once and late."""
+    own = dict(optima)
+    if margin > 0.0:
+        for key, here in measure.situations(scenario).items():
+            own[key] = with_margin(here, margin, scenario.partition)
+    found: list[dict[str, object]] = []
+    for late in (False, True):
+        runs = [
+            measure.measure(
+                run(scenario, held.HeldPolicy(scenario, own, late=late), held.PERIOD_S, seed), optima
+            )
+            for seed in range(SEEDS)
+        ]
+        missed_s = statistics.fmean(r.excess_s for r in runs)
+        good = statistics.fmean(r.good_of_oracle for r in runs)
+        found.append(
+            {"scenario": scenario.name, "margin": margin, "late": late, "missed_s": missed_s, "good": good}
+        )
+    return found
+
+
+def least_missed(known: Iterable[Point], wanted: float) -> tuple[float, float] | None:
+    """The least sum of seconds missed at this mean of batch's work, each scenario at the best of its margins.
+
+    By Lagrange's multipliers, so it may be a little more than the very least. None: no choice brings so much.
+    """
+    by_scenario: dict[str, list[Point]] = {}
+    for point in known:
+        by_scenario.setdefault(point.scenario, []).append(point)
+    best: tuple[float, float] | None = None
+    for step in range(2000):
+        price_s = step / 4.0
+        chosen = [min(some, key=lambda p: p.missed_s - price_s * p.good) for some in by_scenario.values()]
+        missed_s, good = sum(p.missed_s for p in chosen), statistics.fmean(p.good for p in chosen)
+        if good >= wanted and (best is None or missed_s < best[0]):
+            best = missed_s, good
+    return best
+
+
+def table(known: Sequence[Point], wanted: float = WANTED) -> str:
+    """The table in Markdown."""
+    lines = [
+        "| margin | at once: missed | batch | a second late: missed | batch |",
+        "| ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for margin in sorted({p.margin for p in known}):
+        cells = [f"{margin:.0%}"]
+        for late in (False, True):
+            some = [p for p in known if p.margin == margin and p.late is late]
+            cells += [
+                f"{sum(p.missed_s for p in some):.0f} s",
+                f"{statistics.fmean(p.good for p in some):.0%}",
+            ]
+        lines.append("| " + " | ".join(cells) + " |")
+    cells = [f"the best for each scenario, at {wanted:.0%}"]
+    for late in (False, True):
+        best = least_missed([p for p in known if p.late is late], wanted)
+        cells += [f"{best[0]:.0f} s", f"{best[1]:.1%}"] if best is not None else ["-", "not reached"]
+    return "\n".join([*lines, "| " + " | ".join(cells) + " |"])
+
+
+def chosen_scenarios(optima: Mapping[str, object]) -> list[Scenario]:
+    """Those with batch and targets that can be met, whose optimum is exact."""
+    found = []
+    for scenario in scenarios.standard():
+        known = [Optimum(**optima[k]) for k in measure.situations(scenario) if k in optima]  # type: ignore[arg-type]
+        if scenario.batch and known and all(o.feasible for o in known) and len(scenario.actors) < _BIG:
+            found.append(scenario)
+    return found
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(
+        prog="tools.bench.policies.frontier", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("out/policies"), help="folder of a bench that has run"
+    )
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
+    options = parser.parse_args()
+    optima = results.Lines(options.out / "optima.jsonl", results.code_digest(physics_only=True)).known
+    if not optima:
+        parser.error(
+            f"{options.out}/optima.jsonl holds no optima of this code: run tools.bench.policies first"
+        )
+    kept = results.Lines(options.out / "frontier.jsonl", results.code_digest())
+    tasks = []
+    for scenario in chosen_scenarios(optima):
+        own = {k: Optimum(**optima[k]) for k in measure.situations(scenario) if k in optima}
+        for margin in MARGINS:
+            key = f"{scenario.name}|{margin}"
+            if key not in kept.known:
+                tasks.append(Task(key, points, (scenario, margin, own), float(len(scenario.actors) ** 2)))
+    progress = Progress()
+    with ProcessPoolExecutor(options.jobs) as pool:
+        work(pool, "frontier", kept, tasks, progress)
+    known = [Point(**p) for some in kept.known.values() for p in some]
+    print(table(known))
+    for key, why in progress.failed:
+        print(f"could not be computed: {key}: {why}")
+    return 1 if progress.failed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
