@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -42,10 +43,10 @@ def readings(
 
 
 def test_what_is_flat_passes_and_what_grows_does_not() -> None:
-    flat = judge(readings(1500), 600.0, 16 * MIB)
+    flat = judge(readings(1500), 600.0, 16 * MIB, 10)
     assert flat.passed
     assert "passed" in report("real", flat, 100, 10.0, 1500.0)
-    grown = judge(readings(1500, growth_per_h=4 * MIB), 600.0, 16 * MIB)
+    grown = judge(readings(1500, growth_per_h=4 * MIB), 600.0, 16 * MIB, 10)
     assert [one.name for one in grown.trends if one.grows()] == ["rss_bytes"]
     assert not grown.passed
     assert "| rss MiB |" in (text := report("real", grown, 100, 10.0, 1500.0))
@@ -55,15 +56,30 @@ def test_what_is_flat_passes_and_what_grows_does_not() -> None:
 def test_a_limit_that_was_ever_exceeded_fails() -> None:
     found = readings(1500)
     found[3] = readings(20, journal_bytes=JOURNAL_BYTES + 1)[3]
-    verdict = judge(found, 600.0, 16 * MIB)
+    verdict = judge(found, 600.0, 16 * MIB, 10)
     assert [bound.name for bound in verdict.bounds if not bound.holds] == ["journal_bytes"]
     assert not verdict.passed
     assert "EXCEEDED" in report("real", verdict, 100, 10.0, 1500.0)
 
 
+def test_models_of_who_has_gone_fill_up_to_a_limit_and_no_further() -> None:
+    filling = [
+        replace(r, state_files=min(15 + n // 8, 50), other_bytes=0.02 * MIB * min(15 + n // 8, 50))
+        for n, r in enumerate(readings(1500))
+    ]
+    assert judge(filling, 600.0, 16 * MIB, 10).passed
+    endless = [replace(r, state_files=15 + n // 3) for n, r in enumerate(filling)]
+    verdict = judge(endless, 600.0, 16 * MIB, 10)
+    assert [bound.name for bound in verdict.bounds if not bound.holds] == ["state_files"]
+    growing = [replace(r, other_bytes=r.other_bytes * (1 + n / 300.0)) for n, r in enumerate(filling)]
+    assert [one.name for one in judge(growing, 600.0, 16 * MIB, 10).trends if one.grows()] == [
+        "mean_file_bytes"
+    ]
+
+
 def test_the_warm_up_is_counted_in_what_came_and_went() -> None:
     with pytest.raises(ValueError, match="no trend"):
-        judge(readings(1500, late=0.3), 600.0, 16 * MIB)
+        judge(readings(1500, late=0.3), 600.0, 16 * MIB, 10)
 
 
 def test_a_single_step_is_no_slope_and_a_ramp_is_one() -> None:

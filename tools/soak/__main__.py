@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from perphd.domain.units import parse_size_bytes
-from tools.soak import real, simulated
+from tools.soak import churn, real, simulated
 from tools.soak.meter import Reading
 from tools.soak.verdict import judge, report, warm_up_s
 
@@ -40,7 +40,9 @@ def main() -> int:
             print(f"soak: {exc}", file=sys.stderr)
             return 1
     readings = [Reading(**json.loads(line)) for line in path.read_text().splitlines()]
-    verdict = judge(readings, warm_up_s(options.workloads, options.churn), parse_size_bytes(options.store))
+    lras = sum(map(churn.is_lra, range(options.workloads)))
+    skip_s = warm_up_s(options.workloads, options.churn)
+    verdict = judge(readings, skip_s, parse_size_bytes(options.store), lras)
     text = report(options.what, verdict, options.workloads, options.rate, readings[-1].at_s)
     (options.out / f"{options.what}.md").write_text(text)
     print(text)

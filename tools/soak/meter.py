@@ -37,6 +37,11 @@ class Reading:
     state_files: float
     aside_files: float
 
+    @property
+    def mean_file_bytes(self) -> float:
+        """Of a file of the state directory that is neither journal nor store nor put aside: mostly models."""
+        return self.other_bytes / max(self.state_files, 1.0)
+
 
 def read(pid: int, state: Path, at_s: float, churned_s: float, blocks: float) -> Reading:
     """Look at a process and its state directory now. Raises OSError when the process has ended."""

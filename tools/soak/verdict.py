@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from perphd.predictor.files import KEPT_ASIDE
+from perphd.predictor.files import KEPT_ASIDE, KEPT_GONE
 from tools.soak import churn
 from tools.soak.meter import Reading
 from tools.soak.trend import BLOCKS, CONFIDENCE, Trend, trend
@@ -16,13 +16,15 @@ LIVES: Final = 6.0
 """So many mean lives of a workload do not count: then hardly one in 400 of those that are there was there at the start,
 and what is remembered of each (256 decisions, 1024 samples for rebuilds: full within a life at 10 Hz) and the most that
 the allocators ever needed at a time are what they will be."""
-FLAT: Final = ("open_fds", "rss_bytes", "blocks", "threads", "other_bytes", "state_files")
+FLAT: Final = ("open_fds", "rss_bytes", "blocks", "threads", "mean_file_bytes")
 """What must not grow; and CPU."""
 _MIB: Final = 1 << 20
 JOURNAL_BYTES: Final = 1.25 * _MIB
 """It is written anew above 1 MiB; one transaction about 100 workloads is up to 0.2 MiB."""
 LOG_BYTES: Final = 10 * _MIB
 """SQLite's log beside the store: 8 MiB, and what is on its way."""
+FILES_OF_ITS_OWN: Final = 12
+"""Of the state directory, what is no model: journal and copy, store and log, locks, what is just being written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +60,14 @@ def warm_up_s(places: int, per_s: float) -> float:
     return LIVES * churn.mean_life_s(places, per_s)
 
 
-def judge(readings: Sequence[Reading], skip_s: float, store_bytes: int) -> Verdict:
-    """The verdict on these readings. ``skip_s``: warm-up; ``store_bytes``: limit of the store.
+def most_files(lras: int) -> int:
+    """Files that the state directory may hold without what was put aside, with so many LRAs: two models of each, and
+    one of each of the applications that have gone, of which so many are kept."""
+    return 2 * lras + KEPT_GONE + FILES_OF_ITS_OWN
+
+
+def judge(readings: Sequence[Reading], skip_s: float, store_bytes: int, lras: int) -> Verdict:
+    """The verdict on these readings. ``skip_s``: warm-up; ``store_bytes``: limit of the store; ``lras``: how many.
 
     Raises:
         ValueError: fewer than four readings after the warm-up.
@@ -73,6 +81,7 @@ def judge(readings: Sequence[Reading], skip_s: float, store_bytes: int) -> Verdi
         ("journal_bytes", JOURNAL_BYTES),
         ("store_bytes", store_bytes + LOG_BYTES),
         ("aside_files", KEPT_ASIDE),
+        ("state_files", most_files(lras)),
     )
     return Verdict(
         skip_s,
