@@ -39,6 +39,8 @@ def status_parts(status: AgentStatus) -> list[Part]:
             parts.append(text(*reasons))
     if batch:
         parts.append(table("", _BATCH_HEADS, [_batch_row(item, status) for item in batch], right=range(2, 6)))
+        if tried := [line for item in batch for line in _tried(item)]:
+            parts.append(text(*tried))
     if not status.workloads:
         parts.append(
             text("No workload is declared: perphctl lra add NAME CGROUP, perphctl batch add NAME CGROUP")
@@ -249,6 +251,13 @@ def _why(item: WorkloadStatus) -> list[Cell]:
     if item.outcome is not None:
         lines.append(Styled(f"{' ' * len(item.spec.name)}  last outcome: {item.outcome.text}", "dim"))
     return lines
+
+
+def _tried(item: WorkloadStatus) -> list[Cell]:
+    """What was last tried with a batch job for the sake of all of batch."""
+    if not item.present or item.outcome is None:
+        return []
+    return [Styled(f"{item.spec.name}: {item.outcome.text}", "dim")]
 
 
 _WANTED = frozenset({"cpus", "cpu_weight", "memory_low_bytes", "memory_high_bytes"})

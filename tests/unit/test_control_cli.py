@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 import os
@@ -25,7 +26,7 @@ from perphd.control.render_model import BAR, bar
 from perphd.control.table import Styled, plain, table, text
 from perphd.control.top import score, spark
 from perphd.domain.allocation import UNTOUCHED
-from perphd.domain.decision import Action
+from perphd.domain.decision import Action, Outcome
 from perphd.domain.errors import Denied, ParseError, PerphError
 from perphd.domain.reading import Unavailable
 from perphd.isolation.restore import FileReport, RestoreReport
@@ -354,6 +355,19 @@ def test_status_for_people(served: Served):
     assert "! the store was damaged" in shown
     assert "! pi cpu_weight cannot be set here: no cpu controller" in shown
     assert "! pi memory_high_bytes: it works with 3 GiB" in shown
+
+
+def test_status_says_what_was_tried_with_a_batch_job(served: Served):
+    status = served.agent.status()
+    none = Unavailable("batch has no target")
+    tried = Outcome(
+        99.0, "pi", 90.0, none, none, True, "the least of the cache as a trial: pi -2%, sort +40%; kept"
+    )
+    workloads = tuple(
+        dataclasses.replace(w, outcome=tried) if w.spec.name == "pi" else w for w in status.workloads
+    )
+    shown = plain(status_parts(dataclasses.replace(status, workloads=workloads)))
+    assert "pi: the least of the cache as a trial: pi -2%, sort +40%; kept" in shown
 
 
 def test_status_of_an_empty_daemon(served: Served):
