@@ -49,6 +49,8 @@ class PerphPolicy:
         """Decide for every LRA, reconcile all protections into settings, then see which batch streams."""
         memory = snapshot.memory if isinstance(snapshot.memory, PerphMemory) else PerphMemory()
         target = self._for_lras(snapshot, memory)
+        if not target.decisions:
+            return target  # without an LRA nothing is done for batch's sake either
         step = streaming.advance(
             memory.streaming, snapshot, target.settings, _are_well(target.decisions), self._settings
         )

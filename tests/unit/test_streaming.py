@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.admission import batch_rates
+from perphd.admission.perph import PerphPolicy
 from perphd.admission.settings import PolicySettings
 from perphd.admission.streaming import Streaming, advance
 from perphd.domain.allocation import KEEP, Settings
@@ -226,6 +227,18 @@ def test_where_it_cannot_be_set_or_seen_nothing_is_done():
         world.step(60)
         assert world.outcomes == []
         assert all(world.in_force[n] == world.given.get(n, Settings()) for n in world.in_force)
+
+
+def test_the_policy_does_nothing_for_batch_where_no_lra_is_declared() -> None:
+    world, policy, memory = Jobs(), PerphPolicy(), None
+    for tick in range(60):
+        world.now_s += 1.0
+        host = HostView(topology(8), llc_ways=WAYS)
+        views = tuple(world.view(name) for name in world.names)
+        target = policy.decide(Snapshot(tick, world.now_s, 1.0, host, views, memory))
+        memory = target.memory
+        assert all(settings == Settings() for settings in target.settings.values())
+        assert target.outcomes == ()
 
 
 def test_it_stays_within_what_batch_may_use():
