@@ -67,6 +67,11 @@ class Jobs:
         masks = {n: s.llc_masks for n, s in self.in_force.items() if n != "db"}
         return {n for n, m in masks.items() if m is not KEEP and m[0][1].bit_count() == 1}
 
+    def until_tried(self) -> None:
+        """Ticks until a trial is under way."""
+        while self.state.trial is None:
+            self.step(1)
+
     def view(self, name: str) -> WorkloadView:
         """One job as it is now."""
         rate = self.truth(name, frozenset(self.confined)) * (1.0 + self.random.gauss(0.0, self.noise))
@@ -156,8 +161,7 @@ def test_nothing_is_tried_while_an_lra_is_below_its_target_and_a_trial_ends_when
     assert world.confined == set()
     assert world.outcomes == []
     world.well = True
-    while world.state.trial is None:
-        world.step(1)
+    world.until_tried()
     world.well = False
     world.step(1)
     assert world.confined == set()
@@ -170,8 +174,7 @@ def test_nothing_is_tried_while_an_lra_is_below_its_target_and_a_trial_ends_when
 
 def test_what_an_lra_gets_meanwhile_voids_the_trial_and_is_not_held_against_the_job():
     world = Jobs()
-    while world.state.trial is None:
-        world.step(1)
+    world.until_tried()
     world.given = {"stream": Settings(cpus=CpuSet.of([7])), "thrash": Settings(cpus=CpuSet.of([7]))}
     world.step(1)
     assert world.state.trial is None
