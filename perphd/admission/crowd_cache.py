@@ -40,7 +40,8 @@ FAR_BELOW: Final = 0.7
 WORTH: Final = 0.01
 """What batch must gain by a step back, as a share of its instructions per second, or it is no use to it."""
 NO_USE_TIMES: Final = 10
-"""What is no use to batch is not tried again for so many times as long as what somebody missed."""
+"""What is no use to batch is tried again after so many times the delay that what somebody missed begins with: programs
+change."""
 _ENOUGH_SAMPLES: Final = 3
 _MOST_BANS: Final = 8
 
@@ -198,7 +199,7 @@ class CacheTurn:
             gained = changes(self.state.before, self.state.rates)
             if gained and fmean(gained.values()) < WORTH:
                 # No use to batch, and perhaps some day to an LRA.
-                self._ban(self.state.ways, self.state.pct, NO_USE_TIMES)
+                self._bar(self.state.ways, self.state.pct, NO_USE_TIMES * self.settings.regret_s, 1)
                 self.state = replace(self.state, ways=before[0], pct=before[1])
             self.state = replace(self.state, loosened=None)
         return short
@@ -226,13 +227,16 @@ class CacheTurn:
                 return True
         return False
 
-    def _ban(self, ways: int, pct: int, times_as_long: int = 1) -> None:
-        """So little protection was not enough, or no use to batch."""
+    def _ban(self, ways: int, pct: int) -> None:
+        """So little protection was not enough."""
         alike = [b for b in self.state.bans if (b.ways, b.pct) == (ways, pct)]
         times = 1 + max((b.times for b in alike), default=0)
-        until_s = self.now_s + times_as_long * doubled_s(self.settings.regret_s, times - 1)
-        others = tuple(b for b in self.state.bans if b not in alike)[-_MOST_BANS:]
-        self.state = replace(self.state, bans=(*others, Ban(ways, pct, until_s, times)))
+        self._bar(ways, pct, doubled_s(self.settings.regret_s, times - 1), times)
+
+    def _bar(self, ways: int, pct: int, wait_s: float, times: int) -> None:
+        """So little protection is not tried for a while."""
+        others = tuple(b for b in self.state.bans if (b.ways, b.pct) != (ways, pct))[-_MOST_BANS:]
+        self.state = replace(self.state, bans=(*others, Ban(ways, pct, self.now_s + wait_s, times)))
 
     def _allocation(self) -> Allocation:
         cores = max(1, len(self.host.topology.usable_cores))

@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.test_policy_bench_floor import stepped
-from tools.bench.policies import frontier, measure, oracle
+from perphd.domain.allocation import UNTOUCHED, Settings
+from tests.unit.test_policy_bench_floor import PAIR, SMALL, stepped
+from tools.bench.policies import enough, frontier, measure, oracle, scenarios
 from tools.bench.policies.frontier import Point, least_missed, table, tightened
-from tools.bench.policies.scene import Goal
+from tools.bench.policies.scene import Goal, Scenario
 
 WHOLE = st.floats(1e-3, 1e6)
 
@@ -24,7 +25,8 @@ def test_a_tighter_goal_is_met_with_the_margin(p95_ms, rate, most_ms, least, mar
 
 def test_what_is_missing_in_a_goal_stays_missing():
     assert tightened(None, 0.1) is None
-    assert tightened(Goal(min_work_per_s=100.0), 0.1) == Goal(min_work_per_s=pytest.approx(110.0))
+    tight = tightened(Goal(min_work_per_s=100.0), 0.25)
+    assert tight == Goal(min_work_per_s=125.0)
 
 
 def test_a_margin_misses_less_and_leaves_batch_less():
@@ -54,3 +56,20 @@ def test_the_best_of_each_scenario_is_chosen_together():
     assert least_missed(known, 0.95) == (3.0, 0.95)
     assert least_missed(known, 0.99) == (12.0, 1.0)
     assert least_missed(known, 1.01) is None
+
+
+def test_a_job_kept_to_less_for_batchs_sake_is_no_step_of_anybodys_protection():
+    actors = (*PAIR, scenarios.batch("batch-stream", threads=4), scenarios.batch("batch-thrash", threads=4))
+    here = measure.situation_at(Scenario("two", "test", "", SMALL, actors, 10.0), 1.0)
+    row = {work.name: UNTOUCHED for work in here.works}
+    row["batch-stream"] = Settings(llc_masks=((0, 1),))
+    found = list(enough._ways(here, SMALL.topology(), row, ["batch-stream", "batch-thrash"]))
+    assert [(v.less, v.step) for v in found] == [(False, "batch has 3")]
+    assert found[0].row["batch-stream"] == row["batch-stream"]
+    protected = row | {"batch-thrash": Settings(llc_masks=((0, 0b1100),))}
+    steps = {
+        v.less: v.row
+        for v in enough._ways(here, SMALL.topology(), protected, ["batch-stream", "batch-thrash"])
+    }
+    assert steps[True]["batch-thrash"].llc_masks == ((0, 0b1110),)
+    assert steps[False]["batch-thrash"].llc_masks == ((0, 0b1000),)

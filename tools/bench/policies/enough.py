@@ -245,14 +245,20 @@ def _word(weight: Weight) -> str:
 
 
 def _ways(here: Situation, topology: Topology, row: Row, batch: list[str]) -> Iterable[_Variant]:
-    now, ways = row[batch[0]].llc_masks, here.machine.llc_ways
-    count = ways if now is KEEP else now[0][1].bit_count()
+    ways = here.machine.llc_ways
+    has = {name: _ways_of(row[name], ways) for name in batch}
+    # A job that is kept to less than the others is so for batch's sake: that protects no LRA.
+    count = max(has.values())
     domains = [d.domain for d in topology.l3_domains]
     for less, other in ((True, count + 1), (False, count - 1)):
         if 1 <= other <= ways:
             masks = tuple((d, batch_mask(other, ways)) for d in domains)
-            changed = row | {name: replace(row[name], llc_masks=masks) for name in batch}
+            changed = row | {n: replace(row[n], llc_masks=masks) for n in batch if has[n] == count}
             yield _Variant("cache ways", "", less, f"batch has {count}", f"batch has {other}", changed)
+
+
+def _ways_of(settings: Settings, ways: int) -> int:
+    return ways if settings.llc_masks is KEEP else settings.llc_masks[0][1].bit_count()
 
 
 def _throttles(here: Situation, topology: Topology, row: Row, batch: list[str]) -> Iterable[_Variant]:
