@@ -11,7 +11,8 @@ from perphd.host.fs import KernelFs, read_text
 from perphd.host.systemd import is_systemd
 
 OWN_CGROUPS: Final = "/proc/self/cgroup"
-PATIENCE_S: Final = 3.0
+PATIENCE_S: Final = 8.0
+"""A host where everything waits is no reason to give everything back over a restart; stopping may take longer than this."""
 
 
 def own_unit(fs: KernelFs) -> str:
