@@ -12,7 +12,7 @@ from perphd.host.systemd import is_systemd
 
 OWN_CGROUPS: Final = "/proc/self/cgroup"
 PATIENCE_S: Final = 8.0
-"""A host where everything waits is no reason to give everything back over a restart; stopping may take longer than this."""
+"""A host where everything waits is no reason to give everything back over a restart."""
 
 
 def own_unit(fs: KernelFs) -> str:
