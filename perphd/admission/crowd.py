@@ -467,7 +467,6 @@ class CrowdTick:
             chosen = Allocation(grant, self._memory(look), *cache)
             protections[name] = chosen
             decisions.append(crowd_records.record(self.snapshot, look, move, chosen))
-        self.cache.note(left)
         crowd = replace(
             self.crowd,
             members=self.members,

@@ -9,12 +9,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Final
 
 from perphd.admission import ladder
 from perphd.admission.backoff import doubled_s
-from perphd.admission.batch_rates import Rates, batch_rates, changes
 from perphd.admission.member import HELPED, Look, Member, is_short
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
@@ -37,11 +35,6 @@ RECENT: Final = 3
 """Samples that tell how it is by now: caches fill and empty for seconds."""
 FAR_BELOW: Final = 0.7
 """One sample below this is enough to take back what was given back last."""
-WORTH: Final = 0.01
-"""What batch must gain by a step back, as a share of its instructions per second, or it is no use to it."""
-NO_USE_TIMES: Final = 10
-"""What is no use to batch is tried again after so many times the delay that what somebody missed begins with: programs
-change."""
 _ENOUGH_SAMPLES: Final = 3
 _MOST_BANS: Final = 8
 
@@ -70,17 +63,13 @@ class Tightened:
 class CacheState:
     """What is in force and on trial. ``ways``: those that batch may not use; ``pct``: throttle of its bandwidth.
 
-    ``loosened``: (ways, pct) before batch got something back at ``loosened_s``, while that is on trial, and ``before``
-    batch's rates until then. ``rates``: batch's latest, with ``cores``, ``ways`` and ``pct`` as they are.
+    ``loosened``: (ways, pct) before batch got something back at ``loosened_s``, while that is on trial.
     """
 
     ways: int = 0
     pct: int = 100
     loosened: tuple[int, int] | None = None
     loosened_s: float = 0.0
-    before: tuple[Rates, ...] = ()
-    rates: tuple[Rates, ...] = ()
-    cores: int = 0
     tightened: Tightened | None = None
     bans: tuple[Ban, ...] = ()
 
@@ -94,18 +83,11 @@ class CacheTurn:
         self.settings, self.host, self.now_s = settings, snapshot.host, snapshot.at_s
         self.before, self.state = before, before
         self.giving = tuple(giving)
-        self.rates = batch_rates(snapshot)
 
     @property
     def moved(self) -> bool:
         """True if something changes this tick."""
         return (self.state.ways, self.state.pct) != (self.before.ways, self.before.pct)
-
-    def note(self, cores: int) -> None:
-        """At the end of a tick: what batch got done counts while it has the same cores, ways and bandwidth."""
-        same = not self.moved and cores == self.state.cores
-        rates = (*self.state.rates, self.rates)[-RECENT:] if same else ()
-        self.state = replace(self.state, rates=rates, cores=cores)
 
     def begin(self) -> None:
         """Half of the cache, and what throttles hardly anybody: what of it is not needed is given back."""
@@ -196,20 +178,16 @@ class CacheTurn:
             self._ban(self.state.ways, self.state.pct)
             self.state = replace(self.state, ways=before[0], pct=before[1], loosened=None)
         elif due:
-            gained = changes(self.state.before, self.state.rates)
-            if gained and fmean(gained.values()) < WORTH:
-                # No use to batch, and perhaps some day to an LRA.
-                self._bar(self.state.ways, self.state.pct, NO_USE_TIMES * self.settings.regret_s, 1)
-                self.state = replace(self.state, ways=before[0], pct=before[1])
             self.state = replace(self.state, loosened=None)
         return short
 
     def loosen(self, members: Mapping[str, Member]) -> bool:
         """A step back to batch where everybody has had room for a while; True if there is one."""
         state = self.state
-        if self.moved or state.loosened is not None or not members or len(state.rates) < RECENT:
+        if self.moved or state.loosened is not None or not members:
             return False
         judged = [m for m in members.values() if m.unknown_since_s is None] or list(members.values())
+        # Caches fill for seconds: the latest samples tell how it is by now.
         rooms = [min(m.room, mean(m.rooms[-RECENT:])) if m.rooms else math.nan for m in judged]
         calm = [m.calm_since_s if r >= ROOM else None for m, r in zip(judged, rooms, strict=True)]
         if any(since_s is None or self.now_s - since_s < self.settings.shrink_after_s for since_s in calm):
@@ -221,9 +199,7 @@ class CacheTurn:
             banned = any(b.until_s > self.now_s and ways <= b.ways and pct >= b.pct for b in state.bans)
             if (ways, pct) != (state.ways, state.pct) and not banned:
                 loosened = state.ways, state.pct
-                self.state = replace(
-                    state, ways=ways, pct=pct, loosened=loosened, loosened_s=self.now_s, before=state.rates
-                )
+                self.state = replace(state, ways=ways, pct=pct, loosened=loosened, loosened_s=self.now_s)
                 return True
         return False
 
@@ -231,12 +207,9 @@ class CacheTurn:
         """So little protection was not enough."""
         alike = [b for b in self.state.bans if (b.ways, b.pct) == (ways, pct)]
         times = 1 + max((b.times for b in alike), default=0)
-        self._bar(ways, pct, doubled_s(self.settings.regret_s, times - 1), times)
-
-    def _bar(self, ways: int, pct: int, wait_s: float, times: int) -> None:
-        """So little protection is not tried for a while."""
-        others = tuple(b for b in self.state.bans if (b.ways, b.pct) != (ways, pct))[-_MOST_BANS:]
-        self.state = replace(self.state, bans=(*others, Ban(ways, pct, self.now_s + wait_s, times)))
+        until_s = self.now_s + doubled_s(self.settings.regret_s, times - 1)
+        others = tuple(b for b in self.state.bans if b not in alike)[-_MOST_BANS:]
+        self.state = replace(self.state, bans=(*others, Ban(ways, pct, until_s, times)))
 
     def _allocation(self) -> Allocation:
         cores = max(1, len(self.host.topology.usable_cores))

@@ -6,7 +6,7 @@ into trouble are given cores of their own, and then decided for together (``crow
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from perphd.admission import arbiter, streaming
@@ -14,11 +14,12 @@ from perphd.admission.context import batches, lras
 from perphd.admission.crowd import CrowdTick
 from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble, sharing_again
 from perphd.admission.settings import PolicySettings, settings_for
-from perphd.admission.streaming import Streaming
+from perphd.admission.streaming import Lras, Streaming
 from perphd.admission.turn import LraState, Turn
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action, Decision, Health, Outcome
 from perphd.domain.policy import Snapshot, TargetState
+from perphd.domain.sample import Quality
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +50,8 @@ class PerphPolicy:
         """Decide for every LRA, reconcile all protections into settings, then see which batch streams."""
         memory = snapshot.memory if isinstance(snapshot.memory, PerphMemory) else PerphMemory()
         target = self._for_lras(snapshot, memory)
-        if not target.decisions:
-            return target  # without an LRA nothing is done for batch's sake either
         step = streaming.advance(
-            memory.streaming, snapshot, target.settings, _are_well(target.decisions), self._settings
+            memory.streaming, snapshot, target.settings, _how_lras_fare(snapshot, target), self._settings
         )
         return replace(
             target,
@@ -114,7 +113,12 @@ class PerphPolicy:
         return TargetState(settings, decisions, result.outcomes, PerphMemory(lras_known, result.crowd))
 
 
-def _are_well(decisions: Sequence[Decision]) -> bool:
-    """True if every LRA is on its target and nothing is being done for one of them."""
+def _how_lras_fare(snapshot: Snapshot, target: TargetState) -> Lras:
+    """Those that are there: one that does not run can neither suffer nor wait for anything."""
+    there = {v.spec.name for v in lras(snapshot) if v.sample is not None and not v.sample.has(Quality.GONE)}
+    decisions = [d for d in target.decisions if d.workload in there]
     good = Health.HEALTHY, Health.OVERPROVISIONED
-    return all(d.verdict.health in good and d.action is Action.HOLD for d in decisions)
+    well = all(d.verdict.health in good and d.action is Action.HOLD for d in decisions)
+    crowd = target.memory.crowd if isinstance(target.memory, PerphMemory) else None
+    calm = crowd is None or (crowd.cache.loosened is None and crowd.cache.tightened is None)
+    return Lras(there=bool(decisions), well=well, calm=calm)

@@ -1,14 +1,15 @@
 """Batch that streams: a job that fills the cache with what it never asks for again gets the least of it.
 
 Where several batch jobs share the cache, one that streams through memory wins nothing there and turns the others' data
-out, an LRA's as well. Which one that is cannot be told from its misses alone, so it is tried: the job that misses most
-is kept to the smallest mask that the kernel takes, everybody else stays as they are, and the instructions per second
-of all batch jobs before and after decide. It stays so if batch as a whole clearly gets more done (in the mean of the
-logarithms, so that no job's unit counts for more) and the job itself loses next to nothing; it is tried again without
-from time to time, because programs change.
+out, an LRA's as well. Which one that is cannot be told from its misses alone, so it is tried: of the jobs that perphd
+may set, the one that misses most is kept to the smallest mask that the kernel takes, everybody else stays as they are,
+and the instructions per second of all those jobs before and after decide. It stays so if together they clearly get more
+done (in the mean of the logarithms, so that no job's unit counts for more) and the job itself loses next to nothing.
+From time to time it is tried again without, because programs change.
 
-Nothing is taken from an LRA, nothing is tried while one of them is below its target, and nothing that was just changed
-for an LRA is disturbed. A tick is one pass over values: ``Streaming`` goes in and comes out.
+Nothing is taken from an LRA. Nothing is tried while one that is there is below its target or something is being done
+for it; a trial ends when that begins, and so does what was kept just before. A tick is one pass over values:
+``Streaming`` goes in and comes out.
 """
 
 from __future__ import annotations
@@ -27,18 +28,23 @@ from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.decision import Outcome
 from perphd.domain.policy import HostView, Snapshot, WorkloadView
 from perphd.domain.reading import Reading, Unavailable, available, value_or
-from perphd.domain.sample import Quality
+from perphd.domain.sample import Quality, is_short
 
 BEFORE: Final = 4
 """Samples under the same settings, all LRAs well, before anything is tried."""
-AFTER_LEAST: Final = 2
+AFTER_LEAST: Final = 3
 AFTER: Final = 5
 """Samples by which a trial is judged: where they are clear, and at most."""
+PATIENCE: Final = 3
+"""After so many times the samples that it needs, a trial that could not be judged is over."""
 MOST_RATES: Final = 12
 MUCH: Final = 0.1
 """Share of batch's cache misses that a job must have to be tried: others have nothing to win from it."""
 CERTAIN: Final = 2.0
 """Standard errors that a gain must exceed."""
+LEAST_CLASSES: Final = 4
+"""CLOSIDs from which one is spent on this: the default one, batch's where an LRA needs the cache, this, a spare one."""
+NOT_MEANWHILE: Final = "an LRA was not on its target meanwhile, or something was done for one"
 
 InForce = tuple[tuple[str, Settings], ...]
 
@@ -55,11 +61,15 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """This job is not tried again until then; so many trials in a row have come to the same."""
+    """This job is not tried again until then.
+
+    ``times``: so many trials in a row have come to the same; ``voids``: so many in a row could not be judged.
+    """
 
     name: str
     until_s: float
     times: int = 0
+    voids: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +77,7 @@ class Streaming:
     """What is remembered. ``confined``: jobs kept to the least cache; ``rates``: of the samples since the last change.
 
     ``around``: what is in force for everybody, but for this; ``since_s``: since when it is so, and this as well.
-    ``lone_since_s``: since when there are not two jobs that could gain.
+    ``lone_since_s``: since when nobody is there who could gain, or no LRA. ``last``: the last trial that was kept.
     """
 
     confined: tuple[str, ...] = ()
@@ -77,6 +87,16 @@ class Streaming:
     around: InForce = ()
     since_s: float = 0.0
     lone_since_s: float | None = None
+    last: Trial | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Lras:
+    """How the LRAs that are there fare. ``well``: all are on target, nothing is done for one; ``calm``: nor judged."""
+
+    there: bool
+    well: bool
+    calm: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +112,7 @@ def advance(
     before: Streaming,
     snapshot: Snapshot,
     settings: Mapping[str, Settings],
-    well: bool,
+    lras: Lras,
     policy: PolicySettings,
 ) -> Step:
     """One tick.
@@ -101,136 +121,198 @@ def advance(
         before: what was remembered.
         snapshot: the host now.
         settings: what has been decided for everybody.
-        well: every LRA can be judged and is on its target.
+        lras: how the LRAs fare.
         policy: thresholds and delays.
     """
     if not policy.confine_streaming:
         return Step(Streaming(), settings)
-    jobs = {v.spec.name: v for v in batches(snapshot) if _can(v, snapshot.host, settings)}
-    busy = tuple(name for name, view in jobs.items() if is_busy(view))
-    there = {view.spec.name for view in batches(snapshot)}
-    now = replace(
-        before,
-        confined=tuple(n for n in before.confined if n in jobs),
-        settled=tuple(s for s in before.settled if s.name in there),
-    )
-    if now.trial is not None and now.trial.name not in jobs:
-        now = replace(now, trial=None, rates=(), since_s=snapshot.at_s)
-    now, ended = _work(now, snapshot, jobs, busy, settings, well, policy)
+    turn = _Turn(before, snapshot, settings, policy)
+    turn.run(lras)
     in_force = dict(settings)
-    for name in now.confined:
-        in_force[name] = replace(settings[name], llc_masks=_least(snapshot.host, settings[name]))
-    return Step(now, in_force, ended)
+    for name in turn.now.confined:
+        if name in turn.jobs:
+            in_force[name] = replace(settings[name], llc_masks=_least(snapshot.host, settings[name]))
+    return Step(turn.now, in_force, tuple(turn.outcomes))
 
 
-def _work(
-    now: Streaming,
-    snapshot: Snapshot,
-    jobs: Mapping[str, WorkloadView],
-    busy: Sequence[str],
-    settings: Mapping[str, Settings],
-    well: bool,
-    policy: PolicySettings,
-) -> tuple[Streaming, tuple[Outcome, ...]]:
-    at_s = snapshot.at_s
-    if len(busy) < 2:
-        since_s = now.lone_since_s if now.lone_since_s is not None else at_s
-        if at_s - since_s >= policy.release_after_s:
-            return Streaming(settled=now.settled, around=now.around, since_s=at_s, lone_since_s=since_s), ()
-        return replace(_void(now, at_s), lone_since_s=since_s), ()
-    now = replace(now, lone_since_s=None)
-    around = tuple(sorted((name, _caches_and_cores(s)) for name, s in settings.items()))
-    if around != now.around:
-        # What batch has to share has changed: what was measured is of another host.
-        return replace(_void(now, at_s), around=around, since_s=at_s), ()
-    if now.trial is not None and not well:
-        return _decided(now, now.trial, False, at_s, policy), (
-            _outcome(now.trial, at_s, False, "an LRA was not on its target meanwhile"),
+class _Turn:
+    """One tick. Holds the working values of a single decision; never outlives it."""
+
+    def __init__(
+        self, before: Streaming, snapshot: Snapshot, settings: Mapping[str, Settings], policy: PolicySettings
+    ) -> None:
+        self.snapshot, self.settings, self.policy, self.at_s = snapshot, settings, policy, snapshot.at_s
+        there = {view.spec.name for view in batches(snapshot)}
+        self.jobs = {v.spec.name: v for v in batches(snapshot) if _can(v, snapshot.host, settings)}
+        self.busy = tuple(name for name, view in self.jobs.items() if is_busy(view))
+        self.outcomes: list[Outcome] = []
+        # What is confined stays so over a pause in which it cannot be set; who left the list is forgotten.
+        self.now = replace(
+            before,
+            confined=tuple(n for n in before.confined if n in there),
+            settled=tuple(s for s in before.settled if s.name in there),
+            trial=before.trial if before.trial is not None and before.trial.name in there else None,
+            last=before.last if before.last is not None and before.last.name in there else None,
         )
-    if at_s - now.since_s > policy.settle_s + snapshot.period_s * 1.5:  # caches fill for a moment
-        rates = tuple((name, rate_of(jobs[name])) for name in busy)
-        known = now.rates if now.rates and [n for n, _ in now.rates[-1]] == [n for n, _ in rates] else ()
-        now = replace(now, rates=(*known, rates)[-MOST_RATES:])
-    if now.trial is not None:
-        return _judged(now, now.trial, at_s, policy)
-    if not well or len(now.rates) < BEFORE:
-        return now, ()
-    found = _candidate(now, jobs, busy, at_s)
-    if found is None:
-        return now, ()
-    trial = Trial(found, found not in now.confined, at_s, now.rates)
-    return replace(now, trial=trial, confined=_toggled(now, trial), rates=(), since_s=at_s), ()
+
+    def run(self, lras: Lras) -> None:
+        """Judge, let go or try."""
+        if self._is_lone(lras):
+            return
+        around = tuple(sorted((name, _caches_and_cores(s)) for name, s in self.settings.items()))
+        if around != self.now.around:
+            # What batch has to share has changed: what was measured is of another host.
+            self._void("what batch may use has changed meanwhile")
+            self.now = replace(self.now, around=around, rates=(), since_s=self.at_s)
+        elif not lras.well:
+            self._while_unwell()
+        else:
+            self._note_rates()
+            if self.now.trial is not None:
+                self._judge(self.now.trial)
+            elif lras.calm and len(self.now.rates) >= BEFORE:
+                self._try()
+
+    # -- ending ---------------------------------------------------------------------------------------
+
+    def _is_lone(self, lras: Lras) -> bool:
+        """True if nothing is to be done now; with nobody to gain, or no LRA, everybody is let go after a while."""
+        if lras.there and len(self.busy) >= 2:
+            self.now = replace(self.now, lone_since_s=None)
+            return False
+        since_s = self.now.lone_since_s if self.now.lone_since_s is not None else self.at_s
+        self.now = replace(self.now, lone_since_s=since_s, rates=(), since_s=self.at_s)
+        self._void("there was nobody left to compare with")
+        if self.at_s - since_s >= self.policy.release_after_s:
+            why = "no second batch job is busy" if lras.there else "no LRA is there"
+            for name in self.now.confined:
+                self._let_go(name, why)
+        return True
+
+    def _while_unwell(self) -> None:
+        """A trial ends, and so does what was kept just before; what should have been tried anew long ago is let go."""
+        self.now = replace(self.now, rates=(), since_s=self.at_s)
+        last = self.now.last
+        self._void(NOT_MEANWHILE)
+        recent = last is not None and self.at_s - last.at_s <= self.policy.release_after_s
+        if last is not None and recent and last.name in self.now.confined:
+            self._let_go(last.name, NOT_MEANWHILE)
+            self._settle(last.name, self.policy.streaming_recheck_s, voids=0)
+        for name in self.now.confined:
+            known = self._known(name)
+            if known is None or known.until_s + self.policy.streaming_recheck_s < self.at_s:
+                self._let_go(name, "whether it still helps could not be tried for long")
+
+    def _let_go(self, name: str, why: str) -> None:
+        at_s, confined = self.at_s, tuple(n for n in self.now.confined if n != name)
+        self.now = replace(self.now, confined=confined, rates=(), since_s=at_s)
+        text = f"its share of the cache back: {why}"
+        self.outcomes.append(_outcome(name, at_s, at_s, True, text))
+
+    def _void(self, why: str) -> None:
+        """A trial that cannot be judged is undone, and not made again for a while that doubles."""
+        trial = self.now.trial
+        if trial is None:
+            return
+        known = self._known(trial.name)
+        voids = known.voids if known is not None else 0
+        self._undo(trial)
+        self._settle(trial.name, doubled_s(self.policy.release_after_s, voids), voids=voids + 1)
+        self.outcomes.append(
+            _outcome(trial.name, self.at_s, trial.at_s, False, f"{_what(trial)}: {why}; undone")
+        )
+
+    def _undo(self, trial: Trial) -> None:
+        confined = _toggled(self.now.confined, trial.name)
+        self.now = replace(self.now, trial=None, confined=confined, rates=(), since_s=self.at_s)
+
+    def _known(self, name: str) -> Settled | None:
+        return next((s for s in self.now.settled if s.name == name), None)
+
+    def _settle(self, name: str, wait_s: float, *, voids: int, times: int | None = None) -> None:
+        known = self._known(name)
+        times = times if times is not None else known.times if known is not None else 0
+        others = tuple(s for s in self.now.settled if s.name != name)
+        self.now = replace(self.now, settled=(*others, Settled(name, self.at_s + wait_s, times, voids)))
+
+    # -- trying ---------------------------------------------------------------------------------------
+
+    def _note_rates(self) -> None:
+        """What the busy jobs get done, once caches have had a moment to fill; parts of an interval scatter more."""
+        period_s = self.snapshot.period_s
+        if self.at_s - self.now.since_s <= self.policy.settle_s + period_s * 1.5:
+            return
+        samples = [self.jobs[name].sample for name in self.busy]
+        if any(s is not None and is_short(s, period_s) for s in samples):
+            return
+        rates = tuple((name, rate_of(self.jobs[name])) for name in self.busy)
+        known = (
+            self.now.rates if self.now.rates and [n for n, _ in self.now.rates[-1]] == [*self.busy] else ()
+        )
+        self.now = replace(self.now, rates=(*known, rates)[-MOST_RATES:])
+
+    def _try(self) -> None:
+        """Whoever misses most of those that miss much; somebody must be left to gain."""
+        now = self.now
+        waiting = {s.name for s in now.settled if s.until_s > self.at_s}
+        misses = {name: _misses(self.jobs[name]) for name in self.busy}
+        least = MUCH * sum(misses.values())
+        free = [name for name in self.busy if name not in now.confined]
+        for name in sorted(misses, key=lambda n: (-misses[n], n)):
+            if name in waiting or misses[name] <= 0.0:
+                continue
+            if name in now.confined or (misses[name] >= least and len(free) > 1):
+                trial = Trial(name, name not in now.confined, self.at_s, now.rates)
+                confined = _toggled(now.confined, name)
+                self.now = replace(now, trial=trial, confined=confined, rates=(), since_s=self.at_s)
+                return
+
+    def _judge(self, trial: Trial) -> None:
+        rates, policy = self.now.rates, self.policy
+        changed = changes(trial.before, rates)
+        if len(rates) < AFTER_LEAST or not changed:
+            most_s = policy.settle_s + PATIENCE * AFTER * self.snapshot.period_s
+            if self.at_s - trial.at_s > most_s:
+                self._void("other batch jobs came and went meanwhile")
+            return
+        gain = statistics.fmean(changed.values())
+        doubt = CERTAIN * math.hypot(standard_error(trial.before), standard_error(rates))
+        wanted = math.log1p(policy.streaming_gain_pct / 100.0)
+        if trial.confines:
+            good = gain >= max(wanted, doubt)
+            good = good and changed[trial.name] >= math.log1p(-policy.streaming_loss_pct / 100.0)
+            clear = gain - doubt >= wanted or gain + doubt < 0.0
+        else:
+            good = gain > -max(wanted / 2.0, doubt)
+            clear = gain - doubt >= 0.0 or gain + doubt < -wanted
+        if not clear and len(rates) < AFTER:
+            return
+        known = self._known(trial.name)
+        times = known.times + 1 if known is not None and known.voids == 0 and not good else 0
+        self._settle(trial.name, doubled_s(policy.streaming_recheck_s, times), voids=0, times=times)
+        if good:
+            # What was measured under it is what the next trial is compared with.
+            self.now = replace(self.now, trial=None, last=replace(trial, at_s=self.at_s))
+        else:
+            self._undo(trial)
+        told = ", ".join(f"{name} {math.expm1(change):+.0%}" for name, change in sorted(changed.items()))
+        text = f"{_what(trial)}: {told}; {'kept' if good else 'undone'}"
+        self.outcomes.append(_outcome(trial.name, self.at_s, trial.at_s, good, text))
 
 
-def _candidate(
-    now: Streaming, jobs: Mapping[str, WorkloadView], busy: Sequence[str], at_s: float
-) -> str | None:
-    """Who is tried next: of those that miss much, who misses most; somebody must be left to gain."""
-    waiting = {s.name for s in now.settled if s.until_s > at_s}
-    misses = {name: _misses(jobs[name]) for name in busy}
-    total = sum(misses.values())
-    if total <= 0.0:
-        return None
-    free = [name for name in busy if name not in now.confined]
-    open_to = [n for n in busy if n not in waiting and (n in now.confined or misses[n] >= MUCH * total)]
-    open_to = [n for n in open_to if n in now.confined or len(free) > 1]
-    return max(open_to, key=lambda n: (misses[n], n), default=None)
+def _toggled(confined: Sequence[str], name: str) -> tuple[str, ...]:
+    if name in confined:
+        return tuple(n for n in confined if n != name)
+    return tuple(sorted((*confined, name)))
 
 
-def _judged(
-    now: Streaming, trial: Trial, at_s: float, policy: PolicySettings
-) -> tuple[Streaming, tuple[Outcome, ...]]:
-    if len(now.rates) < AFTER_LEAST:
-        return now, ()
-    changed = changes(trial.before, now.rates)
-    if not changed:
-        return _void(now, at_s), ()
-    gain = statistics.fmean(changed.values())
-    doubt = CERTAIN * math.hypot(standard_error(trial.before), standard_error(now.rates))
-    wanted = math.log1p(policy.streaming_gain_pct / 100.0)
-    if trial.confines:
-        good = gain >= max(wanted, doubt)
-        good = good and changed[trial.name] >= math.log1p(-policy.streaming_loss_pct / 100.0)
-        clear = gain - doubt >= wanted or gain + doubt < 0.0
-    else:
-        good = gain > -max(wanted / 2.0, doubt)
-        clear = gain - doubt >= 0.0 or gain + doubt < -wanted
-    if not clear and len(now.rates) < AFTER:
-        return now, ()
-    told = ", ".join(f"{name} {math.expm1(change):+.0%}" for name, change in sorted(changed.items()))
-    return _decided(now, trial, good, at_s, policy), (_outcome(trial, at_s, good, told),)
+def _what(trial: Trial) -> str:
+    return f"{'the least of the cache' if trial.confines else 'its share of the cache back'} as a trial"
 
 
-def _decided(now: Streaming, trial: Trial, good: bool, at_s: float, policy: PolicySettings) -> Streaming:
-    """After a trial: it stands or is undone, and is not made again for a while."""
-    known = next((s for s in now.settled if s.name == trial.name), None)
-    times = known.times + 1 if known is not None and not good else 0
-    wait_s = doubled_s(policy.streaming_recheck_s, times)
-    settled = (*(s for s in now.settled if s.name != trial.name), Settled(trial.name, at_s + wait_s, times))
-    undone = replace(now, trial=None, settled=settled)
-    if good:
-        # What was measured under it is what the next trial is compared with.
-        return undone
-    return replace(undone, confined=_toggled(now, trial), rates=(), since_s=at_s)
-
-
-def _void(now: Streaming, at_s: float) -> Streaming:
-    """A trial that cannot be judged is undone, and nothing is held against it."""
-    confined = now.confined if now.trial is None else _toggled(now, now.trial)
-    return replace(now, trial=None, confined=confined, rates=(), since_s=at_s)
-
-
-def _toggled(now: Streaming, trial: Trial) -> tuple[str, ...]:
-    if trial.name in now.confined:
-        return tuple(n for n in now.confined if n != trial.name)
-    return tuple(sorted((*now.confined, trial.name)))
-
-
-def _outcome(trial: Trial, at_s: float, kept: bool, told: str) -> Outcome:
-    what = "the least of the cache" if trial.confines else "its share of the cache back"
-    text = f"{what} as a trial: {told}; {'kept' if kept else 'undone'}"
+def _outcome(name: str, at_s: float, decided_at_s: float, kept: bool, text: str) -> Outcome:
     none: Reading = Unavailable("batch has no target")
-    return Outcome(at_s, trial.name, trial.at_s, none, none, kept, text)
+    return Outcome(at_s, name, decided_at_s, none, none, kept, text)
 
 
 # -- looking ------------------------------------------------------------------------------------------
@@ -241,6 +323,8 @@ def _can(view: WorkloadView, host: HostView, settings: Mapping[str, Settings]) -
     if view.sample is None or view.sample.has(Quality.GONE) or not view.enforced:
         return False
     if "llc_masks" not in view.enforceable or host.llc_ways <= host.min_cbm_bits:
+        return False
+    if 0 < host.llc_classes < LEAST_CLASSES:
         return False
     masks = settings[view.spec.name].llc_masks
     return masks is KEEP or all(mask.bit_count() > host.min_cbm_bits for _, mask in masks)

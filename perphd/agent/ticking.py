@@ -112,6 +112,7 @@ class Ticking:
                 busy_cores=self._busy_cores,
                 llc_ways=self._state.actuators.llc_ways,
                 min_cbm_bits=self._state.actuators.min_cbm_bits,
+                llc_classes=self._state.actuators.llc_classes,
                 mba_levels_pct=self._state.actuators.mba_levels_pct,
                 network_pct=self._network_pct,
             ),

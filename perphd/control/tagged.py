@@ -10,7 +10,7 @@ import importlib
 import math
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from typing import Any, Final
 
 from perphd.domain.errors import PerphError
@@ -68,12 +68,23 @@ def decode_tagged(data: Any) -> Any:
         # Past __init__: fields that it computes are in the record, too.
         for name, item in data["fields"].items():
             object.__setattr__(result, name, decode_tagged(item))
+        for field in fields(made):
+            if field.name not in data["fields"]:  # younger than the record
+                object.__setattr__(result, field.name, _default(field))
         return result
     for kind, make in _SEQUENCES.items():
         if kind in data:
             items = [decode_tagged(item) for item in data[kind]]
             return deque(items, data.get("most")) if kind == "deque" else make(items)
     raise TaggedError(f"not a recorded value: {str(data)[:80]}")
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default is not MISSING:
+        return field.default
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    raise TaggedError(f"the record lacks {field.name!r}, which has no default")
 
 
 def _name(made: type) -> str:

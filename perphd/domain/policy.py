@@ -103,7 +103,7 @@ class HostView:
     """The host: its topology, how much CPU everybody together used, and the bounds of its actuators.
 
     ``llc_ways`` 0 or ``mba_levels_pct`` empty: that actuator is absent. ``network_pct``: how full the fullest of its
-    links is, in the fuller direction.
+    links is, in the fuller direction. ``llc_classes``: CLOSIDs there are, the default group's with them; 0: not known.
     """
 
     topology: Topology
@@ -112,6 +112,7 @@ class HostView:
     min_cbm_bits: int = 1
     mba_levels_pct: tuple[int, ...] = ()
     network_pct: Reading = NOT_MEASURED
+    llc_classes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

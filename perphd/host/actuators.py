@@ -9,11 +9,15 @@ from rdt import BandwidthUnit, Info
 
 @dataclass(frozen=True, slots=True)
 class Actuators:
-    """``llc_ways`` 0 or ``mba_levels_pct`` empty: that actuator is absent. Levels ascend; 100 is unthrottled."""
+    """``llc_ways`` 0 or ``mba_levels_pct`` empty: that actuator is absent. Levels ascend; 100 is unthrottled.
+
+    ``llc_classes``: CLOSIDs there are, the default group's with them; 0: not known.
+    """
 
     llc_ways: int = 0
     min_cbm_bits: int = 1
     mba_levels_pct: tuple[int, ...] = ()
+    llc_classes: int = 0
 
 
 def actuators(info: Info) -> Actuators:
@@ -30,4 +34,4 @@ def actuators(info: Info) -> Actuators:
     levels: tuple[int, ...] = ()
     if bandwidth is not None and bandwidth.unit is BandwidthUnit.PERCENT:
         levels = tuple(bandwidth.steps())
-    return Actuators(ways, least, levels)
+    return Actuators(ways, least, levels, info.usable_closids)

@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from perphd.admission.egress import EgressRule
+from perphd.admission.perph import PerphMemory
 from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.loop import Agent
@@ -170,3 +171,12 @@ def test_memories_travel_with_their_types():
     for name in ("os:system", "perphd.control.wire:WireError", "perphd.domain.cpuset:nothing"):
         with pytest.raises(TaggedError):
             decode_tagged({"type": name, "fields": {}})
+
+
+def test_a_record_that_is_older_than_a_field_is_read():
+    whole = encode_tagged(PerphMemory())
+    older = {**whole, "fields": {n: v for n, v in whole["fields"].items() if n != "streaming"}}
+    assert decode_tagged(older) == PerphMemory()
+    lame = {"type": "perphd.admission.crowd_cache:Ban", "fields": {"ways": 1}}
+    with pytest.raises(TaggedError, match="lacks 'pct'"):
+        decode_tagged(lame)

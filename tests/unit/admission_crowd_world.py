@@ -55,11 +55,7 @@ class Service:
 
 @dataclass
 class CrowdWorld:
-    """``services`` by name and one batch job that takes what it can.
-
-    ``ways``: of the cache, which batch can be kept out of where there are any; ``way_gain``: what batch gets done more
-    for each (a share), by its counters.
-    """
+    """``services`` by name and one batch job that takes what it can."""
 
     topology: Topology
     services: dict[str, Service]
@@ -68,8 +64,6 @@ class CrowdWorld:
     seed: int = 1
     settings: PolicySettings = field(default_factory=PolicySettings)
     min_cores: float = 1.0
-    ways: int = 0
-    way_gain: float = 0.0
 
     def __post_init__(self) -> None:
         self.policy = PerphPolicy(self.settings)
@@ -90,12 +84,6 @@ class CrowdWorld:
         """Physical cores that it may use."""
         cpus = self.in_force.get(name, Settings()).cpus
         return len(self.topology.usable_cores) if cpus is KEEP else len(cpus) // self.threads
-
-    @property
-    def batch_ways(self) -> int:
-        """Ways that batch may use."""
-        masks = self.in_force.get("pi", Settings()).llc_masks
-        return self.ways if masks is KEEP else masks[0][1].bit_count()
 
     def score(self, name: str) -> float:
         """Noise-free performance over target."""
@@ -128,14 +116,13 @@ class CrowdWorld:
             sample = Sample(
                 "pi", self.now_s, 1.0, cpu_usage_cores=float(self.cores("pi") * self.threads), threads=1000.0,
                 cpu_some_pct=90.0, memory_current_bytes=1 << 28, memory_working_set_bytes=1 << 28,
-                mips=1000.0 * self.cores("pi") * (1.0 + self.way_gain) ** self.batch_ways,
             )  # fmt: skip
             spec = WorkloadSpec("pi", Kind.BATCH, "/pi", min_cores=self.min_cores)
-            knobs = KNOBS | {"llc_masks"} if self.ways else KNOBS
-            views.append(WorkloadView(spec, sample, enforceable=knobs, enforced=True))
+            views.append(WorkloadView(spec, sample, enforceable=KNOBS, enforced=True))
         busy = float(len(self.topology.usable)) if self.batch else 1.0
-        host = HostView(self.topology, busy, llc_ways=self.ways)
-        snapshot = Snapshot(self.tick, self.now_s, 1.0, host, tuple(views), self.memory)
+        snapshot = Snapshot(
+            self.tick, self.now_s, 1.0, HostView(self.topology, busy), tuple(views), self.memory
+        )
         target = self.policy.decide(snapshot)
         self.memory, self.tick = target.memory, self.tick + 1
         self.history.append(target.decisions)

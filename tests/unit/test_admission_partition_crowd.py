@@ -91,15 +91,6 @@ def test_batch_is_never_confined_to_fewer_cores_than_it_was_promised() -> None:
                 assert own or weight_of(world) is IDLE
 
 
-def test_cache_goes_back_to_batch_where_batch_does_something_with_it() -> None:
-    useful = CrowdWorld(machine(1, 12), three(), ways=12, way_gain=0.05)
-    useful.step(200)
-    assert useful.batch_ways == 12
-    useless = CrowdWorld(machine(1, 12), three(), ways=12, way_gain=0.0)
-    useless.step(200)
-    assert useless.batch_ways == 6, "what it begins with"
-
-
 def test_the_more_cores_batch_has_the_surer_must_be_that_one_more_can_be_spared() -> None:
     wanted = [worth_a_trial(cores) for cores in range(129)]
     assert wanted == sorted(wanted)

@@ -56,6 +56,9 @@ def test_the_best_of_each_scenario_is_chosen_together():
     assert least_missed(known, 0.95) == (3.0, 0.95)
     assert least_missed(known, 0.99) == (12.0, 1.0)
     assert least_missed(known, 1.01) is None
+    assert least_missed([], 0.5) is None
+    dear = [Point("a", 0.0, False, 6000.0, 0.95), Point("a", 0.1, False, 0.0, 0.85)]
+    assert least_missed(dear, 0.9) == (6000.0, 0.95)
 
 
 def test_a_job_kept_to_less_for_batchs_sake_is_no_step_of_anybodys_protection():

@@ -35,6 +35,7 @@ def readings(
             journal_bytes=journal_bytes,
             store_bytes=22 * MIB,
             other_bytes=0.3 * MIB,
+            other_files=11,
             state_files=15,
             aside_files=12,
         )
@@ -64,7 +65,12 @@ def test_a_limit_that_was_ever_exceeded_fails() -> None:
 
 def test_models_of_who_has_gone_fill_up_to_a_limit_and_no_further() -> None:
     filling = [
-        replace(r, state_files=min(15 + n // 8, 50), other_bytes=0.02 * MIB * min(15 + n // 8, 50))
+        replace(
+            r,
+            state_files=min(15 + n // 8, 50),
+            other_files=min(11 + n // 8, 46),
+            other_bytes=0.02 * MIB * min(11 + n // 8, 46),
+        )
         for n, r in enumerate(readings(1500))
     ]
     assert judge(filling, 600.0, 16 * MIB, 10).passed

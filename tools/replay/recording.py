@@ -154,7 +154,7 @@ def _snapshot_in(value: Mapping[str, Any], answers: Mapping[str, Any], topology:
         tick=value["tick"],
         at_s=value["at_s"],
         period_s=value["period_s"],
-        host=HostView(topology, **{name: decode(hint, host[name]) for name, hint in _HOST.items()}),
+        host=HostView(topology, **{n: decode(hint, host[n]) for n, hint in _HOST.items() if n in host}),
         workloads=views,
     )
 

@@ -34,13 +34,14 @@ class Reading:
     journal_bytes: float
     store_bytes: float
     other_bytes: float
+    other_files: float
     state_files: float
     aside_files: float
 
     @property
     def mean_file_bytes(self) -> float:
         """Of a file of the state directory that is neither journal nor store nor put aside: mostly models."""
-        return self.other_bytes / max(self.state_files, 1.0)
+        return self.other_bytes / max(self.other_files, 1.0)
 
 
 def read(pid: int, state: Path, at_s: float, churned_s: float, blocks: float) -> Reading:
@@ -62,6 +63,7 @@ def read(pid: int, state: Path, at_s: float, churned_s: float, blocks: float) ->
         other_bytes=sum(
             size for name, size in sizes.items() if not name.startswith(_COUNTED) and ASIDE not in name
         ),
+        other_files=sum(not name.startswith(_COUNTED) and ASIDE not in name for name in sizes),
         state_files=sum(ASIDE not in name for name in sizes),
         aside_files=sum(ASIDE in name for name in sizes),
     )

@@ -14,6 +14,7 @@ Needs ``optima.jsonl`` of a bench that has run into the same folder.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -89,15 +90,22 @@ def points(scenario: Scenario, margin: float, optima: Mapping[str, Optimum]) -> 
 def least_missed(known: Iterable[Point], wanted: float) -> tuple[float, float] | None:
     """The least sum of seconds missed at this mean of batch's work, each scenario at the best of its margins.
 
-    By Lagrange's multipliers, so it may be a little more than the very least. None: no choice brings so much.
+    By Lagrange's multipliers, so it may be a little more than the very least. None: no choice brings so much work.
     """
     by_scenario: dict[str, list[Point]] = {}
     for point in known:
         by_scenario.setdefault(point.scenario, []).append(point)
+    pairs = [pair for some in by_scenario.values() for pair in itertools.combinations(some, 2)]
+    # What is chosen changes only where two points of a scenario are worth the same.
+    prices_s = {(a.missed_s - b.missed_s) / (a.good - b.good) for a, b in pairs if a.good != b.good}
     best: tuple[float, float] | None = None
-    for step in range(2000):
-        price_s = step / 4.0
-        chosen = [min(some, key=lambda p: p.missed_s - price_s * p.good) for some in by_scenario.values()]
+    for price_s in (0.0, *(p * (1.0 + 1e-9) for p in prices_s if p > 0.0), 1e12):
+        chosen = [
+            min(some, key=lambda p: (p.missed_s - price_s * p.good, p.missed_s))
+            for some in by_scenario.values()
+        ]
+        if not chosen:
+            break
         missed_s, good = sum(p.missed_s for p in chosen), statistics.fmean(p.good for p in chosen)
         if good >= wanted and (best is None or missed_s < best[0]):
             best = missed_s, good
@@ -130,8 +138,15 @@ def chosen_scenarios(optima: Mapping[str, object]) -> list[Scenario]:
     """Those with batch and targets that can be met, whose optimum is exact."""
     found = []
     for scenario in scenarios.standard():
-        known = [Optimum(**optima[k]) for k in measure.situations(scenario) if k in optima]  # type: ignore[arg-type]
-        if scenario.batch and known and all(o.feasible for o in known) and len(scenario.actors) < _BIG:
+        keys = list(measure.situations(scenario))
+        if (
+            not scenario.batch
+            or not keys
+            or len(scenario.actors) >= _BIG
+            or any(k not in optima for k in keys)
+        ):
+            continue
+        if all(Optimum(**optima[k]).feasible for k in keys):  # type: ignore[arg-type]
             found.append(scenario)
     return found
 
@@ -163,7 +178,8 @@ def main() -> int:
     with ProcessPoolExecutor(options.jobs) as pool:
         work(pool, "frontier", kept, tasks, progress)
     known = [Point(**p) for some in kept.known.values() for p in some]
-    print(table(known))
+    if known:
+        print(table(known))
     for key, why in progress.failed:
         print(f"could not be computed: {key}: {why}")
     return 1 if progress.failed else 0
