@@ -13,12 +13,12 @@ TENS = tuple(range(10, 101, 10))
 @pytest.mark.parametrize(
     ("machine", "found"),
     [
-        ("captured", Actuators(11, 1, TENS)),
-        ("cdp", Actuators(11, 1, TENS)),
-        ("mb-only", Actuators(0, 1, TENS)),
-        ("monitoring-only", Actuators()),
-        ("l2-only", Actuators()),
-        ("mba-mbps", Actuators(11, 1, ())),
+        ("captured", Actuators(11, 1, TENS, 8)),
+        ("cdp", Actuators(11, 1, TENS, 8)),
+        ("mb-only", Actuators(0, 1, TENS, 8)),
+        ("monitoring-only", Actuators(llc_classes=1)),
+        ("l2-only", Actuators(llc_classes=4)),
+        ("mba-mbps", Actuators(11, 1, (), 8)),
     ],
 )
 def test_bounds_are_those_of_the_machine(machine: str, found: Actuators) -> None:
