@@ -11,8 +11,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Final
 
-from perphd.admission.context import batches, once
-from perphd.domain.policy import Snapshot, WorkloadView
+from perphd.domain.policy import WorkloadView
 from perphd.domain.reading import value_or
 from perphd.domain.sample import Quality
 
@@ -35,12 +34,6 @@ def rate_of(view: WorkloadView) -> float:
     """The rate of a job that is busy (see ``Rates``)."""
     assert view.sample is not None
     return math.log(value_or(view.sample.mips, 1.0))
-
-
-@once
-def batch_rates(snapshot: Snapshot) -> Rates:
-    """The rates of all batch jobs that are busy, by name."""
-    return tuple((v.spec.name, rate_of(v)) for v in batches(snapshot) if is_busy(v))
 
 
 def changes(before: Sequence[Rates], after: Sequence[Rates]) -> dict[str, float]:

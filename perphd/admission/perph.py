@@ -12,14 +12,13 @@ from dataclasses import dataclass, field, replace
 from perphd.admission import arbiter, streaming
 from perphd.admission.context import batches, lras
 from perphd.admission.crowd import CrowdTick
-from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble, sharing_again
+from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble, present, sharing_again
 from perphd.admission.settings import PolicySettings, settings_for
 from perphd.admission.streaming import Lras, Streaming
 from perphd.admission.turn import LraState, Turn
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action, Decision, Health, Outcome
 from perphd.domain.policy import Snapshot, TargetState
-from perphd.domain.sample import Quality
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ class PerphPolicy:
 
 def _how_lras_fare(snapshot: Snapshot, target: TargetState) -> Lras:
     """Those that are there: one that does not run can neither suffer nor wait for anything."""
-    there = {v.spec.name for v in lras(snapshot) if v.sample is not None and not v.sample.has(Quality.GONE)}
+    there = {view.spec.name for view in present(snapshot)}
     decisions = [d for d in target.decisions if d.workload in there]
     good = Health.HEALTHY, Health.OVERPROVISIONED
     well = all(d.verdict.health in good and d.action is Action.HOLD for d in decisions)

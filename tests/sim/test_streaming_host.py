@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
-from perphd.agent.composition import build_agent
-from perphd.agent.config import parse
-from perphd.agent.simulated import simulated_sli
-from perphd.domain.workload import Mode, SliSpec
 from perphd.sim.node.machine import SILVER_4114
-from tools.bench.policies.agentmode import host_of
+from tools.bench.policies.agentmode import agent_on, host_of
 from tools.bench.policies.scenarios import batch, service
 from tools.bench.policies.scene import GRACE, Scenario
 
@@ -27,24 +22,9 @@ def test_the_streamer_gets_one_way_in_the_kernels_tree_and_everything_goes_back(
     scenario = scene()
     host = host_of(scenario, 0)
     before = sorted(host.fs.listdir(RESCTRL))
-    specs = tuple(
-        replace(a.spec, sli=SliSpec("simulated", (("workload", a.name),))) if a.is_lra else a.spec
-        for a in scenario.actors
-    )
-    plain = parse("", "test")
-    config = replace(
-        plain, daemon=replace(plain.daemon, mode=Mode.ENFORCE, state_dir=str(tmp_path)), workloads=specs
-    )
 
     async def run() -> None:
-        agent = build_agent(
-            config,
-            fs=host.fs,
-            opener=host.perf_opener,
-            sli_opener=simulated_sli(host),
-            store=False,
-            delays=host,
-        )
+        agent = agent_on(host, scenario, str(tmp_path), "perph")
         masks: dict[str, str] = {}
         rates: list[float] = []
         try:

@@ -50,6 +50,7 @@ def read(pid: int, state: Path, at_s: float, churned_s: float, blocks: float) ->
     status = dict(line.split(":", 1) for line in (process / "status").read_text().splitlines())
     stat = (process / "stat").read_text().rpartition(")")[2].split()
     sizes = dict(_sizes(state))
+    others = [size for name, size in sizes.items() if not name.startswith(_COUNTED) and ASIDE not in name]
     return Reading(
         at_s=at_s,
         churned_s=churned_s,
@@ -60,10 +61,8 @@ def read(pid: int, state: Path, at_s: float, churned_s: float, blocks: float) ->
         cpu_s=(int(stat[11]) + int(stat[12])) / _TICK_HZ,
         journal_bytes=sizes.get("originals.jsonl", 0),
         store_bytes=sum(size for name, size in sizes.items() if name.startswith("perphd.db")),
-        other_bytes=sum(
-            size for name, size in sizes.items() if not name.startswith(_COUNTED) and ASIDE not in name
-        ),
-        other_files=sum(not name.startswith(_COUNTED) and ASIDE not in name for name in sizes),
+        other_bytes=sum(others),
+        other_files=len(others),
         state_files=sum(ASIDE not in name for name in sizes),
         aside_files=sum(ASIDE in name for name in sizes),
     )

@@ -12,6 +12,7 @@ from typing import Any, Final, cast
 from perphd.agent.composition import POLICIES as COMPOSED
 from perphd.agent.composition import build_agent
 from perphd.agent.config import parse
+from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
 from perphd.domain.workload import Mode, SliSpec
 from perphd.sim.host import Arrival, Departure, SimHost
@@ -67,26 +68,30 @@ def host_of(scenario: Scenario, seed: int) -> SimHost:
     return host
 
 
-async def _run(scenario: Scenario, policy: str) -> dict[str, object]:
-    host = host_of(scenario, 0)
+def agent_on(host: SimHost, scenario: Scenario, state_dir: str, policy: str) -> Agent:
+    """The agent that rules the scenario's workloads on this host: enforcing, without a store."""
     specs = tuple(
         replace(a.spec, sli=SliSpec("simulated", (("workload", a.name),))) if a.is_lra else a.spec
         for a in scenario.actors
     )
+    plain = parse("", "bench")
+    daemon = replace(plain.daemon, mode=Mode.ENFORCE, state_dir=state_dir, policy=cast(Any, policy))
+    return build_agent(
+        replace(plain, daemon=daemon, workloads=specs),
+        fs=host.fs,
+        opener=host.perf_opener,
+        sli_opener=simulated_sli(host),
+        store=False,
+        delays=host,
+    )
+
+
+async def _run(scenario: Scenario, policy: str) -> dict[str, object]:
+    host = host_of(scenario, 0)
     missed = counted = done = work = 0.0
     alone = {a.name: oracle.alone_rate(scenario.machine, a.work) for a in scenario.actors}
     with tempfile.TemporaryDirectory(prefix="perphd-bench-") as folder:
-        plain = parse("", "bench")
-        daemon = replace(plain.daemon, mode=Mode.ENFORCE, state_dir=folder, policy=cast(Any, policy))
-        config = replace(plain, daemon=daemon, workloads=specs)
-        agent = build_agent(
-            config,
-            fs=host.fs,
-            opener=host.perf_opener,
-            sli_opener=simulated_sli(host),
-            store=False,
-            delays=host,
-        )
+        agent = agent_on(host, scenario, folder, policy)
         began = time.process_time()
         try:
             for now_s in range(1, int(scenario.duration_s) + 1):

@@ -19,9 +19,9 @@ import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from tools.bench.policies import held, measure, oracle, results, scenarios
 from tools.bench.policies.driver import run
@@ -81,9 +81,7 @@ def points(scenario: Scenario, margin: float, optima: Mapping[str, Optimum]) -> 
         ]
         missed_s = statistics.fmean(r.excess_s for r in runs)
         good = statistics.fmean(r.good_of_oracle for r in runs)
-        found.append(
-            {"scenario": scenario.name, "margin": margin, "late": late, "missed_s": missed_s, "good": good}
-        )
+        found.append(asdict(Point(scenario.name, margin, late, missed_s, good)))
     return found
 
 
@@ -95,6 +93,8 @@ def least_missed(known: Iterable[Point], wanted: float) -> tuple[float, float] |
     by_scenario: dict[str, list[Point]] = {}
     for point in known:
         by_scenario.setdefault(point.scenario, []).append(point)
+    if not by_scenario:
+        return None
     pairs = [pair for some in by_scenario.values() for pair in itertools.combinations(some, 2)]
     # What is chosen changes only where two points of a scenario are worth the same.
     prices_s = {(a.missed_s - b.missed_s) / (a.good - b.good) for a, b in pairs if a.good != b.good}
@@ -104,8 +104,6 @@ def least_missed(known: Iterable[Point], wanted: float) -> tuple[float, float] |
             min(some, key=lambda p: (p.missed_s - price_s * p.good, p.missed_s))
             for some in by_scenario.values()
         ]
-        if not chosen:
-            break
         missed_s, good = sum(p.missed_s for p in chosen), statistics.fmean(p.good for p in chosen)
         if good >= wanted and (best is None or missed_s < best[0]):
             best = missed_s, good
@@ -134,20 +132,14 @@ def table(known: Sequence[Point], wanted: float = WANTED) -> str:
     return "\n".join([*lines, "| " + " | ".join(cells) + " |"])
 
 
-def chosen_scenarios(optima: Mapping[str, object]) -> list[Scenario]:
-    """Those with batch and targets that can be met, whose optimum is exact."""
+def chosen_scenarios(known: Mapping[str, Any]) -> list[tuple[Scenario, dict[str, Optimum]]]:
+    """Those with batch and targets that can be met, whose optimum is exact; each with its optima."""
     found = []
     for scenario in scenarios.standard():
-        keys = list(measure.situations(scenario))
-        if (
-            not scenario.batch
-            or not keys
-            or len(scenario.actors) >= _BIG
-            or any(k not in optima for k in keys)
-        ):
-            continue
-        if all(Optimum(**optima[k]).feasible for k in keys):  # type: ignore[arg-type]
-            found.append(scenario)
+        keys = list(measure.situations(scenario)) if scenario.batch and len(scenario.actors) < _BIG else []
+        optima = {key: Optimum(**known[key]) for key in keys if key in known}
+        if keys and len(optima) == len(keys) and all(optimum.feasible for optimum in optima.values()):
+            found.append((scenario, optima))
     return found
 
 
@@ -168,8 +160,7 @@ def main() -> int:
         )
     kept = results.Lines(options.out / "frontier.jsonl", results.code_digest())
     tasks = []
-    for scenario in chosen_scenarios(optima):
-        own = {k: Optimum(**optima[k]) for k in measure.situations(scenario) if k in optima}
+    for scenario, own in chosen_scenarios(optima):
         for margin in MARGINS:
             key = f"{scenario.name}|{margin}"
             if key not in kept.known:
