@@ -17,7 +17,7 @@ from perphd.admission.cause import UNKNOWN_SURROUNDINGS, Ledger, Surroundings
 from perphd.admission.cusum import Baseline
 from perphd.admission.scatter import Scatter
 from perphd.admission.settings import PolicySettings
-from perphd.domain.decision import Cause, Evidence, Health, Verdict
+from perphd.domain.decision import TROUBLED, Cause, Evidence, Health, Verdict
 from perphd.domain.policy import Band, ResPerfModel
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import SHORT_SHARE, Quality, Sample
@@ -227,7 +227,7 @@ def judge(
     health = _health(state.health, new, below, confirmed, settings)
     since_s = state.since_s if health is state.health else now_s
     new = replace(new, health=health, since_s=since_s)
-    shown = cause if health in (Health.SUSPECT, Health.DEGRADED) else Cause.NONE
+    shown = cause if health in TROUBLED else Cause.NONE
     return Judgement(
         Verdict(health, shown, since_s, tuple(evidence)),
         new,

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from perphd.admission import inferer
 from perphd.admission.backoff import doubled_s
@@ -42,6 +43,8 @@ _COSTLIER = 1.5
 _CERTAIN = 3.0
 _DOUBTFUL = 0.5
 _BEFORE_SAMPLES = 3
+REGRET_SLOWS: Final = 2.0
+"""For every step back that had to be undone, the next is waited for so many times longer (besides the usual time)."""
 _MOST_REGRETS = 16
 
 
@@ -203,6 +206,11 @@ def regret(
 
 def _wait_s(times: int, regret_s: float) -> float:
     return doubled_s(regret_s, times - 1)
+
+
+def patience(regretted: Sequence[Allocation]) -> float:
+    """How many times longer than usual is waited before a step back, while so many are regretted."""
+    return 1.0 + REGRET_SLOWS * len(regretted)
 
 
 def alive(regrets: Sequence[Regret], now_s: float) -> tuple[Allocation, ...]:

@@ -91,11 +91,12 @@ class PolicySettings:
     )
     evaluate_ticks: int = _key(2, 1, 60, "samples", "samples after settling on which a change is judged")
     shrink_after_s: float = _key(
-        5.0,
+        4.0,
         1.0,
         3600.0,
         "s",
-        "how long the bound must stay above target plus margin before one step is given back",
+        "how long the bound must stay above target plus margin before one step is given back; longer for every step "
+        "that had to be undone of late",
     )
     shrink_sure_after_s: float = _key(
         2.0,

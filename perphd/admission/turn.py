@@ -24,7 +24,7 @@ from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import Allocation
-from perphd.domain.decision import Action, Cause, Decision, Health, Outcome, Verdict
+from perphd.domain.decision import TROUBLED, Action, Cause, Decision, Health, Outcome, Verdict
 from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available, value_or
 from perphd.domain.sample import is_short
@@ -169,7 +169,7 @@ class Turn:
         if foreseen is not None:
             told = pregrow.evidence(foreseen, perf.load)
             verdict = replace(verdict, evidence=(*verdict.evidence, told))
-        if verdict.health in (Health.SUSPECT, Health.DEGRADED):
+        if verdict.health in TROUBLED:
             verdict = replace(verdict, culprit=culprit.find(self.state.moments, verdict.cause))
         if verdict.health is Health.HEALTHY and self.state.slack_since_s is not None:
             verdict = replace(verdict, health=Health.OVERPROVISIONED, since_s=self.state.slack_since_s)
@@ -368,8 +368,8 @@ class Turn:
         stakes = self.scene.stakes
         sure = inferer.chance(smaller.prediction, stakes.need, stakes.z) >= inferer.SURE
         waits_s = (0.0, self.settings.shrink_sure_after_s, self.settings.shrink_after_s)
-        # Where the last step has left more than enough there is no need to look long.
-        wait_s = waits_s[(not sure) + (stride == 1)]
+        # Where the last step has left more than enough there is no need to look long; there is where some were undone.
+        wait_s = waits_s[(not sure) + (stride == 1)] * outcomes.patience(regretted)
         if self.now_s - since_s < wait_s:
             return self._hold("more than enough; waiting before a step is given back")
         reason = "more than enough for long enough: a step that leaves batch more"

@@ -53,6 +53,17 @@ class DaemonConfig:
         "observe: decide, write nothing and say what would be done; enforce: write; a workload may differ",
     )
     period_s: float = setting(1.0, "time between two samples of everything", low=0.1, high=60.0, unit="s")
+    attentive_period_s: float = setting(
+        0.25,
+        "the same while something is in flux (batch has come, a change is being judged, an LRA gets worse), if that is "
+        "shorter; not while an LRA's indicators are pushed, or come of a file, a command or few requests",
+        low=0.1,
+        high=60.0,
+        unit="s",
+    )
+    attentive_for_s: float = setting(
+        4.0, "so long after the last such event samples are taken so often", low=0.0, high=60.0, unit="s"
+    )
     state_dir: str = setting(
         "/var/lib/perphd", "journal of original values, models, workloads added at run time", kind="path"
     )

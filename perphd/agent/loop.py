@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 
+from perphd.admission.attention import next_in_s
 from perphd.admission.calibration import self_test
 from perphd.admission.whatif import whatif
 from perphd.agent.config import Config
@@ -51,9 +52,19 @@ class Agent:
         self._protections = Protections(self._state, self._modes)
         self._ticking = Ticking(self._state, self._modes, self._roster, self._protections)
 
-    async def tick(self, now_s: float) -> None:
-        """One round at ``now_s`` (monotonic seconds). Failures of single workloads do not lose the round."""
-        await self._ticking.tick(now_s)
+    async def tick(self, now_s: float, period_s: float | None = None) -> None:
+        """One round at ``now_s`` (monotonic seconds). Failures of single workloads do not lose the round.
+
+        ``period_s``: the time that was to pass since the one before it; as configured if not given.
+        """
+        await self._ticking.tick(now_s, period_s)
+
+    @property
+    def pace_s(self) -> float:
+        """How long after the last round the next one is wanted, in seconds."""
+        daemon = self._state.config.daemon
+        attention, now_s = self._state.attention, self._state.now_s
+        return next_in_s(attention, now_s, daemon.period_s, daemon.attentive_period_s)
 
     def missed(self, ticks: int) -> None:
         """The loop was late and left out so many rounds."""

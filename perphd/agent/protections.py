@@ -29,7 +29,9 @@ class Protections:
         protection = self._state.protections.get(sample.workload)
         if protection is None:
             return sample
-        begin_s = sample.at_s - sample.interval_s + 0.2 * self._state.config.daemon.period_s
+        # Ticks jitter; a fifth of a period spoils nothing.
+        slack_s = 0.2 * min(self._state.config.daemon.period_s, sample.interval_s)
+        begin_s = sample.at_s - sample.interval_s + slack_s
         if begin_s >= protection.since_s + self._state.config.policy.settle_s:
             return sample
         return with_flag(sample, Quality.SETTLING)

@@ -32,6 +32,8 @@ ALIVE_STEP_S = 5.0
 """The watchdog is fed at least so often, however long the period is."""
 SILENCE_S = 30.0
 """Without a tick that ended for three periods and so long, the watchdog is no longer fed."""
+LEISURE = 3.0
+"""Rounds follow each other at least at so many times the length of one, unless the configured period is shorter."""
 OWN_NICE = -10
 """The daemon's own priority, as Nice= in its unit."""
 
@@ -122,18 +124,21 @@ class Service:
         period_s = self._config.daemon.period_s
         began_s = due_s = ended_s = time.monotonic()
         while not self._stop.is_set():
-            now_s = time.monotonic()
+            round_s = now_s = time.monotonic()
             try:
                 if self._advance is not None:
                     self._advance(now_s - began_s)
                     now_s -= began_s
-                await agent.tick(now_s)
+                await agent.tick(now_s, period_s)
                 ended_s = time.monotonic()
             except PerphError as exc:
                 # Fail static: what is in force stays, the next tick tries again.
                 log.error("tick failed: %s", exc)
             except Exception:
                 log.exception("tick failed")
+            # A round that takes its time (a slow answer of an application) is not made more often than that allows.
+            took_s = time.monotonic() - round_s
+            period_s = min(max(agent.pace_s, LEISURE * took_s), self._config.daemon.period_s)
             due_s += period_s
             late_s = time.monotonic() - due_s
             if late_s > 0:
@@ -145,23 +150,27 @@ class Service:
             while await self._wait(due_s, alive_until_s, waker):
                 # Somebody asked for a look before the period is over: one more tick, the schedule stays. One a period:
                 # of two parts one is at least half of it, and is judged and learned from.
-                ended_s = await self._look(agent, due_s, ended_s)
+                ended_s = await self._look(agent, due_s, ended_s, period_s)
                 waker = None
+                # What was found may be worth looking at more often from now on.
+                period_s = min(period_s, agent.pace_s)
+                due_s = min(due_s, ended_s + period_s)
 
-    async def _look(self, agent: Agent, due_s: float, ended_s: float) -> float:
+    async def _look(self, agent: Agent, due_s: float, ended_s: float, period_s: float) -> float:
         """A tick between two ticks, unless the next is about to come anyway; when the last one that succeeded ended."""
         waker = agent.waker
         if waker is None:
             return ended_s
-        pause_s = waker.pause_s(time.monotonic() - ended_s)
-        if time.monotonic() + 2 * pause_s >= due_s or waker.pause_s(due_s - time.monotonic()) > 0:
+        now_s = time.monotonic()
+        pause_s = waker.look_in_s(now_s - ended_s, due_s - now_s)
+        if pause_s is None:
             waker.take()  # the next tick answers it
             return ended_s
         await self._rest(pause_s, None)
         if self._stop.is_set():
             return ended_s
         try:
-            await agent.tick(time.monotonic())
+            await agent.tick(time.monotonic(), period_s)
         except PerphError as exc:
             log.error("extra tick failed: %s", exc)
         except Exception:

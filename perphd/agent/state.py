@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from perphd.admission.attention import Attention
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.models import Models
@@ -103,9 +104,9 @@ class State:
 
     ``specs``: the workloads on the list, by name; ``declared``: those that are to be found; ``found``: those on the
     list that were. ``planned``: the settings that were last wanted, and when the kernel was read back for them; None:
-    it is to be read back at once. ``detector_test``: of the start. ``sli_followed``: the sources of
-    indicators are those of the list. ``now_s``: of the last round. ``lock``: held for a round, and by whatever must
-    not fall into one.
+    it is to be read back at once. ``detector_test``: of the start. ``sli_followed``: the sources of indicators are
+    those of the list. ``now_s``: of the last round. ``attention``: whether the next one is wanted soon. ``lock``: held
+    for a round, and by whatever must not fall into one.
     """
 
     config: Config
@@ -128,6 +129,7 @@ class State:
     now_s: float = 0.0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     sli_followed: bool = False
+    attention: Attention = Attention()
 
     @classmethod
     def at_start(cls, config: Config, parts: Parts, clock: Callable[[], float] | None) -> State:

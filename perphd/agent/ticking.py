@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from perphd.admission.attention import advance
 from perphd.agent.learning import observations
 from perphd.agent.modes import Modes
 from perphd.agent.protections import Protections
 from perphd.agent.roster import Roster
 from perphd.agent.state import State
 from perphd.domain.allocation import UNTOUCHED
-from perphd.domain.decision import Health
+from perphd.domain.decision import TROUBLED
 from perphd.domain.event import Event, EventKind
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
 from perphd.domain.quick import maker
@@ -37,8 +38,13 @@ class Ticking:
         self._busy_cores: Reading = NOT_MEASURED
         self._network_pct: Reading = NOT_MEASURED
 
-    async def tick(self, now_s: float) -> None:
-        """One round at ``now_s`` (monotonic seconds). Failures of single workloads do not lose the round."""
+    async def tick(self, now_s: float, period_s: float | None = None) -> None:
+        """One round at ``now_s`` (monotonic seconds). Failures of single workloads do not lose the round.
+
+        ``period_s``: the time that was to pass since the one before it; as configured if not given.
+        """
+        daemon = self._state.config.daemon
+        period_s = daemon.period_s if period_s is None else period_s
         await self._roster.discover(now_s)
         await self._roster.give_back_left(now_s)
         async with self._state.lock:
@@ -58,11 +64,20 @@ class Ticking:
             if self._state.parts.links is not None:
                 self._network_pct = self._state.parts.links.read(now_s)
             self._take_samples(samples)
-            snapshot = self.snapshot(now_s)
+            snapshot = self.snapshot(now_s, period_s)
             self.learn(snapshot)
             deciding = time.perf_counter()
             target = self._state.parts.policy.decide(snapshot)
             self._state.memory = target.memory
+            started = self._state.parts.waker is not None and self._state.parts.waker.started
+            self._state.attention = advance(
+                self._state.attention,
+                snapshot,
+                target,
+                daemon.attentive_period_s,
+                daemon.attentive_for_s,
+                started=started,
+            )
             await self._enforce(target, now_s, deciding)
             self._record(target, tuple(self._state.samples.values()), now_s)
             self._state.parts.models.save_when_due(specs, now_s, self._state.config.daemon.model_save_s)
@@ -78,8 +93,11 @@ class Ticking:
             return
         lras = [s for s in self._state.specs.values() if s.kind is Kind.LRA]
         waker.follow({s.name: s.cgroup for s in lras if not self._state.samples[s.name].has(Quality.GONE)})
-        troubled = (Health.SUSPECT, Health.DEGRADED)
-        waker.answered(waker.take(), {d.workload for d in target.decisions if d.verdict.health in troubled})
+        batch = {s.name: s.cgroup for s in self._state.specs.values() if s.kind is Kind.BATCH}
+        gone = {name for name in batch if self._state.samples[name].has(Quality.GONE)}
+        fresh = {n for n in batch if self._state.samples[n].has(Quality.FIRST, Quality.RESTARTED)}
+        waker.await_batch(batch, fresh, gone)
+        waker.answered(waker.take(), {d.workload for d in target.decisions if d.verdict.health in TROUBLED})
 
     def _follow_processors(self, now_s: float) -> None:
         """CPUs came or went: what was decided counts and numbers cores that mean others now. It is decided anew.
@@ -100,13 +118,13 @@ class Ticking:
     def _take_samples(self, samples: Sequence[Sample]) -> None:
         self._state.samples = {sample.workload: self._protections.flagged(sample) for sample in samples}
 
-    def snapshot(self, now_s: float) -> Snapshot:
-        """Everything that a policy may know at ``now_s``."""
+    def snapshot(self, now_s: float, period_s: float | None = None) -> Snapshot:
+        """Everything that a policy may know at ``now_s``. ``period_s``: as ``tick`` has it."""
         views = tuple(self._view(spec, now_s) for spec in self._state.all_specs())
         return Snapshot(
             tick=self._state.tick,
             at_s=now_s,
-            period_s=self._state.config.daemon.period_s,
+            period_s=self._state.config.daemon.period_s if period_s is None else period_s,
             host=HostView(
                 self._state.topology,
                 busy_cores=self._busy_cores,

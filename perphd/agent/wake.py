@@ -1,4 +1,4 @@
-"""Looking between two ticks: PSI triggers and readings that applications push can ask for a tick at once.
+"""Looking between two ticks: pressure, batch that starts and what applications push can ask for a tick at once.
 
 Bounded: a tick follows the one before it by at least ``min_interval_ms``, pressure asks at most once per window of the
 kernel's triggers, and an LRA whose pressure turns out to be nothing is listened to more and more rarely.
@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from perphd.agent.config_schema import setting
-from perphd.domain.errors import Denied, KernelError, Unsupported
+from perphd.domain.errors import Denied, KernelError, ParseError, Unsupported
 from perphd.domain.reading import Reading, available
 from perphd.domain.workload import Objective
+from perphd.host.cgroup.population import PopulationWatch
 from perphd.host.psi import UNPRIVILEGED_WINDOW_US, PsiTrigger
 from perphd.monitor.sli import SliReading
 
@@ -33,8 +34,8 @@ class WakeConfig:
 
     enabled: bool = setting(
         True,
-        "pressure on an LRA (PSI triggers of the kernel) and pushed readings that miss its objective are looked at "
-        "at once, not at the next period",
+        "pressure on an LRA (PSI triggers of the kernel), batch that starts (cgroup v2) and pushed readings that miss "
+        "an objective are looked at at once, not at the next period",
     )
     stall_ms: int = setting(
         150,
@@ -77,6 +78,29 @@ class Arm(Protocol):
         """Arm; raises KernelError."""
 
 
+class Watch(Protocol):
+    """How one asks to be told that a group is no longer empty: as ``PopulationWatch``."""
+
+    def __call__(self, directory: str, on_started: Callable[[], None]) -> Trigger:
+        """Watch; raises KernelError or ParseError."""
+
+
+class _Eye:
+    """What watches for one batch workload: its own group, or, as long as there is none, the nearest one above."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.watched = ""
+        self.watch: Trigger | None = None
+        self.retry_at_s = 0.0
+
+    def close(self) -> None:
+        """Watch no more."""
+        if self.watch is not None:
+            self.watch.close()
+        self.watch, self.watched, self.retry_at_s = None, "", 0.0
+
+
 class _Ear:
     """The triggers of one LRA, and how readily it is listened to."""
 
@@ -89,13 +113,14 @@ class _Ear:
 
 
 class Waker:
-    """Listens for every LRA; ``rung`` ends when a tick is asked for. One event loop, no threads.
+    """Listens for every LRA, and to batch that starts; ``rung`` ends when a tick is asked for. One loop, no threads.
 
     Args:
         config: what is news, and how often.
         directory_of: the directory with a cgroup's pressure files; None where there is none (no cgroup2 tree).
         clock: monotonic seconds.
         arm: arms a trigger; tests bring their own.
+        watch: watches whether a group is empty; tests bring their own.
     """
 
     def __init__(
@@ -104,8 +129,12 @@ class Waker:
         directory_of: Callable[[str], str | None],
         clock: Callable[[], float],
         arm: Arm = PsiTrigger,
+        watch: Watch = PopulationWatch,
     ) -> None:
         self._config, self._directory_of, self._clock, self._arm = config, directory_of, clock, arm
+        self._watch = watch
+        self._eyes: dict[str, _Eye] = {}
+        self._started = False
         self._window_us = 1000 * config.window_ms
         self._ears: dict[str, _Ear] = {}
         self._rung = asyncio.Event()
@@ -144,6 +173,32 @@ class Waker:
                 ear.retry_at_s = now_s + RETRY_S
                 self._listen(name, ear)
 
+    def await_batch(self, batch: Mapping[str, str], fresh: Collection[str], gone: Collection[str]) -> None:
+        """Look out for exactly these batch workloads (name: cgroup) to start.
+
+        ``fresh``: those whose groups are new, or others than before; ``gone``: those that have none.
+        """
+        for name in [n for n in self._eyes if n not in batch]:
+            self._eyes.pop(name).close()
+        if not self._config.enabled:
+            return
+        now_s = self._clock()
+        for name, cgroup in batch.items():
+            directory = self._directory_of(cgroup)
+            if directory is None:
+                continue
+            eye = self._eyes.setdefault(name, _Eye(directory))
+            if name in fresh or (name in gone and eye.watched == eye.directory):
+                eye.close()
+            if eye.watched != eye.directory and now_s >= eye.retry_at_s:
+                eye.retry_at_s = now_s + RETRY_S
+                self._open(name, eye)
+
+    @property
+    def started(self) -> bool:
+        """True while batch that has started is among what asks for a tick."""
+        return self._started
+
     def ring(self, name: str, why: str, pressure: bool = False) -> None:
         """Ask for a tick now. ``pressure``: it is the kernel that asks: at most once a window, and not in vain."""
         if not self._config.enabled:
@@ -169,13 +224,19 @@ class Waker:
         """Until a tick is asked for."""
         await self._rung.wait()
 
-    def pause_s(self, since_tick_s: float) -> float:
-        """How long a tick that is asked for has to wait yet, ``since_tick_s`` after the last one."""
-        return max(0.0, self._config.min_interval_ms / 1000.0 - since_tick_s)
+    def look_in_s(self, since_tick_s: float, until_tick_s: float) -> float | None:
+        """How long a look that is asked for has to wait yet; None: the next tick, which is about to come, is as good.
+
+        ``since_tick_s``: since the last tick; ``until_tick_s``: until the next.
+        """
+        least_s = self._config.min_interval_ms / 1000.0
+        pause_s = max(0.0, least_s - since_tick_s)
+        return None if 2 * pause_s >= until_tick_s or until_tick_s < least_s else pause_s
 
     def take(self) -> Mapping[str, str]:
         """Who asked, and why; the next tick answers all of it, whether it is an extra one or not."""
         callers, self._callers = self._callers, {}
+        self._started = False
         self._rung.clear()
         if callers:
             self._quiet_until_s = self._clock() + self._window_us / 1e6
@@ -197,6 +258,30 @@ class Waker:
         for ear in self._ears.values():
             self._disarm(ear)
         self._ears.clear()
+        for eye in self._eyes.values():
+            eye.close()
+        self._eyes.clear()
+
+    def _open(self, name: str, eye: _Eye) -> None:
+        """Watch the workload's own group; where there is none (yet), the nearest one above it, but never the root."""
+        directory, root = eye.directory, self._directory_of("/")
+
+        def begun() -> None:
+            self._started = True
+            self.ring(name, "it has started")
+
+        while root is not None and len(directory) > len(root.rstrip("/")):
+            if directory == eye.watched:
+                return
+            try:
+                watch = self._watch(directory, begun)
+            except (KernelError, ParseError):
+                directory = directory.rpartition("/")[0]
+                continue
+            eye.close()
+            eye.watch, eye.watched = watch, directory
+            eye.retry_at_s = self._clock() + RETRY_S
+            return
 
     def _listen(self, name: str, ear: _Ear) -> None:
         for file in _FILES:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Final
 
 from perphd.domain.allocation import Allocation
 from perphd.domain.reading import Reading
@@ -17,6 +18,10 @@ class Health(StrEnum):
     DEGRADED = "degraded"
     OVERPROVISIONED = "overprovisioned"
     UNKNOWN = "unknown"
+
+
+TROUBLED: Final = frozenset({Health.SUSPECT, Health.DEGRADED})
+"""Below what is expected of it, or perhaps."""
 
 
 class Cause(StrEnum):

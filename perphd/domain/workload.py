@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 
 class Kind(StrEnum):
@@ -50,6 +51,11 @@ class SliSpec:
     def get(self, key: str, default: str = "") -> str:
         """The option's text, or ``default``."""
         return next((value for name, value in self.options if name == key), default)
+
+
+SLOW_SOURCES: Final = frozenset({"command", "file", "push"})
+"""Sources of SLIs that are not to be asked more often than usual: what they tell is of the application's own pace, or
+each answer costs a process."""
 
 
 @dataclass(frozen=True, slots=True)

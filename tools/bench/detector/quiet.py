@@ -92,12 +92,12 @@ def days(
     scenario = Scenario("quiet", "detector", "", MACHINE, (lra, idle), count * day_s, step_s=1.0)
     world, seat, result = (
         LookedUp(scenario, seed),
-        Seat(scenario, PerphPolicy(), 1.0, models=True),
+        Seat(scenario, PerphPolicy(), 1.0, models=True, attentive=True),
         Quiet(count),
     )
     began = time.perf_counter()
     while world.now_s < scenario.duration_s - 1e-9:
-        interval = world.advance(1.0)
+        interval = world.advance(seat.next_in_s(world.now_s))
         snapshot = seat.snapshot(world.samples(interval), world.busy_cores(interval), world.now_s)
         target = seat.decide(snapshot)
         moved = world.apply(target.settings)
@@ -110,7 +110,7 @@ def days(
                 result.first += [f"{world.now_s:.0f} s: {decision.action}, {decision.reason}"][
                     : 5 - len(result.first)
                 ]
-        if world.now_s % day_s < 0.5:
+        if world.now_s % day_s == 0.0:
             tell(result, world.now_s / day_s)
     result.seconds = time.perf_counter() - began
     return result

@@ -37,7 +37,6 @@ from tools.bench.policies import (  # noqa: E402
     scenarios,
 )
 from tools.bench.policies.catalogue import ENTRANTS  # noqa: E402
-from tools.bench.policies.driver import run  # noqa: E402
 from tools.bench.policies.oracle import Optimum, Situation  # noqa: E402
 from tools.bench.policies.pool import Progress, Task, work  # noqa: E402
 from tools.bench.policies.scene import Scenario  # noqa: E402
@@ -244,7 +243,7 @@ def one_run(scenario: Scenario, policy: str, seed: int, optima: dict[str, Optimu
     else:
         ruler = entrant.make(scenario, seed)
     watcher = enough.Watcher() if judged else None
-    done = run(scenario, ruler, entrant.period_s, seed, models=entrant.models, watch=watcher)
+    done = entrant.run(scenario, ruler, seed, watch=watcher)
     steps = enough.steps_of(done, watcher) if watcher is not None else []
     return measure.measure(done, optima).as_dict() | {"steps": [step.as_dict() for step in steps]}
 
@@ -262,7 +261,7 @@ def _knee_tasks(chosen: list[Scenario], options: argparse.Namespace, known: resu
 def _knee(scenario: Scenario, policy: str) -> list[dict[str, object]]:
     entrant = ENTRANTS[policy]
     endless = replace(scenario, actors=tuple(replace(a, job=None) for a in scenario.actors))
-    done = run(endless, entrant.make(endless, 0), entrant.period_s, 0, models=entrant.models)
+    done = entrant.run(endless, entrant.make(endless, 0), 0)
     settings = done.last.settings if done.last is not None else {}
     return [point.as_dict() for point in knee.around(endless, policy, settings)]
 

@@ -14,16 +14,32 @@ from perphd.admission.peers.perph_literal import PerphLiteralPolicy
 from perphd.admission.perph import PerphPolicy
 from perphd.domain.policy import Policy
 from tools.bench.policies import clite, held, measure, oracle
+from tools.bench.policies.driver import Run, Watch, run
 from tools.bench.policies.scene import Scenario
 
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """``period_s``: time between its decisions, its own as published. ``models``: it asks the Res-Perf model."""
+    """``period_s``: time between its decisions, its own as published. ``models``: it asks the Res-Perf model.
+    ``attentive``: it decides more often while something is in flux.
+    """
 
     make: Callable[[Scenario, int], Policy]
     period_s: float = 1.0
     models: bool = False
+    attentive: bool = False
+
+    def run(self, scenario: Scenario, policy: Policy, seed: int, watch: Watch | None = None) -> Run:
+        """Let ``policy``, one of this entrant's, rule a scenario at this entrant's pace."""
+        return run(
+            scenario,
+            policy,
+            self.period_s,
+            seed,
+            models=self.models,
+            attentive=self.attentive,
+            watch=watch,
+        )
 
 
 CLITE_SAMPLES: Final = 50
@@ -58,5 +74,5 @@ ENTRANTS: Final[dict[str, Entrant]] = {
     "parties-literal": Entrant(lambda scene, seed: PartiesPolicy(seed, literal=True), period_s=0.5),
     "clite": Entrant(lambda scene, seed: clite.ClitePolicy(seed, CLITE_SAMPLES), period_s=clite.PERIOD_S),
     "perph-literal": Entrant(lambda scene, seed: PerphLiteralPolicy(), models=True),
-    "perph": Entrant(lambda scene, seed: PerphPolicy(), models=True),
+    "perph": Entrant(lambda scene, seed: PerphPolicy(), models=True, attentive=True),
 }

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
+from perphd.admission.attention import Attention, advance, next_in_s
 from perphd.admission.inferer import untouched
 from perphd.admission.settings import PolicySettings
+from perphd.agent.config import DaemonConfig
 from perphd.agent.learning import observations
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action
@@ -30,6 +33,10 @@ KNOBS: Final = frozenset(
         "frozen",
     }
 )
+
+
+Watch: TypeAlias = Callable[[Snapshot, TargetState], None]
+"""Told of every decision."""
 
 
 @dataclass(slots=True)
@@ -58,8 +65,15 @@ class Run:
 class Seat:
     """The agent's bookkeeping around a policy, without kernel and clock (``perphd.agent.loop`` is the original)."""
 
-    def __init__(self, scenario: Scenario, policy: Policy, period_s: float, *, models: bool) -> None:
+    def __init__(
+        self, scenario: Scenario, policy: Policy, period_s: float, *, models: bool, attentive: bool = False
+    ) -> None:
         self._scenario, self._policy, self._period_s = scenario, policy, period_s
+        daemon = DaemonConfig()
+        self._fast_s = daemon.attentive_period_s if attentive else period_s
+        self._fast_for_s, self._attention = daemon.attentive_for_s, Attention()
+        self._pace_s = self._fast_s  # whoever is there at the start has just come, and was read once
+        self._starts_s = [actor.starts_s for actor in scenario.batch] if attentive else []
         self._settings = PolicySettings()
         self._registry = Registry() if models else None
         self._protections: dict[str, tuple[Allocation, float]] = {}
@@ -73,7 +87,7 @@ class Seat:
         by_name = {sample.workload: self._flag(sample) for sample in samples}
         views = tuple(self._view(actor.spec, by_name.get(actor.name)) for actor in self._scenario.actors)
         host = replace(self._host, busy_cores=busy_cores)
-        return Snapshot(self._tick, now_s, self._period_s, host, views, self._memory)
+        return Snapshot(self._tick, now_s, self._pace_s, host, views, self._memory)
 
     def decide(self, snapshot: Snapshot) -> TargetState:
         """Learn, decide, remember."""
@@ -85,7 +99,19 @@ class Seat:
         self.decide_s, self.learn_s = time.perf_counter() - learned, learned - began
         self._memory = target.memory
         self._tick += 1
+        now_s = snapshot.at_s
+        started = any(abs(now_s - at_s) < 1e-6 for at_s in self._starts_s)
+        self._attention = advance(
+            self._attention, snapshot, target, self._fast_s, self._fast_for_s, started=started
+        )
+        self._pace_s = next_in_s(self._attention, now_s, self._period_s, self._fast_s)
         return target
+
+    def next_in_s(self, now_s: float) -> float:
+        """Time to the next tick: they keep to the grid of their pace, and batch that starts is looked at at once."""
+        due_s = (math.floor(now_s / self._pace_s + 1e-6) + 1) * self._pace_s
+        starts_s = [at_s for at_s in self._starts_s if now_s + 1e-6 < at_s]
+        return min([due_s, *starts_s]) - now_s
 
     def note(self, target: TargetState, now_s: float, changed: bool) -> None:
         """Remember what is now in force for each LRA."""
@@ -103,7 +129,7 @@ class Seat:
         known = self._protections.get(sample.workload)
         if known is None:
             return sample
-        begin_s = sample.at_s - sample.interval_s + 0.2 * self._period_s
+        begin_s = sample.at_s - sample.interval_s + 0.2 * min(self._period_s, sample.interval_s)
         if begin_s >= known[1] + self._settings.settle_s:
             return sample
         return replace(sample, quality=(*sample.quality, Quality.SETTLING))
@@ -135,14 +161,18 @@ def run(
     seed: int,
     *,
     models: bool = False,
-    watch: Callable[[Snapshot, TargetState], None] | None = None,
+    attentive: bool = False,
+    watch: Watch | None = None,
 ) -> Run:
-    """Let ``policy`` rule ``scenario``. ``models``: it asks the Res-Perf model; ``watch``: told of every decision."""
+    """Let ``policy`` rule ``scenario``. ``models``: it asks the Res-Perf model; ``watch``: told of every decision.
+
+    ``attentive``: it is asked more often while something is in flux, as the agent does by default.
+    """
     world = World(scenario, seed)
-    seat = Seat(scenario, policy, period_s, models=models)
+    seat = Seat(scenario, policy, period_s, models=models, attentive=attentive)
     result = Run(scenario, policy.name, seed)
     while world.now_s < scenario.duration_s - 1e-9:
-        interval = world.advance(period_s)
+        interval = world.advance(seat.next_in_s(world.now_s))
         snapshot = seat.snapshot(world.samples(interval), world.busy_cores(interval), world.now_s)
         target = seat.decide(snapshot)
         if watch is not None:

@@ -22,7 +22,6 @@ from perphd.admission.peers.parties import PartiesPolicy
 from perphd.sim.node.machine import SILVER_4114
 from tools.bench.policies import clite, measure, oracle_units, scenarios
 from tools.bench.policies.catalogue import CLITE_SAMPLES, ENTRANTS, Entrant
-from tools.bench.policies.driver import run
 from tools.bench.policies.oracle import Optimum
 from tools.bench.policies.scene import GRACE, Scenario
 
@@ -119,7 +118,7 @@ def settled(grid: str, row: float, column: float, third: float, policy: str, see
     """Whether the policy brought everybody to their targets in the end, and batch's work then."""
     scenario = scene(grid, row, column, third)
     entrant = ENTERED.get(policy) or ENTRANTS[policy]
-    done = run(scenario, entrant.make(scenario, seed), entrant.period_s, seed, models=entrant.models)
+    done = entrant.run(scenario, entrant.make(scenario, seed), seed)
     return measure.score_over(done, SETTLED_S) >= 1.0 / GRACE, measure.tail(done, SETTLED_S)[1]
 
 

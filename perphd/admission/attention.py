@@ -1,0 +1,88 @@
+"""When to look more often: while something is in flux, a quarter of a second is long; otherwise it is wasted work.
+
+Batch that has just come, a change that is being judged and an LRA that gets worse are worth samples at a faster pace:
+what harms is seen, and what has harmed is taken back, sooner. A quiet host is sampled at its usual period.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.domain.decision import TROUBLED, Action
+from perphd.domain.policy import Snapshot, TargetState, WorkloadView
+from perphd.domain.reading import available
+from perphd.domain.workload import SLOW_SOURCES, Kind
+
+TROUBLE_S: Final = 10.0
+"""Trouble that lasts longer is looked at no more often than anything else: what could be done soon has been done."""
+LEAST_REQUESTS: Final = 50.0
+"""Fewer answers in a sample do not tell a percentile."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """``until_s``: samples are taken at the faster pace until then; ``there``: the workloads of the last tick."""
+
+    until_s: float = -math.inf
+    there: frozenset[str] = frozenset()
+
+
+def advance(
+    before: Attention,
+    snapshot: Snapshot,
+    target: TargetState,
+    fast_period_s: float,
+    lasts_s: float,
+    *,
+    started: bool = False,
+) -> Attention:
+    """What follows from a tick: who is there, and what was decided.
+
+    Args:
+        before: of the last tick.
+        snapshot: what was seen.
+        target: what was decided.
+        fast_period_s: the faster pace, in seconds between two samples.
+        lasts_s: so long after a change, an arrival or a sample in trouble the faster pace is kept.
+        started: the kernel has told that batch starts, whether it has a sample yet or not.
+    """
+    there = frozenset(view.spec.name for view in snapshot.workloads if view.sample is not None)
+    guarded = list(_guarded(snapshot))
+    if not guarded or not all(_tells_so_often(view, fast_period_s) for view in guarded):
+        return Attention(there=there)
+    names = {view.spec.name for view in guarded}
+    decisions = [decision for decision in target.decisions if decision.workload in names]
+    in_flux = (
+        started
+        or not there <= before.there
+        or any(
+            decision.action is not Action.HOLD
+            or (decision.verdict.health in TROUBLED and snapshot.at_s - decision.verdict.since_s <= TROUBLE_S)
+            for decision in decisions
+        )
+    )
+    return Attention(snapshot.at_s + lasts_s if in_flux else before.until_s, there)
+
+
+def next_in_s(attention: Attention, now_s: float, period_s: float, fast_period_s: float) -> float:
+    """Time from a tick at ``now_s`` to the next, in seconds. ``fast_period_s`` from ``period_s`` on: always that."""
+    return min(period_s, fast_period_s) if now_s < attention.until_s else period_s
+
+
+def _guarded(snapshot: Snapshot) -> Iterator[WorkloadView]:
+    """The LRAs that are there and for which something may be written."""
+    return (v for v in snapshot.workloads if v.spec.kind is Kind.LRA and v.enforced and v.sample is not None)
+
+
+def _tells_so_often(view: WorkloadView, fast_period_s: float) -> bool:
+    """True if each of its samples at the faster pace is news of its own, and of enough requests.
+
+    What an application hands over at its own pace is read again and again, until there is more.
+    """
+    if view.sample is None or (view.spec.sli is not None and view.spec.sli.source in SLOW_SOURCES):
+        return False
+    rate = view.sample.work_rate_per_s
+    return not available(rate) or rate * fast_period_s >= LEAST_REQUESTS
