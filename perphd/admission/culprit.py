@@ -17,7 +17,10 @@ from typing import Final, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from perphd.admission.context import batch_samples, once
 from perphd.domain.decision import Cause
+from perphd.domain.policy import Snapshot
+from perphd.domain.quick import maker
 from perphd.domain.reading import Reading, available
 from perphd.domain.sample import Sample
 
@@ -35,18 +38,51 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """What a batch workload used in one tick: of its sample, what accuses; the rest is not kept for so long."""
+
+    workload: str
+    cpu_usage_cores: Reading
+    memory_current_bytes: Reading
+    read_bytes_per_s: Reading
+    write_bytes_per_s: Reading
+    mbw_bytes_per_s: Reading
+
+
+_use_of = maker(Use)
+
+
+def use_of(sample: Sample) -> Use:
+    """The part of a sample that is kept."""
+    return _use_of(
+        sample.workload,
+        sample.cpu_usage_cores,
+        sample.memory_current_bytes,
+        sample.read_bytes_per_s,
+        sample.write_bytes_per_s,
+        sample.mbw_bytes_per_s,
+    )
+
+
+@once
+def uses(snapshot: Snapshot) -> tuple[Use, ...]:
+    """What every batch workload that has a sample used, by name; the same tuple to every LRA that asks."""
+    return tuple([use_of(sample) for sample in batch_samples(snapshot)])
+
+
+@dataclass(frozen=True, slots=True)
 class Moment:
-    """One tick: how far the LRA fell short (log of target / seen, negative: above), and batch's samples then."""
+    """One tick: how far the LRA fell short (log of target / seen, negative: above), and what batch used then."""
 
     short: float
-    batch: tuple[Sample, ...]
+    batch: tuple[Use, ...]
 
 
-_KNOWN: dict[tuple[int, Cause], tuple[tuple[Sample, ...], dict[str, float]]] = {}
+_KNOWN: dict[tuple[int, Cause], tuple[tuple[Use, ...], dict[str, float]]] = {}
 _MOST_KNOWN: Final = 2 * WINDOW
 
 
-def _uses(batch: tuple[Sample, ...], cause: Cause) -> Mapping[str, float]:
+def _uses(batch: tuple[Use, ...], cause: Cause) -> Mapping[str, float]:
     """What each batch workload used of the contended resource; those that cannot be read are left out.
 
     Every LRA that is short asks the same of the same samples, tick after tick: the last answers are kept.
@@ -55,33 +91,33 @@ def _uses(batch: tuple[Sample, ...], cause: Cause) -> Mapping[str, float]:
     known = _KNOWN.get(key)
     if known is not None and known[0] is batch:
         return known[1]
-    found = ((sample.workload, _use(sample, cause)) for sample in batch)
-    uses = {name: used for name, used in found if available(used)}
+    readings = ((use.workload, _reading(use, cause)) for use in batch)
+    found = {name: used for name, used in readings if available(used)}
     _KNOWN.pop(key, None)
-    _KNOWN[key] = batch, uses
+    _KNOWN[key] = batch, found
     if len(_KNOWN) > _MOST_KNOWN:
         del _KNOWN[next(iter(_KNOWN))]
-    return uses
+    return found
 
 
-def _use(sample: Sample, cause: Cause) -> Reading:
+def _reading(use: Use, cause: Cause) -> Reading:
     if cause is Cause.MEMORY:
-        return sample.memory_current_bytes
-    if cause is Cause.IO and available(sample.read_bytes_per_s) and available(sample.write_bytes_per_s):
-        return sample.read_bytes_per_s + sample.write_bytes_per_s
-    if cause in (Cause.LLC, Cause.MBW) and available(sample.mbw_bytes_per_s):
-        return sample.mbw_bytes_per_s
-    return sample.cpu_usage_cores
+        return use.memory_current_bytes
+    if cause is Cause.IO and available(use.read_bytes_per_s) and available(use.write_bytes_per_s):
+        return use.read_bytes_per_s + use.write_bytes_per_s
+    if cause in (Cause.LLC, Cause.MBW) and available(use.mbw_bytes_per_s):
+        return use.mbw_bytes_per_s
+    return use.cpu_usage_cores
 
 
 def find(moments: Sequence[Moment], cause: Cause) -> str | None:
     """The batch workload whose use explains the shortfall best, if one does; None if nobody can be named."""
-    uses = [_uses(moment.batch, cause) for moment in moments]
-    names = sorted({name for used in uses for name in used})
+    used_then = [_uses(moment.batch, cause) for moment in moments]
+    names = sorted({name for used in used_then for name in used})
     n = len(moments)
     if n < LEAST_SAMPLES or not names:
         return None
-    table = np.array([[used.get(name, 0.0) for name in names] for used in uses])
+    table = np.array([[used.get(name, 0.0) for name in names] for used in used_then])
     short = np.array([moment.short for moment in moments])
     lags = range(min(MAX_LAG, n - LEAST_SAMPLES) + 1)
     by_lag = [correlations(table[: n - lag], short[lag:]) for lag in lags]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from perphd.admission import blind, culprit, inferer, memory, outcomes, pregrow, probing, quarantine
 from perphd.admission import cause as causes
-from perphd.admission.context import batch_is_quiet, batch_is_there, batch_samples
+from perphd.admission.context import batch_is_quiet, batch_is_there
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
 from perphd.admission.forecast import Expected, Forecast
 from perphd.admission.giveback import GiveBack
@@ -116,6 +116,7 @@ class Turn:
                 slack_since_s=None,
                 unknown_since_s=None,
                 stride=1,
+                moments=(),
                 aside=self.state.aside.back(),
             )
             reason = f"waiting for cgroup {view.spec.cgroup}: it does not exist"
@@ -157,7 +158,7 @@ class Turn:
             self.state = replace(self.state, detector=judged.state)
         if available(judged.score) and whole:
             shortfall = -math.log(min(max(judged.score, 1e-3), 10.0))
-            moment = culprit.Moment(shortfall, batch_samples(self.snapshot))
+            moment = culprit.Moment(shortfall, culprit.uses(self.snapshot))
             self.state = replace(self.state, moments=(*self.state.moments, moment)[-culprit.WINDOW :])
         foreseen = self._foresee(perf) if self.settings.forecast else None
         move = self._move(judged, perf, view.model, clean)

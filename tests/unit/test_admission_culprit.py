@@ -7,7 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from perphd.admission.culprit import WINDOW, Moment, correlations, find
+from perphd.admission.culprit import WINDOW, Moment, correlations, find, use_of
 from perphd.domain.decision import Cause
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Sample
@@ -27,8 +27,8 @@ def record(seed: int, guilty: str | None, lag: int = 0, n: int = WINDOW) -> list
                 level[name] = rng.uniform(0.0, 4.0)
         past.append({name: max(0.0, level[name] + rng.gauss(0, 0.1)) for name in names})
         cause = past[-1 - lag][guilty] if guilty is not None and len(past) > lag else 1.0
-        samples = tuple(Sample(name, 0.0, 1.0, cpu_usage_cores=used) for name, used in past[-1].items())
-        moments.append(Moment(0.15 * cause - 0.2 + rng.gauss(0, 0.08), samples))
+        samples = (Sample(name, 0.0, 1.0, cpu_usage_cores=used) for name, used in past[-1].items())
+        moments.append(Moment(0.15 * cause - 0.2 + rng.gauss(0, 0.08), tuple(map(use_of, samples))))
     return moments
 
 
@@ -59,7 +59,7 @@ def test_the_resource_that_is_contended_is_looked_at() -> None:
         streams = Sample("streams", 0.0, 1.0, cpu_usage_cores=1.0, mbw_bytes_per_s=9e9 if high else 1e8)
         spins = Sample("spins", 0.0, 1.0, cpu_usage_cores=4.0 if i % 2 else 3.9, mbw_bytes_per_s=1e6 + i % 2)
         blind = Sample("blind", 0.0, 1.0, cpu_usage_cores=Unavailable("no cpu.stat"))
-        moments.append(Moment(0.3 if high else -0.05, (streams, spins, blind)))
+        moments.append(Moment(0.3 if high else -0.05, tuple(map(use_of, (streams, spins, blind)))))
     assert find(moments, Cause.MBW) == "streams"
     assert find(moments, Cause.CPU) is None
 

@@ -37,8 +37,9 @@ class FakeAgent:
     stopped: list[bool] = field(default_factory=list)
     ticks: int = 0
     waker: None = None
+    pace_s: float = 1.0
 
-    async def tick(self, now_s: float) -> None:
+    async def tick(self, now_s: float, period_s: float) -> None:
         self.ticks += 1
         raise PerphError("every tick fails")
 

@@ -69,8 +69,40 @@ class Kernel:
         return trigger
 
 
-def waker(kernel: Kernel, clock: Clock, config: WakeConfig | None = None) -> Waker:
-    return Waker(config or WakeConfig(), lambda cgroup: f"/cg{cgroup}", clock, kernel)
+@dataclass
+class Groups:
+    """Directories that can be watched, and who watches them."""
+
+    there: set[str]
+    watched: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
+
+    def __call__(self, directory: str, on_started: Callable[[], None]) -> Looking:
+        if directory not in self.there:
+            raise Gone(f"{directory}/cgroup.events", "open", errno.ENOENT)
+        self.watched.setdefault(directory, []).append(on_started)
+        return Looking(self, directory, on_started)
+
+    def start(self, directory: str) -> None:
+        for told in self.watched.get(directory, []):
+            told()
+
+
+@dataclass
+class Looking:
+    groups: Groups
+    directory: str
+    on_started: Callable[[], None]
+
+    def close(self) -> None:
+        self.groups.watched[self.directory].remove(self.on_started)
+
+
+def waker(
+    kernel: Kernel, clock: Clock, config: WakeConfig | None = None, groups: Groups | None = None
+) -> Waker:
+    return Waker(
+        config or WakeConfig(), lambda cgroup: f"/cg{cgroup}", clock, kernel, groups or Groups(set())
+    )
 
 
 def asks(listening: Waker) -> bool:
@@ -211,9 +243,12 @@ class FakeAgent:
     ticks: list[float] = field(default_factory=list)
     ring_after: int = 1
     stop: Callable[[], None] = lambda: None
+    pace_s: float = 1.0
+    periods: list[float] = field(default_factory=list)
 
-    async def tick(self, now_s: float) -> None:
+    async def tick(self, now_s: float, period_s: float) -> None:
         self.ticks.append(now_s)
+        self.periods.append(period_s)
         if self.waker is not None:
             self.waker.take()
         if len(self.ticks) == self.ring_after and self.waker is not None:
@@ -248,6 +283,71 @@ async def test_the_loop_looks_between_two_ticks_and_keeps_its_schedule(
     if listening.extra_ticks:  # a machine that stood still for the whole period looks only once
         assert listening.extra_ticks == 1
         assert extra - began < period
+
+
+async def test_batch_that_starts_is_looked_at_at_once() -> None:
+    clock, groups = Clock(), Groups({"/cg/batch.slice"})
+    listening = waker(Kernel(), clock, groups=groups)
+    listening.await_batch({"jobs": "/batch.slice"}, {"jobs"}, set())
+    assert not asks(listening)
+    groups.start("/cg/batch.slice")
+    assert (asks(listening), listening.started) == (True, True)
+    assert listening.take() == {"jobs": "it has started"}
+    assert (asks(listening), listening.started) == (False, False)
+    listening.await_batch({}, set(), set())
+    assert not any(groups.watched.values())
+
+
+async def test_a_group_that_is_not_there_yet_is_awaited_in_the_nearest_above_it_but_not_in_the_root() -> None:
+    clock, groups = Clock(), Groups({"/cg", "/cg/batch.slice"})
+    listening = waker(Kernel(), clock, groups=groups)
+    jobs = {"etl": "/batch.slice/etl.service", "loose": "/loose.service"}
+    listening.await_batch(jobs, set(), set(jobs))
+    assert {d for d, told in groups.watched.items() if told} == {"/cg/batch.slice"}
+    groups.start("/cg/batch.slice")
+    assert listening.take() == {"etl": "it has started"}
+    listening.await_batch(jobs, set(), set(jobs))
+    assert len(groups.watched["/cg/batch.slice"]) == 1, "not watched twice"
+    # Now it has a group of its own, another one after a restart, and none at the end.
+    groups.there.add("/cg/batch.slice/etl.service")
+    listening.await_batch(jobs, {"etl"}, {"loose"})
+    assert {d for d, told in groups.watched.items() if told} == {"/cg/batch.slice/etl.service"}
+    listening.await_batch(jobs, {"etl"}, {"loose"})
+    assert len(groups.watched["/cg/batch.slice/etl.service"]) == 1
+    groups.there.discard("/cg/batch.slice/etl.service")
+    listening.await_batch(jobs, set(), set(jobs))
+    assert {d for d, told in groups.watched.items() if told} == {"/cg/batch.slice"}
+    listening.close()
+    assert not any(groups.watched.values())
+
+
+async def test_who_does_not_want_to_be_woken_watches_nothing() -> None:
+    groups = Groups({"/cg/batch.slice"})
+    listening = waker(Kernel(), Clock(), WakeConfig(enabled=False), groups)
+    listening.await_batch({"jobs": "/batch.slice"}, {"jobs"}, set())
+    assert not groups.watched
+
+
+@pytest.mark.parametrize(
+    ("since_s", "until_s", "wait_s"),
+    [(0.5, 0.5, 0.0), (0.05, 0.95, 0.15), (0.9, 0.1, None), (0.05, 0.25, None)],
+)
+async def test_a_look_keeps_its_distance_from_the_ticks_around_it(
+    since_s: float, until_s: float, wait_s: float | None
+) -> None:
+    listening = waker(Kernel(), Clock(), WakeConfig(min_interval_ms=200))
+    found = listening.look_in_s(since_s, until_s)
+    assert found == (None if wait_s is None else pytest.approx(wait_s))
+
+
+async def test_the_loop_keeps_the_pace_that_the_agent_asks_for() -> None:
+    """Ordering and nominal periods only; no wall-clock bound."""
+    service = Service(Path("/nowhere"), Config(), lambda agent, reload: FakeServer())
+    agent = FakeAgent(None, ring_after=3, stop=service._stop.set, pace_s=0.1)
+    await service._loop(cast(Agent, agent))
+    assert agent.periods[0] == Config().daemon.period_s
+    assert all(0.1 <= period <= Config().daemon.period_s for period in agent.periods[1:])
+    assert min(agent.periods) < Config().daemon.period_s
 
 
 def test_a_short_sample_is_one_that_covers_less_than_half_a_period() -> None:
