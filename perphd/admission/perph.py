@@ -13,7 +13,7 @@ from perphd.admission import arbiter, streaming
 from perphd.admission.context import batches, lras
 from perphd.admission.crowd import CrowdTick
 from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble, present, sharing_again
-from perphd.admission.settings import PolicySettings, settings_for
+from perphd.admission.settings import PolicySettings, at_pace, settings_for
 from perphd.admission.streaming import Lras, Streaming
 from perphd.admission.turn import LraState, Turn
 from perphd.domain.allocation import Allocation
@@ -76,7 +76,8 @@ class PerphPolicy:
             # Nothing is in force for an LRA while no batch may be written.
             view = replace(declared, enforced=declared.enforced and batch_gives)
             state = known.get(view.spec.name) or LraState.new(snapshot.at_s)
-            turn = Turn(settings_for(self._settings, view.spec), snapshot, view, state)
+            own = at_pace(settings_for(self._settings, view.spec), snapshot.period_s)
+            turn = Turn(own, snapshot, view, state)
             decision = turn.run()
             states[view.spec.name] = turn.state
             decisions.append(replace(decision, policy=self.name))
@@ -94,7 +95,8 @@ class PerphPolicy:
     def _together(self, snapshot: Snapshot, memory: PerphMemory) -> TargetState:
         """Decide for several LRAs at once, each on cores of its own."""
         detectors = {name: state.detector for name, state in memory.lras.items()}
-        result: Result = CrowdTick(self._settings, snapshot, memory.crowd, detectors).run()
+        paced = at_pace(self._settings, snapshot.period_s)
+        result: Result = CrowdTick(paced, snapshot, memory.crowd, detectors).run()
         decisions = tuple(replace(d, policy=self.name) for d in result.decisions)
         crowd = result.crowd if result.crowd is not None else Crowd()
         settings = arbiter.arbitrate(

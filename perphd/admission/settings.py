@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import lru_cache
+from typing import Any, Final
 
 from perphd.domain.workload import WorkloadSpec
 
@@ -89,7 +91,13 @@ class PolicySettings:
     settle_s: float = _key(
         1.0, 0.0, 60.0, "s", "after an own change nothing is judged or learned for so long"
     )
-    evaluate_ticks: int = _key(2, 1, 60, "samples", "samples after settling on which a change is judged")
+    evaluate_ticks: int = _key(
+        2,
+        1,
+        60,
+        "samples",
+        "samples after settling on which a change is judged; of samples that come faster so many that they cover 1.5 s",
+    )
     shrink_after_s: float = _key(
         4.0,
         1.0,
@@ -248,3 +256,14 @@ class PolicySettings:
 def settings_for(settings: PolicySettings, spec: WorkloadSpec) -> PolicySettings:
     """The settings that hold for one LRA: the host's, but for what its own table ``[lra.policy]`` says."""
     return replace(settings, **dict(spec.policy)) if spec.policy else settings  # type: ignore[arg-type]
+
+
+EVIDENCE_S: Final = 1.5
+"""Short samples scatter: a change is judged on so much time of them, however fast they come."""
+
+
+@lru_cache(maxsize=256)
+def at_pace(settings: PolicySettings, period_s: float) -> PolicySettings:
+    """The settings for samples that come every ``period_s``: ``evaluate_ticks`` of them cover ``EVIDENCE_S`` at least."""
+    ticks = max(settings.evaluate_ticks, math.ceil(EVIDENCE_S / period_s - 1e-6))
+    return settings if ticks == settings.evaluate_ticks else replace(settings, evaluate_ticks=ticks)

@@ -125,12 +125,13 @@ class Service:
         began_s = due_s = ended_s = time.monotonic()
         while not self._stop.is_set():
             round_s = now_s = time.monotonic()
+            usual_s = wanted_s = self._config.daemon.period_s
             try:
                 if self._advance is not None:
                     self._advance(now_s - began_s)
                     now_s -= began_s
                 await agent.tick(now_s, period_s)
-                ended_s = time.monotonic()
+                ended_s, wanted_s = time.monotonic(), agent.pace_s
             except PerphError as exc:
                 # Fail static: what is in force stays, the next tick tries again.
                 log.error("tick failed: %s", exc)
@@ -138,7 +139,7 @@ class Service:
                 log.exception("tick failed")
             # A round that takes its time (a slow answer of an application) is not made more often than that allows.
             took_s = time.monotonic() - round_s
-            period_s = min(max(agent.pace_s, LEISURE * took_s), self._config.daemon.period_s)
+            period_s = min(max(wanted_s, LEISURE * took_s), usual_s)
             due_s += period_s
             late_s = time.monotonic() - due_s
             if late_s > 0:
@@ -164,8 +165,7 @@ class Service:
         now_s = time.monotonic()
         pause_s = waker.look_in_s(now_s - ended_s, due_s - now_s)
         if pause_s is None:
-            waker.take()  # the next tick answers it
-            return ended_s
+            return ended_s  # the next tick answers it
         await self._rest(pause_s, None)
         if self._stop.is_set():
             return ended_s

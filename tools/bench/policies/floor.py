@@ -17,7 +17,7 @@ from tools.bench.policies.measure import Result
 TOLD: Final = (
     "*beyond late*: missed, without what oracle-late misses in the same scenario and seed (0 where less is missed). "
     "oracle-held and oracle-late set ORACLE's settings in the same world, where loads wander and backlogs drain: held "
-    "knows a situation as it begins, late a second after, as everybody does who samples once a second. What they miss "
+    "knows a situation as it begins, late a second after. What they miss "
     "is the price of standing on the edge of the targets for the most batch work; a step back misses less."
 )
 
