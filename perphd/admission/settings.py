@@ -264,6 +264,6 @@ EVIDENCE_S: Final = 1.5
 
 @lru_cache(maxsize=256)
 def at_pace(settings: PolicySettings, period_s: float) -> PolicySettings:
-    """The settings for samples that come every ``period_s``: ``evaluate_ticks`` of them cover ``EVIDENCE_S`` at least."""
+    """The settings for samples every ``period_s``: ``evaluate_ticks`` of them cover ``EVIDENCE_S`` at least."""
     ticks = max(settings.evaluate_ticks, math.ceil(EVIDENCE_S / period_s - 1e-6))
     return settings if ticks == settings.evaluate_ticks else replace(settings, evaluate_ticks=ticks)
