@@ -42,7 +42,7 @@ def test_the_lstm_learns_what_correlation_allows() -> None:
 def test_quiet_days_are_looked_up_where_the_node_model_is() -> None:
     found = quiet.days(1.0, 1, day_s=120.0)
     assert found.actions == 0
-    assert sum(found.health.values()) == 120
+    assert 120 <= sum(found.health.values()) <= 136, "once a second, but for the first seconds"
 
 
 @pytest.mark.parametrize(("name", "cause"), [("own throttling", Cause.THROTTLED), ("remote", Cause.REMOTE)])

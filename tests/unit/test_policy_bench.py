@@ -296,9 +296,8 @@ def test_lras_on_cores_of_their_own_give_one_of_them_each():
 def test_what_perph_settles_on_is_just_enough_on_a_small_host():
     found = []
     for level in (0.35, 0.6):
-        scenario, watcher = small(100.0, level), enough.Watcher()
-        entrant = ENTRANTS["perph"]
-        found += enough.steps_of(entrant.run(scenario, PerphPolicy(), 0, watch=watcher), watcher)
+        scenario, watcher = small(160.0, level), enough.Watcher()
+        found += enough.steps_of(run(scenario, PerphPolicy(), 1.0, 0, models=True, watch=watcher), watcher)
     less = [n for n in found if n.less]
     assert less
     assert all(n.met for n in less)
