@@ -207,7 +207,7 @@ def is_short(member: Member, look: Look) -> bool:
         return True
     if len(scores) >= MILD and max(scores[-MILD:]) < 1.0 and mean(scores[-MILD:]) < 0.99:
         return True
-    if is_often_short(scores):
+    if is_often_short(scores, look.settings):
         return True
     if len(scores) < PATIENT:
         return False

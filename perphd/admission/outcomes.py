@@ -178,9 +178,15 @@ def still_short(scores: Sequence[float], noise_sd: float, settings: PolicySettin
     return -math.log(mean(last)) > (_DOUBTFUL if len(last) >= n else _CLEAR) * doubt
 
 
-def is_often_short(scores: Sequence[float]) -> bool:
-    """True if too many of the latest samples are below target, whatever their mean."""
-    return sum(s < SLIGHTLY for s in scores[-OFTEN_OF:]) >= OFTEN
+def is_often_short(scores: Sequence[float], settings: PolicySettings) -> bool:
+    """True if too many of the latest samples are below target, whatever their mean.
+
+    Of samples so short that more of them are needed to judge a change, means of several count as one.
+    """
+    size = max(1, settings.evaluate_ticks // 2)
+    last = scores[-OFTEN_OF * size :]
+    means = [mean(last[i : i + size]) for i in range(len(last) % size, len(last), size)]
+    return sum(s < SLIGHTLY for s in means) >= OFTEN
 
 
 @dataclass(frozen=True, slots=True)

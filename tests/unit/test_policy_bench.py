@@ -297,7 +297,8 @@ def test_what_perph_settles_on_is_just_enough_on_a_small_host():
     found = []
     for level in (0.35, 0.6):
         scenario, watcher = small(160.0, level), enough.Watcher()
-        found += enough.steps_of(run(scenario, PerphPolicy(), 1.0, 0, models=True, watch=watcher), watcher)
+        done = ENTRANTS["perph"].run(scenario, PerphPolicy(), 0, watch=watcher)
+        found += enough.steps_of(done, watcher)
     less = [n for n in found if n.less]
     assert less
     assert all(n.met for n in less)
