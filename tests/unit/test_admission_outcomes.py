@@ -22,7 +22,7 @@ from perphd.admission.outcomes import (
     still_short,
     units_between,
 )
-from perphd.admission.settings import PolicySettings
+from perphd.admission.settings import PolicySettings, at_pace
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Action
 from perphd.domain.reading import Unavailable
@@ -120,10 +120,14 @@ def test_a_step_that_has_not_begun_to_help_is_told_from_a_queue_that_is_worked_o
 
 
 def test_too_often_below_is_too_little_whatever_the_mean() -> None:
-    assert is_often_short([1.2, 0.97, 1.2, 1.2, 0.97, 1.2, 1.2, 0.97])
-    assert not is_often_short([1.2, 0.97, 1.2, 1.2, 0.99, 1.2, 1.2, 0.97])
-    assert not is_often_short([0.97, *[1.2] * 5, 0.97, 1.2, 0.97])
-    assert not is_often_short([])
+    assert is_often_short([1.2, 0.97, 1.2, 1.2, 0.97, 1.2, 1.2, 0.97], PolicySettings())
+    assert not is_often_short([1.2, 0.97, 1.2, 1.2, 0.99, 1.2, 1.2, 0.97], PolicySettings())
+    assert not is_often_short([0.97, *[1.2] * 5, 0.97, 1.2, 0.97], PolicySettings())
+    assert not is_often_short([], PolicySettings())
+    fast = at_pace(PolicySettings(), 0.25)
+    assert is_often_short([0.97] * 9, fast)
+    assert not is_often_short([1.2, 0.97, 1.2] * 8, fast), "each mean of three is well above"
+    assert not is_often_short([0.97] * 8, fast), "two whole means are not enough"
 
 
 def test_regrets_double_and_end() -> None:
@@ -151,3 +155,10 @@ def test_a_cache_step_is_watched_for_as_long_as_the_samples_leave_it_open() -> N
     assert judge(step, [0.81, 0.80], 0.05, NOTHING, SETTINGS) is Came.OPEN
     assert judge(step, [0.81, 0.80] * 3, 0.05, NOTHING, SETTINGS) is Came.NO_HELP
     assert judge(step, [0.70, 0.70], 0.05, NOTHING, SETTINGS) in (Came.NO_HELP, Came.WORSE)
+
+
+def test_what_comes_faster_is_judged_on_as_much() -> None:
+    usual = PolicySettings()
+    assert at_pace(usual, 1.0) is usual
+    assert at_pace(usual, 0.25).evaluate_ticks == 6
+    assert at_pace(PolicySettings(evaluate_ticks=10), 0.25).evaluate_ticks == 10
