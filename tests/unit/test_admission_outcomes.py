@@ -159,6 +159,6 @@ def test_a_cache_step_is_watched_for_as_long_as_the_samples_leave_it_open() -> N
 
 def test_what_comes_faster_is_judged_on_as_much() -> None:
     usual = PolicySettings()
-    assert at_pace(usual, 1.0) is usual
+    assert at_pace(usual, 1.0) == usual
     assert at_pace(usual, 0.25).evaluate_ticks == 6
     assert at_pace(PolicySettings(evaluate_ticks=10), 0.25).evaluate_ticks == 10
