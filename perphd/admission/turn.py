@@ -237,7 +237,11 @@ class Turn:
     def _grazes(self, judged: Judgement) -> bool:
         """True if what is in force is just too little: on target in the mean, and below it again and again."""
         below = judged.verdict.health is Health.SUSPECT and not causes.nothing_to_give(judged.verdict.cause)
-        return below and self.current != self.nothing and outcomes.is_often_short(self.state.scores, self.settings)
+        return (
+            below
+            and self.current != self.nothing
+            and outcomes.is_often_short(self.state.scores, self.settings)
+        )
 
     def _relieved_after(
         self, pending: Pending, judged: Judgement, perf: Performance, model: ResPerfModel

@@ -19,6 +19,7 @@ from typing import Final, Literal, Self
 from perphd.domain.errors import Gone, KernelError, ParseError, Unsupported, kernel_error
 from perphd.domain.reading import Unavailable
 from perphd.host.fs import KernelFile, KernelFs
+from perphd.host.notified import Notified
 
 SYSTEM_ROOT: Final = "/proc/pressure"
 RESOURCES: Final = ("cpu", "memory", "io")
@@ -152,27 +153,18 @@ class PsiTrigger:
             )
         self.path = path
         self._on_pressure, self._on_gone = on_pressure, on_gone
-        self._loop = asyncio.get_running_loop()
-        self._epoll: select.epoll | None = None
-        self._fd = _armed(path, stall, threshold_us, window_us)
-        try:
-            self._epoll = select.epoll()
-            self._epoll.register(self._fd, select.EPOLLPRI | select.EPOLLERR)
-            self._loop.add_reader(self._epoll.fileno(), self._ready)
-        except BaseException:
-            self._release()
-            raise
+        asyncio.get_running_loop()  # nothing is armed that nobody could hear
+        fd = _armed(path, stall, threshold_us, window_us)
+        self._notified = Notified(fd, select.EPOLLPRI | select.EPOLLERR, self._ready)
 
     @property
     def closed(self) -> bool:
         """True after ``close`` or after the cgroup vanished."""
-        return self._epoll is None
+        return self._notified.closed
 
     def close(self) -> None:
         """Disarm and give the descriptors back; closing twice is fine."""
-        if self._epoll is not None:
-            self._loop.remove_reader(self._epoll.fileno())
-            self._release()
+        self._notified.close()
 
     def __enter__(self) -> Self:
         return self
@@ -185,22 +177,12 @@ class PsiTrigger:
     ) -> None:
         self.close()
 
-    def _ready(self) -> None:
-        if self._epoll is None:
-            return
-        if any(events & select.EPOLLERR for _, events in self._epoll.poll(0)):
+    def _ready(self, events: int) -> None:
+        if events & select.EPOLLERR:
             self.close()
             self._on_gone()
         else:
             self._on_pressure()
-
-    def _release(self) -> None:
-        if self._epoll is not None:
-            self._epoll.close()
-            self._epoll = None
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 def _armed(path: str, stall: str, threshold_us: int, window_us: int) -> int:

@@ -6,7 +6,6 @@ that changes (Documentation/admin-guide/cgroup-v2.rst). cgroup v1 has nothing li
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import select
@@ -14,6 +13,7 @@ from collections.abc import Callable
 from typing import Final
 
 from perphd.domain.errors import ParseError, kernel_error
+from perphd.host.notified import Notified
 
 FILE: Final = "cgroup.events"
 _POPULATED = re.compile(rb"^populated ([01])$", re.MULTILINE)
@@ -38,34 +38,27 @@ class PopulationWatch:
     def __init__(self, directory: str, on_started: Callable[[], None]) -> None:
         self.path = f"{directory}/{FILE}"
         self._on_started = on_started
-        self._loop = asyncio.get_running_loop()
-        self._epoll: select.epoll | None = None
         try:
             self._fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
             raise kernel_error(exc, self.path, "open") from exc
         try:
             self.populated = self._read()
-            self._epoll = select.epoll()
-            self._epoll.register(self._fd, select.EPOLLPRI)
-            self._loop.add_reader(self._epoll.fileno(), self._ready)
-        except OSError as exc:
-            self._release()
-            raise kernel_error(exc, self.path, "read") from exc
-        except BaseException:
-            self._release()
+        except BaseException as exc:
+            os.close(self._fd)
+            if isinstance(exc, OSError):
+                raise kernel_error(exc, self.path, "read") from exc
             raise
+        self._notified = Notified(self._fd, select.EPOLLPRI, self._ready)
 
     @property
     def closed(self) -> bool:
         """True after ``close``, or once it was seen that the cgroup has gone."""
-        return self._epoll is None
+        return self._notified.closed
 
     def close(self) -> None:
         """Give the descriptors back; closing twice is fine."""
-        if self._epoll is not None:
-            self._loop.remove_reader(self._epoll.fileno())
-            self._release()
+        self._notified.close()
 
     def _read(self) -> bool:
         text = os.pread(self._fd, _MOST_BYTES, 0)
@@ -78,9 +71,7 @@ class PopulationWatch:
             )
         return found[1] == b"1"
 
-    def _ready(self) -> None:
-        if self._epoll is None:
-            return
+    def _ready(self, _: int) -> None:
         try:
             before, self.populated = self.populated, self._read()  # reading it is what quiets the descriptor
         except (OSError, ParseError):
@@ -88,11 +79,3 @@ class PopulationWatch:
             return
         if self.populated and not before:
             self._on_started()
-
-    def _release(self) -> None:
-        if self._epoll is not None:
-            self._epoll.close()
-            self._epoll = None
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
