@@ -38,7 +38,7 @@ from perphd.admission.member import (
 from perphd.admission.partition import Claim, Seen
 from perphd.admission.placement import Cores, lend, place
 from perphd.admission.scene import Scene
-from perphd.admission.settings import PolicySettings, settings_for
+from perphd.admission.settings import PolicySettings, at_pace, settings_for
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant, Weight
 from perphd.domain.decision import Action, Decision, Outcome
 from perphd.domain.policy import Snapshot, WorkloadView
@@ -117,7 +117,7 @@ class CrowdTick:
         assert view.sample is not None
         assert view.model is not None
         perf = performance(view.sample, view.spec.objective.latency_percentile)
-        settings = settings_for(self.settings, view.spec)
+        settings = at_pace(settings_for(self.settings, view.spec), self.snapshot.period_s)
         target = target_of(view.spec.objective, view.model, perf, settings)
         known = self.crowd.members.get(view.spec.name)
         state = known.detector if known is not None else detectors.get(view.spec.name, DetectorState())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from typing import Any, Final
 
 from perphd.domain.workload import WorkloadSpec
@@ -262,7 +261,6 @@ EVIDENCE_S: Final = 1.5
 """Short samples scatter: a change is judged on so much time of them, however fast they come."""
 
 
-@lru_cache(maxsize=256)
 def at_pace(settings: PolicySettings, period_s: float) -> PolicySettings:
     """The settings for samples every ``period_s``: ``evaluate_ticks`` of them cover ``EVIDENCE_S`` at least."""
     ticks = max(settings.evaluate_ticks, math.ceil(EVIDENCE_S / period_s - 1e-6))

@@ -43,8 +43,7 @@ class Ticking:
 
         ``period_s``: the time that was to pass since the one before it; as configured if not given.
         """
-        daemon = self._state.config.daemon
-        period_s = daemon.period_s if period_s is None else period_s
+        period_s = self._state.config.daemon.period_s if period_s is None else period_s
         await self._roster.discover(now_s)
         await self._roster.give_back_left(now_s)
         async with self._state.lock:
@@ -69,22 +68,26 @@ class Ticking:
             deciding = time.perf_counter()
             target = self._state.parts.policy.decide(snapshot)
             self._state.memory = target.memory
-            started = self._state.parts.waker is not None and self._state.parts.waker.started
-            self._state.attention = advance(
-                self._state.attention,
-                snapshot,
-                target,
-                daemon.attentive_period_s,
-                daemon.attentive_for_s,
-                started=started,
-            )
             await self._enforce(target, now_s, deciding)
             self._record(target, tuple(self._state.samples.values()), now_s)
             self._state.parts.models.save_when_due(specs, now_s, self._state.config.daemon.model_save_s)
-            self._listen(target)
+            self._attend(snapshot, target)
             self._state.tick += 1
             # The wait for applications' answers is theirs, not ours.
             self._state.cost.tick(now_s, time.perf_counter() - waited)
+
+    def _attend(self, snapshot: Snapshot, target: TargetState) -> None:
+        """How soon the next round is wanted, and who may ask for one before."""
+        daemon, waker = self._state.config.daemon, self._state.parts.waker
+        self._state.attention = advance(
+            self._state.attention,
+            snapshot,
+            target,
+            daemon.attentive_period_s,
+            daemon.attentive_for_s,
+            started=waker is not None and waker.started,
+        )
+        self._listen(target)  # nothing is awaited in between: what asks later asks for the next round
 
     def _listen(self, target: TargetState) -> None:
         """Every LRA that is there can ask for a look between two ticks; what the last asked for was for something?"""

@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Final, Protocol
 
 from perphd.agent.config_schema import setting
@@ -88,17 +89,21 @@ class Watch(Protocol):
 class _Eye:
     """What watches for one batch workload: its own group, or, as long as there is none, the nearest one above."""
 
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
+    def __init__(self, cgroup: str) -> None:
+        self.cgroup = cgroup
         self.watched = ""
         self.watch: Trigger | None = None
         self.retry_at_s = 0.0
+
+    @property
+    def sees_its_own(self) -> bool:
+        """True while it is the workload's own group that is watched."""
+        return self.watched == self.cgroup
 
     def close(self) -> None:
         """Watch no more."""
         if self.watch is not None:
             self.watch.close()
-        self.watch, self.watched, self.retry_at_s = None, "", 0.0
 
 
 class _Ear:
@@ -184,13 +189,13 @@ class Waker:
             return
         now_s = self._clock()
         for name, cgroup in batch.items():
-            directory = self._directory_of(cgroup)
-            if directory is None:
-                continue
-            eye = self._eyes.setdefault(name, _Eye(directory))
-            if name in fresh or (name in gone and eye.watched == eye.directory):
-                eye.close()
-            if eye.watched != eye.directory and now_s >= eye.retry_at_s:
+            eye = self._eyes.get(name)
+            other = eye is not None and (eye.cgroup != cgroup or name in fresh)
+            if eye is None or other or (name in gone and eye.sees_its_own):
+                if eye is not None:
+                    eye.close()
+                eye = self._eyes[name] = _Eye(cgroup)
+            if not eye.sees_its_own and now_s >= eye.retry_at_s:
                 eye.retry_at_s = now_s + RETRY_S
                 self._open(name, eye)
 
@@ -264,23 +269,22 @@ class Waker:
 
     def _open(self, name: str, eye: _Eye) -> None:
         """Watch the workload's own group; where there is none (yet), the nearest one above it, but never the root."""
-        directory, root = eye.directory, self._directory_of("/")
 
         def begun() -> None:
             self._started = True
             self.ring(name, "it has started")
 
-        while root is not None and len(directory) > len(root.rstrip("/")):
-            if directory == eye.watched:
+        own = PurePosixPath(eye.cgroup)
+        for group in (own, *own.parents[:-1]):
+            directory = self._directory_of(str(group))
+            if directory is None or str(group) == eye.watched:
                 return
             try:
                 watch = self._watch(directory, begun)
             except (KernelError, ParseError):
-                directory = directory.rpartition("/")[0]
                 continue
             eye.close()
-            eye.watch, eye.watched = watch, directory
-            eye.retry_at_s = self._clock() + RETRY_S
+            eye.watch, eye.watched = watch, str(group)
             return
 
     def _listen(self, name: str, ear: _Ear) -> None:

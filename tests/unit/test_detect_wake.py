@@ -321,6 +321,14 @@ async def test_a_group_that_is_not_there_yet_is_awaited_in_the_nearest_above_it_
     assert not any(groups.watched.values())
 
 
+async def test_a_workload_of_another_group_is_awaited_there() -> None:
+    groups = Groups({"/cg/one.slice", "/cg/two.slice"})
+    listening = waker(Kernel(), Clock(), groups=groups)
+    listening.await_batch({"jobs": "/one.slice"}, set(), set())
+    listening.await_batch({"jobs": "/two.slice"}, set(), set())
+    assert {d for d, told in groups.watched.items() if told} == {"/cg/two.slice"}
+
+
 async def test_who_does_not_want_to_be_woken_watches_nothing() -> None:
     groups = Groups({"/cg/batch.slice"})
     listening = waker(Kernel(), Clock(), WakeConfig(enabled=False), groups)
