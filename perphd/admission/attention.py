@@ -11,10 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from perphd.admission.context import lras
 from perphd.domain.decision import TROUBLED, Action
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import available
-from perphd.domain.workload import SLOW_SOURCES, Kind
+from perphd.domain.workload import SLOW_SOURCES
 
 TROUBLE_S: Final = 10.0
 """Trouble that lasts longer is looked at no more often than anything else: what could be done soon has been done."""
@@ -74,7 +75,7 @@ def next_in_s(attention: Attention, now_s: float, period_s: float, fast_period_s
 
 def _guarded(snapshot: Snapshot) -> Iterator[WorkloadView]:
     """The LRAs that are there and for which something may be written."""
-    return (v for v in snapshot.workloads if v.spec.kind is Kind.LRA and v.enforced and v.sample is not None)
+    return (view for view in lras(snapshot) if view.enforced and view.sample is not None)
 
 
 def _tells_so_often(view: WorkloadView, fast_period_s: float) -> bool:

@@ -23,7 +23,7 @@ from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Candidate
 from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
 from perphd.domain.reading import available, value_or
-from perphd.domain.sample import Sample
+from perphd.domain.sample import Sample, lies_after
 
 SHOWN_CANDIDATES = 8
 BUSY_SHARE = 0.9
@@ -95,9 +95,9 @@ class Scene:
         sample = self.view.sample
         if sample is None or self.view.protection is None:
             return True
-        begin_s = sample.at_s - sample.interval_s
-        slack_s = 0.2 * self.snapshot.period_s  # ticks jitter; a fifth of a period spoils nothing
-        return begin_s + slack_s >= self.view.protected_since_s + self.settings.settle_s
+        return lies_after(
+            sample, self.view.protected_since_s + self.settings.settle_s, self.snapshot.period_s
+        )
 
     def cpu_is_contended(self) -> bool:
         """True if the host has hardly an idle core left, or batch itself has to wait for one.

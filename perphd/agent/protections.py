@@ -6,7 +6,7 @@ from perphd.admission.inferer import untouched
 from perphd.agent.modes import Modes
 from perphd.agent.state import Enforceable, Protection, State
 from perphd.domain.policy import TargetState
-from perphd.domain.sample import Quality, Sample, with_flag
+from perphd.domain.sample import Quality, Sample, lies_after, with_flag
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.actuators import Actuators
 
@@ -29,10 +29,8 @@ class Protections:
         protection = self._state.protections.get(sample.workload)
         if protection is None:
             return sample
-        # Ticks jitter; a fifth of a period spoils nothing.
-        slack_s = 0.2 * min(self._state.config.daemon.period_s, sample.interval_s)
-        begin_s = sample.at_s - sample.interval_s + slack_s
-        if begin_s >= protection.since_s + self._state.config.policy.settle_s:
+        settled_s = protection.since_s + self._state.config.policy.settle_s
+        if lies_after(sample, settled_s, min(self._state.config.daemon.period_s, sample.interval_s)):
             return sample
         return with_flag(sample, Quality.SETTLING)
 

@@ -87,6 +87,14 @@ def is_short(sample: Sample, period_s: float) -> bool:
     return 0.0 < sample.interval_s < SHORT_SHARE * period_s
 
 
+JITTER_SHARE = 0.2
+
+
+def lies_after(sample: Sample, at_s: float, period_s: float) -> bool:
+    """True if the whole of its interval lies after this. Ticks jitter: a fifth of a period spoils nothing."""
+    return sample.at_s - sample.interval_s + JITTER_SHARE * period_s >= at_s
+
+
 READINGS: tuple[str, ...] = tuple(
     f.name for f in fields(Sample) if f.name not in ("workload", "at_s", "interval_s", "quality")
 )

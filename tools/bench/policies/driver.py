@@ -16,7 +16,7 @@ from perphd.agent.learning import observations
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action
 from perphd.domain.policy import Policy, Snapshot, TargetState, WorkloadView
-from perphd.domain.sample import Quality, Sample
+from perphd.domain.sample import Quality, Sample, lies_after
 from perphd.predictor import Registry
 from tools.bench.policies.scene import Scenario
 from tools.bench.policies.world import Interval, World, host_view
@@ -129,8 +129,7 @@ class Seat:
         known = self._protections.get(sample.workload)
         if known is None:
             return sample
-        begin_s = sample.at_s - sample.interval_s + 0.2 * min(self._period_s, sample.interval_s)
-        if begin_s >= known[1] + self._settings.settle_s:
+        if lies_after(sample, known[1] + self._settings.settle_s, min(self._period_s, sample.interval_s)):
             return sample
         return replace(sample, quality=(*sample.quality, Quality.SETTLING))
 
