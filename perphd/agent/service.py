@@ -129,7 +129,6 @@ class Service:
             try:
                 if self._advance is not None:
                     self._advance(now_s - began_s)
-                    now_s -= began_s
                 await agent.tick(now_s, period_s)
                 ended_s, wanted_s = time.monotonic(), agent.pace_s
             except PerphError as exc:

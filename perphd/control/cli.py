@@ -61,7 +61,7 @@ def status(out: Out) -> None:
         from perphd.control.wire import decode
         from perphd.domain.status import AgentStatus
 
-        return status_parts(decode(AgentStatus, data))
+        return status_parts(decode(AgentStatus, data), data["clock"]["monotonic_s"])
 
     out.show(data, parts)
 

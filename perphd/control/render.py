@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.capability import Area, Capability
-from perphd.domain.decision import Action, Cause, Health, Verdict
+from perphd.domain.decision import Action, Cause, Health, Outcome, Verdict
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.signals import performance
 from perphd.domain.status import AgentStatus, SelfCost, WorkloadStatus
@@ -28,18 +28,18 @@ _LRA_HEADS = "LRA,HEALTH,WORK,TARGET,DELAY,TARGET,CORES,MEMORY,LAST,PROTECTION".
 _BATCH_HEADS = "BATCH,STATE,CORES,MEMORY,DISK,WAITS FOR CPU,IN FORCE".split(",")
 
 
-def status_parts(status: AgentStatus) -> list[Part]:
-    """``perphctl status``."""
+def status_parts(status: AgentStatus, now_s: float) -> list[Part]:
+    """``perphctl status``. ``now_s``: the daemon's monotonic clock, from which ages are told."""
     lras = [item for item in status.workloads if item.spec.kind is Kind.LRA]
     batch = [item for item in status.workloads if item.spec.kind is Kind.BATCH]
     parts: list[Part] = [text(_headline(status), Styled(_cost(status.cost, status.journal_entries), "dim"))]
     if lras:
         parts.append(table("", _LRA_HEADS, [_lra_row(item, status) for item in lras], right=range(2, 8)))
-        if reasons := [line for item in lras for line in _why(item)]:
+        if reasons := [line for item in lras for line in _why(item, now_s)]:
             parts.append(text(*reasons))
     if batch:
         parts.append(table("", _BATCH_HEADS, [_batch_row(item, status) for item in batch], right=range(2, 6)))
-        if tried := [line for item in batch for line in _tried(item)]:
+        if tried := [line for item in batch for line in _tried(item, now_s)]:
             parts.append(text(*tried))
     if not status.workloads:
         parts.append(
@@ -238,7 +238,7 @@ def _name(item: WorkloadStatus, status: AgentStatus) -> str:
     return item.spec.name if item.mode is status.mode else f"{item.spec.name} [{item.mode}]"
 
 
-def _why(item: WorkloadStatus) -> list[Cell]:
+def _why(item: WorkloadStatus, now_s: float) -> list[Cell]:
     if not item.present:
         return []  # the table says so, and the status' problems name the cgroup
     if item.problem:
@@ -249,15 +249,19 @@ def _why(item: WorkloadStatus) -> list[Cell]:
     culprit = f" (because of {verdict.culprit})" if verdict.culprit else ""
     lines: list[Cell] = [f"{item.spec.name}: {item.decision.reason}{culprit}"]
     if item.outcome is not None:
-        lines.append(Styled(f"{' ' * len(item.spec.name)}  last outcome: {item.outcome.text}", "dim"))
+        lines.append(Styled(f"{' ' * len(item.spec.name)}  last outcome: {_came(item.outcome, now_s)}", "dim"))
     return lines
 
 
-def _tried(item: WorkloadStatus) -> list[Cell]:
+def _tried(item: WorkloadStatus, now_s: float) -> list[Cell]:
     """What was last tried with a batch job for the sake of all of batch."""
     if not item.present or item.outcome is None:
         return []
-    return [Styled(f"{item.spec.name}: {item.outcome.text}", "dim")]
+    return [Styled(f"{item.spec.name}: {_came(item.outcome, now_s)}", "dim")]
+
+
+def _came(outcome: Outcome, now_s: float) -> str:
+    return f"{outcome.text} ({duration(now_s - outcome.at_s)} ago)"
 
 
 _WANTED = frozenset({"cpus", "cpu_weight", "memory_low_bytes", "memory_high_bytes"})

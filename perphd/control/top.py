@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import click
 
@@ -81,7 +82,7 @@ def run(out: Out, interval_s: float, count: int | None) -> None:
         while count is None or shown < count:
             if shown:
                 time.sleep(interval_s)
-            parts = _parts(decode(AgentStatus, out.client.get("status")), history)
+            parts = _parts(out.client.get("status"), history)
             live.update(Group(*rich_parts(parts)), refresh=True)
             shown += 1
 
@@ -97,13 +98,14 @@ def _print(out: Out, history: History, interval_s: float, count: int | None) -> 
         if out.as_json:
             click.echo(json.dumps(data, ensure_ascii=False))
         else:
-            click.echo(plain(_parts(decode(AgentStatus, data), history)))
+            click.echo(plain(_parts(data, history)))
         sys.stdout.flush()
         shown += 1
 
 
-def _parts(status: AgentStatus, history: History) -> list[Part]:
+def _parts(data: Mapping[str, Any], history: History) -> list[Part]:
+    status = decode(AgentStatus, data)
     history.add(status)
     lines = history.part()
-    parts = status_parts(status)
+    parts = status_parts(status, data["clock"]["monotonic_s"])
     return [parts[0], lines, *parts[1:]] if lines is not None else parts

@@ -35,12 +35,12 @@ class FakeNotifier(Notifier):
 @dataclass
 class FakeAgent:
     stopped: list[bool] = field(default_factory=list)
-    ticks: int = 0
+    at_s: list[float] = field(default_factory=list)
     waker: None = None
     pace_s: float = 1.0
 
     async def tick(self, now_s: float, period_s: float) -> None:
-        self.ticks += 1
+        self.at_s.append(now_s)
         raise PerphError("every tick fails")
 
     async def stop(self, restore: bool) -> None:
@@ -88,8 +88,24 @@ async def test_a_failed_tick_alone_does_not_end_the_daemon(monkeypatch: pytest.M
     service, agent = service_of(), FakeAgent()
     service._notifier = notifier = FakeNotifier(service)
     await service._loop(cast(Agent, agent))
-    assert agent.ticks >= 1
+    assert len(agent.at_s) >= 1
     assert notifier.told == 3
+
+
+async def test_a_simulated_host_begins_at_none_but_its_agent_lives_by_the_daemons_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # What the agent decides is shown with times of day, which are told from the daemon's clock.
+    monkeypatch.setattr(module, "ALIVE_STEP_S", 0.001)
+    service, agent, advanced = service_of(), FakeAgent(), list[float]()
+    service._notifier = FakeNotifier(service)
+    service._advance = advanced.append
+    before_s = time.monotonic()
+    await service._loop(cast(Agent, agent))
+    after_s = time.monotonic()
+    assert all(before_s <= at_s <= after_s for at_s in agent.at_s)
+    assert len(agent.at_s) == len(advanced) >= 1
+    assert 0.0 <= advanced[0] <= after_s - before_s
 
 
 @pytest.mark.parametrize(

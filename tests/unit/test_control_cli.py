@@ -343,7 +343,7 @@ def test_exit_codes(error: PerphError, code: int):
 
 
 def test_status_for_people(served: Served):
-    shown = plain(status_parts(served.agent.status()))
+    shown = plain(status_parts(served.agent.status(), 130.0))
     assert "enforce, policy perph, up 2 h 03 min" in shown
     db = next(line for line in shown.splitlines() if line.startswith("db "))
     assert "degraded (cpu)" in db
@@ -366,13 +366,13 @@ def test_status_says_what_was_tried_with_a_batch_job(served: Served):
     workloads = tuple(
         dataclasses.replace(w, outcome=tried) if w.spec.name == "pi" else w for w in status.workloads
     )
-    shown = plain(status_parts(dataclasses.replace(status, workloads=workloads)))
-    assert "pi: the least of the cache as a trial: pi -2%, sort +40%; kept" in shown
+    shown = plain(status_parts(dataclasses.replace(status, workloads=workloads), 130.0))
+    assert "pi: the least of the cache as a trial: pi -2%, sort +40%; kept (31 s ago)" in shown
 
 
 def test_status_of_an_empty_daemon(served: Served):
     served.agent.specs = {}
-    assert "perphctl lra add" in plain(status_parts(served.agent.status()))
+    assert "perphctl lra add" in plain(status_parts(served.agent.status(), 130.0))
 
 
 def test_explain_for_people():
