@@ -7,12 +7,12 @@ what harms is seen, and what has harmed is taken back, sooner. A quiet host is s
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.admission.context import lras
-from perphd.domain.decision import TROUBLED, Action
+from perphd.domain.decision import TROUBLED, Action, Decision
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import available
 from perphd.domain.workload import SLOW_SOURCES
@@ -25,10 +25,13 @@ LEAST_REQUESTS: Final = 50.0
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """``until_s``: samples are taken at the faster pace until then; ``there``: the workloads of the last tick."""
+    """``until_s``: samples are taken at the faster pace until then; ``there``: the workloads of the last tick;
+    ``why``: what the faster pace is for, of the last such event.
+    """
 
     until_s: float = -math.inf
     there: frozenset[str] = frozenset()
+    why: str = ""
 
 
 def advance(
@@ -38,7 +41,7 @@ def advance(
     fast_period_s: float,
     lasts_s: float,
     *,
-    started: bool = False,
+    started: Collection[str] = (),
 ) -> Attention:
     """What follows from a tick: who is there, and what was decided.
 
@@ -48,7 +51,7 @@ def advance(
         target: what was decided.
         fast_period_s: the faster pace, in seconds between two samples.
         lasts_s: so long after a change, an arrival or a sample in trouble the faster pace is kept.
-        started: the kernel has told that batch starts, whether it has a sample yet or not.
+        started: batch of which the kernel has told that it starts, whether it has a sample yet or not.
     """
     there = frozenset(view.spec.name for view in snapshot.workloads if view.sample is not None)
     guarded = list(_guarded(snapshot))
@@ -56,16 +59,21 @@ def advance(
         return Attention(there=there)
     names = {view.spec.name for view in guarded}
     decisions = [decision for decision in target.decisions if decision.workload in names]
-    in_flux = (
-        started
-        or not there <= before.there
-        or any(
-            decision.action is not Action.HOLD
-            or (decision.verdict.health in TROUBLED and snapshot.at_s - decision.verdict.since_s <= TROUBLE_S)
-            for decision in decisions
-        )
-    )
-    return Attention(snapshot.at_s + lasts_s if in_flux else before.until_s, there)
+    come = {*started, *(there - before.there)}
+    why = next(_in_flux(come, decisions, snapshot.at_s), "")
+    return Attention(snapshot.at_s + lasts_s, there, why) if why else replace(before, there=there)
+
+
+def _in_flux(come: Iterable[str], decisions: Iterable[Decision], now_s: float) -> Iterator[str]:
+    """What is in flux, most telling first."""
+    for name in sorted(come):
+        yield f"{name} has come"
+    for decision in decisions:
+        if decision.action is not Action.HOLD:
+            yield f"{decision.workload}: what comes of {decision.action}"
+        verdict = decision.verdict
+        if verdict.health in TROUBLED and now_s - verdict.since_s <= TROUBLE_S:
+            yield f"{decision.workload} is {verdict.health}"
 
 
 def next_in_s(attention: Attention, now_s: float, period_s: float, fast_period_s: float) -> float:

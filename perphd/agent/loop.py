@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 
-from perphd.admission.attention import next_in_s
 from perphd.admission.calibration import self_test
 from perphd.admission.whatif import whatif
 from perphd.agent.config import Config
@@ -62,9 +61,7 @@ class Agent:
     @property
     def pace_s(self) -> float:
         """How long after the last round the next one is wanted, in seconds."""
-        daemon = self._state.config.daemon
-        attention, now_s = self._state.attention, self._state.now_s
-        return next_in_s(attention, now_s, daemon.period_s, daemon.attentive_period_s)
+        return self._state.pace_s
 
     def missed(self, ticks: int) -> None:
         """The loop was late and left out so many rounds."""

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from perphd.admission.attention import Attention
+from perphd.admission.attention import Attention, next_in_s
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.models import Models
@@ -130,6 +130,12 @@ class State:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     sli_followed: bool = False
     attention: Attention = Attention()
+
+    @property
+    def pace_s(self) -> float:
+        """How long after the last round the next one is wanted, in seconds."""
+        daemon = self.config.daemon
+        return next_in_s(self.attention, self.now_s, daemon.period_s, daemon.attentive_period_s)
 
     @classmethod
     def at_start(cls, config: Config, parts: Parts, clock: Callable[[], float] | None) -> State:

@@ -85,7 +85,7 @@ class Ticking:
             target,
             daemon.attentive_period_s,
             daemon.attentive_for_s,
-            started=waker is not None and waker.started,
+            started=waker.started if waker is not None else (),
         )
         self._listen(target)  # nothing is awaited in between: what asks later asks for the next round
 

@@ -139,7 +139,7 @@ class Waker:
         self._config, self._directory_of, self._clock, self._arm = config, directory_of, clock, arm
         self._watch = watch
         self._eyes: dict[str, _Eye] = {}
-        self._started = False
+        self._started: set[str] = set()
         self._window_us = 1000 * config.window_ms
         self._ears: dict[str, _Ear] = {}
         self._rung = asyncio.Event()
@@ -200,8 +200,8 @@ class Waker:
                 self._open(name, eye)
 
     @property
-    def started(self) -> bool:
-        """True while batch that has started is among what asks for a tick."""
+    def started(self) -> Collection[str]:
+        """Batch that has started, among what asks for a tick."""
         return self._started
 
     def ring(self, name: str, why: str, pressure: bool = False) -> None:
@@ -241,7 +241,7 @@ class Waker:
     def take(self) -> Mapping[str, str]:
         """Who asked, and why; the next tick answers all of it, whether it is an extra one or not."""
         callers, self._callers = self._callers, {}
-        self._started = False
+        self._started = set()
         self._rung.clear()
         if callers:
             self._quiet_until_s = self._clock() + self._window_us / 1e6
@@ -271,7 +271,7 @@ class Waker:
         """Watch the workload's own group; where there is none (yet), the nearest one above it, but never the root."""
 
         def begun() -> None:
-            self._started = True
+            self._started.add(name)
             self.ring(name, "it has started")
 
         own = PurePosixPath(eye.cgroup)

@@ -52,13 +52,15 @@ def _agent(status: AgentStatus) -> Iterator[Metric]:
     info.add_metric([status.version, status.policy], 1)
     yield info
     yield _plain("perphd_enforcing", "1 if the mode is enforce.", status.mode is Mode.ENFORCE)
-    yield _plain("perphd_period_seconds", "Time between two samples.", status.period_s)
+    yield _plain("perphd_period_seconds", "Usual time between two samples.", status.period_s)
+    yield _plain("perphd_pace_seconds", "Time to the next sample, as things are now.", status.pace_s)
     yield _plain("perphd_uptime_seconds", "Time since start.", status.uptime_s)
     yield _plain(
         "perphd_journal_entries", "Kernel files whose original value is kept.", status.journal_entries
     )
     yield _plain("perphd_problems", "Conditions that an operator should read.", len(status.problems))
     yield _counter("perphd_ticks", "Rounds of the loop.", status.tick)
+    yield _counter("perphd_extra_ticks", "Rounds of them that something asked for.", status.extra_ticks)
     cost = status.cost
     yield _counter("perphd_missed_ticks", "Rounds that began too late.", cost.missed_ticks)
     readings: tuple[tuple[str, str, Reading], ...] = (

@@ -169,9 +169,14 @@ def _headline(status: AgentStatus) -> Styled:
     style = "bold green" if status.mode is Mode.ENFORCE else "bold"
     return Styled(
         f"perphd {status.version}: {status.mode}, policy {status.policy}, "
-        f"up {duration(status.uptime_s)}, tick {status.tick}, every {status.period_s:g} s",
+        f"up {duration(status.uptime_s)}, tick {status.tick}, {_pace(status)}",
         style,
     )
+
+
+def _pace(status: AgentStatus) -> str:
+    pace = f"every {status.pace_s:g} s"
+    return f"{pace} (usually {status.period_s:g} s: {status.attentive})" if status.attentive else pace
 
 
 def _cost(cost: SelfCost, journal: int) -> str:
@@ -249,7 +254,9 @@ def _why(item: WorkloadStatus, now_s: float) -> list[Cell]:
     culprit = f" (because of {verdict.culprit})" if verdict.culprit else ""
     lines: list[Cell] = [f"{item.spec.name}: {item.decision.reason}{culprit}"]
     if item.outcome is not None:
-        lines.append(Styled(f"{' ' * len(item.spec.name)}  last outcome: {_came(item.outcome, now_s)}", "dim"))
+        lines.append(
+            Styled(f"{' ' * len(item.spec.name)}  last outcome: {_came(item.outcome, now_s)}", "dim")
+        )
     return lines
 
 

@@ -63,13 +63,21 @@ class DetectorTest:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """The agent as a whole. ``problems``: sentences that an operator should read."""
+    """The agent as a whole. ``problems``: sentences that an operator should read.
+
+    ``period_s``: the usual time between two samples; ``pace_s``: that until the next one, which is shorter while
+    something is in flux: ``attentive`` says what (empty at the usual pace). ``extra_ticks``: looks between two
+    samples that pressure, batch that started or a pushed reading asked for.
+    """
 
     version: str
     mode: Mode
     policy: str
     period_s: float
+    pace_s: float
+    attentive: str
     tick: int
+    extra_ticks: int
     uptime_s: float
     workloads: tuple[WorkloadStatus, ...]
     journal_entries: int

@@ -272,6 +272,20 @@ async def test_decisions_and_writes_are_in_the_store(tmp_path: Path) -> None:
     assert acted.rows != ((0,),)
 
 
+async def test_it_says_when_it_looks_more_often_and_what_for(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.run(15)
+        quiet = b.agent.status()
+        assert (quiet.pace_s, quiet.attentive) == (quiet.period_s, "")
+        seen = []
+        for _ in range(15):
+            await b.run(1)
+            seen.append(b.agent.status())
+        assert any(status.pace_s < status.period_s for status in seen), "it had to act meanwhile"
+        assert all(bool(status.attentive) == (status.pace_s < status.period_s) for status in seen)
+        assert any(status.attentive == "db: what comes of grow" for status in seen)
+
+
 async def test_its_own_cost_is_measured(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         await b.run(12)

@@ -155,7 +155,19 @@ class FakeAgent:
         workloads = tuple(self._workload(spec) for spec in self.specs.values())
         cost = SelfCost(0.43, 61.5 * (1 << 20), 118.0, 1.21, 3.4, Unavailable("nothing written yet"), 0)
         return AgentStatus(
-            "1.2.3", self.mode, "perph", 1.0, 7423, 7423.4, workloads, 3, cost, ("the store was damaged",)
+            "1.2.3",
+            self.mode,
+            "perph",
+            1.0,
+            0.25,
+            "pi has come",
+            7423,
+            12,
+            7423.4,
+            workloads,
+            3,
+            cost,
+            ("the store was damaged",),
         )
 
     def whatif(self, arrival: Arrival) -> WhatIf:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import pytest
@@ -46,7 +47,7 @@ def decided(
     return TargetState({}, (decision,))
 
 
-def after(target: TargetState, *views: WorkloadView, started: bool = False) -> Attention:
+def after(target: TargetState, *views: WorkloadView, started: Collection[str] = ()) -> Attention:
     """What follows where all of them were there before."""
     known = frozenset(view.spec.name for view in views)
     return advance(Attention(there=known), snapshot(*views), target, FAST_S, LASTS_S, started=started)
@@ -66,12 +67,15 @@ def test_a_quiet_host_is_sampled_at_its_usual_pace() -> None:
 def test_every_change_is_watched_closely_for_a_while(action: Action) -> None:
     changed = after(decided(action), lra(), batch())
     assert is_fast(changed)
+    assert changed.why == f"db: what comes of {action}"
     assert next_in_s(changed, 10.0 + LASTS_S, 1.0, FAST_S) == 1.0
 
 
 @pytest.mark.parametrize("health", [Health.SUSPECT, Health.DEGRADED])
 def test_trouble_is_watched_closely_but_not_for_ever(health: Health) -> None:
-    assert is_fast(after(decided(health=health), lra(), batch()))
+    troubled = after(decided(health=health), lra(), batch())
+    assert is_fast(troubled)
+    assert troubled.why == f"db is {health}"
     assert not is_fast(after(decided(health=health, since_s=10.0 - TROUBLE_S - 1.0), lra(), batch()))
 
 
@@ -79,10 +83,11 @@ def test_who_comes_is_watched_closely_and_who_goes_is_not() -> None:
     here = snapshot(lra(), batch(), batch("more"))
     come = advance(Attention(there=frozenset({"db", "jobs"})), here, decided(), FAST_S, LASTS_S)
     assert is_fast(come)
+    assert come.why == "more has come"
     gone = advance(come, snapshot(lra(), batch()), decided(), FAST_S, LASTS_S)
     assert gone.until_s == come.until_s
     assert gone.there == {"db", "jobs"}
-    assert is_fast(after(decided(), lra(), batch(there=False), started=True)), (
+    assert is_fast(after(decided(), lra(), batch(there=False), started=["jobs"])), (
         "the kernel told before any sample"
     )
 
@@ -100,7 +105,7 @@ def test_who_comes_is_watched_closely_and_who_goes_is_not() -> None:
     ids=["pushed", "file", "command", "few requests", "observed", "not there"],
 )
 def test_where_more_samples_would_tell_no_more_they_are_not_taken(view: WorkloadView) -> None:
-    assert not is_fast(after(decided(Action.GROW), view, batch(), started=True))
+    assert not is_fast(after(decided(Action.GROW), view, batch(), started=["jobs"]))
 
 
 def test_indicators_that_are_asked_for_can_be_asked_for_more_often() -> None:

@@ -345,6 +345,7 @@ def test_exit_codes(error: PerphError, code: int):
 def test_status_for_people(served: Served):
     shown = plain(status_parts(served.agent.status(), 130.0))
     assert "enforce, policy perph, up 2 h 03 min" in shown
+    assert "every 0.25 s (usually 1 s: pi has come)" in shown
     db = next(line for line in shown.splitlines() if line.startswith("db "))
     assert "degraded (cpu)" in db
     assert "812 /s" in db

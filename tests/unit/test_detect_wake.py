@@ -291,9 +291,9 @@ async def test_batch_that_starts_is_looked_at_at_once() -> None:
     listening.await_batch({"jobs": "/batch.slice"}, {"jobs"}, set())
     assert not asks(listening)
     groups.start("/cg/batch.slice")
-    assert (asks(listening), listening.started) == (True, True)
+    assert (asks(listening), listening.started) == (True, {"jobs"})
     assert listening.take() == {"jobs": "it has started"}
-    assert (asks(listening), listening.started) == (False, False)
+    assert (asks(listening), listening.started) == (False, set())
     listening.await_batch({}, set(), set())
     assert not any(groups.watched.values())
 

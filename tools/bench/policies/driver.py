@@ -73,7 +73,7 @@ class Seat:
         self._fast_s = daemon.attentive_period_s if attentive else period_s
         self._fast_for_s, self._attention = daemon.attentive_for_s, Attention()
         self._pace_s = self._fast_s  # whoever is there at the start has just come, and was read once
-        self._starts_s = [actor.starts_s for actor in scenario.batch] if attentive else []
+        self._starts_s = {a.name: a.starts_s for a in scenario.batch} if attentive else {}
         self._settings = PolicySettings()
         self._registry = Registry() if models else None
         self._protections: dict[str, tuple[Allocation, float]] = {}
@@ -100,7 +100,7 @@ class Seat:
         self._memory = target.memory
         self._tick += 1
         now_s = snapshot.at_s
-        started = any(abs(now_s - at_s) < 1e-6 for at_s in self._starts_s)
+        started = [name for name, at_s in self._starts_s.items() if abs(now_s - at_s) < 1e-6]
         self._attention = advance(
             self._attention, snapshot, target, self._fast_s, self._fast_for_s, started=started
         )
@@ -110,7 +110,7 @@ class Seat:
     def next_in_s(self, now_s: float) -> float:
         """Time to the next tick: they keep to the grid of their pace, and batch that starts is looked at at once."""
         due_s = (math.floor(now_s / self._pace_s + 1e-6) + 1) * self._pace_s
-        starts_s = [at_s for at_s in self._starts_s if now_s + 1e-6 < at_s]
+        starts_s = [at_s for at_s in self._starts_s.values() if now_s + 1e-6 < at_s]
         return min([due_s, *starts_s]) - now_s
 
     def note(self, target: TargetState, now_s: float, changed: bool) -> None:
