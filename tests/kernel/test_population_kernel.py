@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+from perphd.agent.composition import build_agent
+from perphd.agent.config import Config, DaemonConfig
 from perphd.domain.errors import Gone
+from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import discover
 from perphd.host.cgroup.population import PopulationWatch
 from perphd.host.fs import RealFs
@@ -82,3 +87,25 @@ async def test_a_group_that_is_removed_is_silent_and_one_that_is_not_there_is_re
     watch.close()
     with pytest.raises(Gone, match=r"cgroup\.events"):
         PopulationWatch(group, lambda: None)
+
+
+async def test_the_agent_looks_at_once_at_batch_that_starts(group: str, tmp_path: Path) -> None:
+    config = Config(
+        daemon=DaemonConfig(state_dir=str(tmp_path)),
+        workloads=(WorkloadSpec("jobs", Kind.BATCH, f"/{os.path.basename(group)}"),),
+    )
+    agent = build_agent(config, clock=time.monotonic, store=False)
+    try:
+        assert agent.waker is not None
+        await agent.tick(time.monotonic())
+        assert not agent.waker.started
+        process = _enter(group)
+        try:
+            await asyncio.wait_for(agent.waker.rung(), LONGEST_S)
+            assert set(agent.waker.started) == {"jobs"}
+        finally:
+            _end(process)
+        await agent.tick(time.monotonic())
+        assert not agent.waker.started, "that tick was the answer"
+    finally:
+        await agent.stop(restore=True)

@@ -27,7 +27,10 @@ pytestmark = pytest.mark.requires_vm
 ROOT = Path(__file__).parents[2]
 COPIED = ("perphd", "rdt", "systemd", "profiles", "pyproject.toml", "tests/conftest.py")
 ALL = "PERPHD_VM_ALL" in os.environ
-COPIED_TESTS = ("tests", "tools") if ALL else ("tests/kernel/*isolation_*.py", "tests/vm/guest_daemon.py")
+POPULATION = "tests/kernel/test_population_kernel.py"
+COPIED_TESTS = (
+    ("tests", "tools") if ALL else ("tests/kernel/*isolation_*.py", POPULATION, "tests/vm/guest_daemon.py")
+)
 # What runs here runs there, if it is the same Python; else those for that Python are fetched.
 CARRIED = (
     "pytest",
@@ -167,7 +170,7 @@ def carry(minor: str, folder: Path) -> None:
     ("files", "all_must_run"),
     [
         ("tests/kernel/test_isolation_v2.py", True),
-        ("tests/vm/guest_daemon.py", True),
+        (f"tests/vm/guest_daemon.py {POPULATION}", True),
         pytest.param(
             "tests/kernel --deselect tests/kernel/test_isolation_v2.py",
             False,
