@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
-import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -18,6 +16,7 @@ from perphd.agent.config_host import check_against_host
 from perphd.agent.config_workloads import WorkloadNames
 from perphd.agent.loop import Agent
 from perphd.agent.notify import Notifier
+from perphd.agent.upkeep import give_back_memory, spare_the_start
 from perphd.agent.wake import Waker
 from perphd.domain.errors import PerphError
 from perphd.domain.workload import Mode
@@ -34,8 +33,8 @@ SILENCE_S = 30.0
 """Without a tick that ended for three periods and so long, the watchdog is no longer fed."""
 LEISURE = 3.0
 """Rounds follow each other at least at so many times the length of one, unless the configured period is shorter."""
-OWN_NICE = -10
-"""The daemon's own priority, as Nice= in its unit."""
+TRIM_EVERY_S = 60.0
+"""Memory that is held and not used is given back to the kernel so often."""
 
 
 class Server(Protocol):
@@ -122,7 +121,7 @@ class Service:
 
     async def _loop(self, agent: Agent) -> None:
         period_s = self._config.daemon.period_s
-        began_s = due_s = ended_s = time.monotonic()
+        began_s = trimmed_s = due_s = ended_s = time.monotonic()
         while not self._stop.is_set():
             round_s = now_s = time.monotonic()
             usual_s = wanted_s = self._config.daemon.period_s
@@ -136,6 +135,9 @@ class Service:
                 log.error("tick failed: %s", exc)
             except Exception:
                 log.exception("tick failed")
+            if now_s - trimmed_s >= TRIM_EVERY_S:
+                trimmed_s = now_s
+                give_back_memory()
             # A round that takes its time (a slow answer of an application) is not made more often than that allows.
             took_s = time.monotonic() - round_s
             period_s = min(max(wanted_s, LEISURE * took_s), usual_s)
@@ -241,19 +243,3 @@ class Service:
         finally:
             self._notifier.ready("reloaded")
         return config
-
-
-def spare_the_start() -> None:
-    """Modules and all else that was made at the start stay: the garbage collector need not look at them again."""
-    gc.collect()
-    gc.freeze()
-
-
-def protect_self() -> None:
-    """Ask for a little more CPU priority than anybody's default, so that a loaded host does not blind its guard."""
-    if os.getpriority(os.PRIO_PROCESS, 0) <= OWN_NICE:
-        return  # the unit has given it (Nice=), and forbids more
-    try:
-        os.setpriority(os.PRIO_PROCESS, 0, OWN_NICE)
-    except OSError as exc:
-        log.info("running at normal priority: %s", exc.strerror)

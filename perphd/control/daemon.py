@@ -44,7 +44,8 @@ def run(config_path: str, log_level: str | None) -> None:
     try:
         config = load(config_path)
         start_logging(log_level or config.daemon.log_level)
-        from perphd.agent.service import Service, protect_self
+        from perphd.agent.service import Service
+        from perphd.agent.upkeep import protect_self
         from perphd.control.server import ControlServer
 
         protect_self()

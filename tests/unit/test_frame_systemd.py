@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.config import DaemonConfig, parse
-from perphd.agent.service import OWN_NICE
+from perphd.agent.upkeep import OWN_NICE
 from perphd.domain.workload import Mode
 
 ROOT = Path(__file__).parents[2]

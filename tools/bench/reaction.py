@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from perphd.agent.service import spare_the_start
+from perphd.agent.upkeep import spare_the_start
 from perphd.domain.allocation import IDLE, Settings
 from perphd.domain.policy import Policy, Snapshot, TargetState
 from perphd.domain.workload import Kind

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from perphd.agent.composition import build_agent
 from perphd.agent.config import parse
 from perphd.agent.loop import Agent
-from perphd.agent.service import protect_self
+from perphd.agent.upkeep import protect_self
 
 LRA_SHARE = 5
 """One workload of so many is an LRA."""
