@@ -29,7 +29,8 @@ from perphd.host.resctrl import (
     wanted_schemata,
     why_not,
 )
-from perphd.isolation.journal import Journal, Original
+from perphd.isolation.journal import Journal
+from perphd.isolation.journal_format import Original
 from perphd.isolation.planner import FileState
 from perphd.isolation.standing import Standing
 from perphd.isolation.watch import Watch

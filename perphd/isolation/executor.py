@@ -26,7 +26,8 @@ from perphd.host.fs import KernelFs, read_text
 from perphd.host.kubelet import Kubelet
 from perphd.host.systemd_fs import UNIT_DEVICE, Lasting
 from perphd.isolation.caches import Caches, is_group
-from perphd.isolation.journal import Journal, Original
+from perphd.isolation.journal import Journal
+from perphd.isolation.journal_format import Original
 from perphd.isolation.pace import Pace
 from perphd.isolation.planner import Wanted, plan
 from perphd.isolation.readback import ReadBack

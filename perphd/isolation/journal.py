@@ -1,9 +1,8 @@
 """The journal of originals: what every kernel file held before perphd's first write to it, on disk before that write.
 
-One JSON object a line, each with a checksum: a header (version, boot), ``original`` (synced to disk before the file
-is written), ``intent`` (a value about to be written; survives a killed process, needs not survive a power cut, since
-cgroup values do not either), ``closed`` (given back) and ``kept`` (ended in good order, with all this in force).
-Values of another boot are worthless: their journal is set aside.
+Originals are synced to disk before the file is written; intents, values about to be written, survive a killed process
+and need not survive a power cut, since cgroup values do not either. Values of another boot are worthless: their journal
+is set aside. How the lines look is ``journal_format``'s.
 """
 
 from __future__ import annotations
@@ -11,55 +10,36 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
-import zlib
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Final
+from typing import Final
 
 from perphd.domain.errors import Busy, KernelError, PerphError, kernel_error
-from perphd.domain.quick import changer
 from perphd.isolation.journal_copy import COPY, Copy
+from perphd.isolation.journal_format import (
+    VERSION,
+    Original,
+    Record,
+    as_original,
+    closed_line,
+    header_line,
+    intent_line,
+    kept_line,
+    numbered,
+    original_line,
+    parse,
+)
 
 FILE: Final = "originals.jsonl"
 LOCK: Final = "lock"
 ASIDE: Final = "originals.previous-boot.jsonl"
 DAMAGED: Final = "originals.damaged.jsonl"
-VERSION: Final = 1
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _KEPT_INTENTS = 16
 _COMPACT_ABOVE_BYTES = 1 << 20
-_encode = json.JSONEncoder(
-    separators=(",", ":")
-).encode  # one for all lines: json.dumps would make one a call
-_quoted = json.encoder.encode_basestring_ascii
 _NOTHING_WRITTEN = "no kernel file is changed while its original cannot be recorded"
-
-
-@dataclass(frozen=True, slots=True)
-class Original:
-    """What a file held before the first write. ``identity``: (device, inode) of the cgroup directory it is in.
-
-    ``sequence`` is given by the journal: the order of first writes.
-    """
-
-    path: str
-    raw: bytes
-    identity: tuple[int, int]
-    knob: str
-    workload: str
-    sequence: int = 0
-
-    @property
-    def text(self) -> str:
-        """The value without its trailing newline."""
-        return self.raw.decode(errors="replace").rstrip("\n")
-
-
-_numbered = changer(Original, "sequence")
 
 
 class JournalInUse(PerphError):
@@ -133,12 +113,12 @@ class Journal:
         Raises:
             KernelError: they could not be stored; then nothing is recorded, and no file may be written.
         """
-        new = [_numbered(entry, self._sequence + n) for n, entry in enumerate(originals, 1)]
+        new = [numbered(entry, self._sequence + n) for n, entry in enumerate(originals, 1)]
         planned = self._fresh(intents, {entry.path for entry in new})
         if not new and not planned:
             return
-        lines = [_original_line(entry) for entry in new] + [
-            _intent_line(path, value) for path, value in planned
+        lines = [original_line(entry) for entry in new] + [
+            intent_line(path, value) for path, value in planned
         ]
         self._append(lines, sync=bool(new))
         for entry in new:
@@ -170,12 +150,12 @@ class Journal:
         if not closed:
             return
         if self._originals:
-            self._append([_line({"kind": "closed", "path": path}) for path in closed], sync=False)
+            self._append([closed_line(path) for path in closed], sync=False)
             return
         if self._fd < 0:
             self._rewrite()
             return
-        header = self._header()
+        header = header_line(self._boot)
         self._copy.replace(header.encode())
         try:
             os.ftruncate(self._fd, len(header))
@@ -190,7 +170,7 @@ class Journal:
             KernelError: it could not be written down.
         """
         if self._originals:
-            self._append([_line({"kind": "kept"})], sync=False)
+            self._append([kept_line()], sync=False)
 
     def take_kept(self) -> bool:
         """True, once, if the one before ended with ``keep``; a process that dies after this leaves no such mark."""
@@ -243,8 +223,8 @@ class Journal:
             return
         lines = data.split(b"\n")
         torn = lines.pop()
-        records = [(number, _parse(line)) for number, line in enumerate(lines, 1)]
-        if torn and (last := _parse(torn)) is not None:
+        records = [(number, parse(line)) for number, line in enumerate(lines, 1)]
+        if torn and (last := parse(torn)) is not None:
             records.append((len(records) + 1, last))
         header = next((record for _, record in records if record and record["kind"] == "header"), None)
         if header is not None and header.get("version") != VERSION:
@@ -268,7 +248,7 @@ class Journal:
             self._notes.append(
                 f"{self.path}: the last line was cut off while it was written; it stood for no write"
             )
-        if bad or torn or not data.startswith(self._header().encode()):
+        if bad or torn or not data.startswith(header_line(self._boot).encode()):
             with contextlib.suppress(KernelError):  # readable all the same: said again at the next start
                 self._rewrite()
             return
@@ -279,21 +259,21 @@ class Journal:
 
     def _says_more(self, copy: bytes, data: bytes) -> bool:
         """True if the copy is whole and of this boot, and the journal is not whole or ends earlier."""
-        records = [_parse(line) for line in copy.split(b"\n")[:-1]]
-        if len(records) < 2 or None in records or not copy.startswith(self._header().encode()):
+        records = [parse(line) for line in copy.split(b"\n")[:-1]]
+        if len(records) < 2 or None in records or not copy.startswith(header_line(self._boot).encode()):
             return False
         if copy.startswith(data):
             return len(copy) > len(data)
         *lines, torn = data.split(b"\n")
-        first = _parse(lines[0]) if lines else None
+        first = parse(lines[0]) if lines else None
         if first is not None and first["kind"] == "header" and first != records[0]:
             return False  # of another boot or version: that is not damage
-        whole = [record for line in lines if (record := _parse(line)) is not None]
+        whole = [record for line in lines if (record := parse(line)) is not None]
         return len(whole) < len(lines) or not lines or bool(torn and len(whole) < len(records))
 
     def _use_copy(self, copy: bytes, why: str) -> None:
         for line in copy.split(b"\n")[:-1]:
-            record = _parse(line)
+            record = parse(line)
             assert record is not None
             self._replay(record)
             self._kept = record["kind"] == "kept"
@@ -301,7 +281,7 @@ class Journal:
         with contextlib.suppress(KernelError):
             self._rewrite()
 
-    def _set_aside(self, records: list[tuple[int, dict[str, Any] | None]]) -> None:
+    def _set_aside(self, records: list[tuple[int, Record | None]]) -> None:
         count = sum(1 for _, record in records if record and record["kind"] == "original")
         with contextlib.suppress(OSError):
             os.rename(self.path, f"{self.state_dir}/{ASIDE}")
@@ -321,17 +301,10 @@ class Journal:
             f"files named only in damaged lines are not restored (a copy is kept as {DAMAGED})"
         )
 
-    def _replay(self, record: dict[str, Any]) -> None:
+    def _replay(self, record: Record) -> None:
         kind, path = record["kind"], str(record.get("path", ""))
         if kind == "original":
-            entry = Original(
-                path=path,
-                raw=str(record["raw"]).encode("latin-1"),
-                identity=(int(record["dev"]), int(record["ino"])),
-                knob=str(record["knob"]),
-                workload=str(record["workload"]),
-                sequence=int(record["seq"]),
-            )
+            entry = as_original(record)
             self._originals.pop(path, None)
             self._originals[path] = entry
             self._intents[path] = {}
@@ -381,9 +354,6 @@ class Journal:
         self._size += len(data)
         self._copy.append(data)
 
-    def _header(self) -> str:
-        return _line({"kind": "header", "version": VERSION, "boot": self._boot})
-
     def _rewrite(self) -> None:
         """Write what is known as a new file and put it in the old one's place, on disk before this returns."""
         if self.unreadable is not None:
@@ -393,12 +363,12 @@ class Journal:
                 self._lock_fd = _lock(self.state_dir)
             except JournalInUse as exc:
                 raise Busy(self.path, "lock", errno.EAGAIN, advice=str(exc)) from exc
-        lines = [self._header()]
+        lines = [header_line(self._boot)]
         for entry in self._originals.values():
             values = list(self._intents.get(entry.path, ()))[-_KEPT_INTENTS:]
             self._intents[entry.path] = dict.fromkeys(values)
-            lines.append(_original_line(entry))
-            lines += [_intent_line(entry.path, value) for value in values]
+            lines.append(original_line(entry))
+            lines += [intent_line(entry.path, value) for value in values]
         data = "".join(lines).encode()
         temporary = f"{self.path}.new"
         try:
@@ -453,39 +423,6 @@ def _boot_id() -> str:
         return Path(BOOT_ID).read_text().strip()
     except OSError:
         return "unknown"
-
-
-def _line(record: dict[str, Any]) -> str:
-    body = _encode(record)
-    return f'{body[:-1]},"crc":{zlib.crc32(body.encode())}}}\n'
-
-
-def _original_line(entry: Original) -> str:
-    body = (
-        f'{{"kind":"original","seq":{entry.sequence},"workload":{_quoted(entry.workload)},'
-        f'"knob":{_quoted(entry.knob)},"path":{_quoted(entry.path)},"raw":{_quoted(entry.raw.decode("latin-1"))},'
-        f'"dev":{entry.identity[0]},"ino":{entry.identity[1]}'
-    )
-    return f'{body},"crc":{zlib.crc32(body.encode() + b"}")}}}\n'
-
-
-def _intent_line(path: str, value: str) -> str:
-    # As _line would, in a quarter of the time: there is one of these for every write.
-    body = f'{{"kind":"intent","path":{_quoted(path)},"value":{_quoted(value)}'
-    return f'{body},"crc":{zlib.crc32(body.encode() + b"}")}}}\n'
-
-
-def _parse(line: bytes) -> dict[str, Any] | None:
-    """The record of a line whose checksum holds, else None."""
-    try:
-        record = json.loads(line)
-        crc = record.pop("crc")
-        body = _encode(record)
-        if zlib.crc32(body.encode()) != crc or not isinstance(record["kind"], str):
-            return None
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None
-    return dict(record)
 
 
 def _write_all(fd: int, data: bytes) -> None:

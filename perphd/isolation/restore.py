@@ -26,8 +26,9 @@ from perphd.host.fs import Identity, KernelFs, read_text, write_within
 from perphd.host.resctrl import remove_group
 from perphd.host.systemd_bus import BusctlBus
 from perphd.host.systemd_fs import UNIT_DEVICE, Lasting, is_running_kernel, unit_files
-from perphd.isolation.journal import FILE, Journal, Original
+from perphd.isolation.journal import FILE, Journal
 from perphd.isolation.journal_copy import COPY
+from perphd.isolation.journal_format import Original
 
 
 @dataclass(frozen=True, slots=True)

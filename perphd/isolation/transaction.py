@@ -17,7 +17,8 @@ from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, same
 from perphd.host.fs import Identity, KernelFs, read_text
-from perphd.isolation.journal import Journal, Original
+from perphd.isolation.journal import Journal
+from perphd.isolation.journal_format import Original
 from perphd.isolation.restore import is_free, is_own, put
 
 _make_original = maker(Original)

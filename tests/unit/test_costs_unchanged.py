@@ -19,7 +19,7 @@ from perphd.domain.sample import NOTHING_MEASURED, Quality, Sample, sample_of, w
 from perphd.host.cgroup.hierarchy import Hierarchy
 from perphd.host.fs import KernelFile
 from perphd.host.perf_events import EventKind
-from perphd.isolation import journal
+from perphd.isolation import journal_format
 from perphd.monitor.events import EventLadder, EventMeter
 from perphd.monitor.files import _Place, _Source, _Want
 from perphd.monitor.meters import CpuStat, Gauge, MemoryStat, Meter, Pressure, Readings
@@ -157,16 +157,16 @@ def test_the_journals_lines_are_those_of_a_json_library(
     path: str, text: str, raw: bytes, device: int, inode: int, name: str
 ) -> None:
     """They are put together by hand because there is one for every write; what reads them does not know that."""
-    entry = journal.Original(path, raw, (device, inode), text, name, 7)
+    entry = journal_format.Original(path, raw, (device, inode), text, name, 7)
     for line, wanted in (
-        (journal._intent_line(path, text), {"kind": "intent", "path": path, "value": text}),
+        (journal_format.intent_line(path, text), {"kind": "intent", "path": path, "value": text}),
         (
-            journal._original_line(entry),
+            journal_format.original_line(entry),
             {"kind": "original", "seq": 7, "workload": name, "knob": text, "path": path}
             | {"raw": raw.decode("latin-1"), "dev": device, "ino": inode},
         ),
     ):
-        assert line == journal._line(wanted)
+        assert line == journal_format._line(wanted)
 
 
 class _Group:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from perphd.domain.errors import Full, KernelError, PerphError
 from perphd.isolation import journal as module
-from perphd.isolation.journal import Journal, JournalInUse, Original
+from perphd.isolation import journal_format
+from perphd.isolation.journal import Journal, JournalInUse
 from perphd.isolation.journal_copy import COPY
+from perphd.isolation.journal_format import Original
 
 A = Original("/cg/a/cpu.weight", b"100\n", (1, 7), "cpu_weight", "batch")
 B = Original("/cg/a/cpu.idle", b"0\n", (1, 7), "cpu_weight", "batch")
@@ -183,7 +185,7 @@ def test_arbitrary_bytes_never_break_the_opening(
 
 
 def test_a_newer_version_is_refused(tmp_path: Path) -> None:
-    line = module._line({"kind": "header", "version": 99, "boot": "boot"})
+    line = journal_format._line({"kind": "header", "version": 99, "boot": "boot"})
     (tmp_path / module.FILE).write_text(line)
     with pytest.raises(PerphError, match="version 99"):
         opened(tmp_path)

@@ -16,7 +16,7 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import discover
 from perphd.host.resctrl import as_kernel_error, open_groups, why_not
 from perphd.isolation import Applied, Executor, Journal, restore
-from perphd.isolation.journal import Original
+from perphd.isolation.journal_format import Original
 from perphd.sim.host import SimHost
 from perphd.sim.machine import Machine
 from perphd.sim.workload import Batch, Lra, Workload
