@@ -1,7 +1,8 @@
 """The one writer to the kernel: plan, transaction, journal of originals, restore."""
 
 from perphd.isolation.executor import Applied, Executor
-from perphd.isolation.journal import Journal, JournalInUse
+from perphd.isolation.journal import Journal
+from perphd.isolation.journal_lock import JournalInUse
 from perphd.isolation.restore import FileReport, RestoreReport, restore
 from perphd.isolation.watch import Conflict
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -31,26 +30,15 @@ from perphd.isolation.journal_format import (
     original_line,
     parse,
 )
+from perphd.isolation.journal_lock import JournalInUse, lock
 
 FILE: Final = "originals.jsonl"
-LOCK: Final = "lock"
 ASIDE: Final = "originals.previous-boot.jsonl"
 DAMAGED: Final = "originals.damaged.jsonl"
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _KEPT_INTENTS = 16
 _COMPACT_ABOVE_BYTES = 1 << 20
 _NOTHING_WRITTEN = "no kernel file is changed while its original cannot be recorded"
-
-
-class JournalInUse(PerphError):
-    """Another live process holds the journal. ``pid``: its process id, or 0 if it could not be read."""
-
-    def __init__(self, state_dir: str, pid: int) -> None:
-        self.pid = pid
-        who = f"process {pid}" if pid else "another process"
-        super().__init__(
-            f"{state_dir}: the journal is in use by {who}: only one perphd may write to this host; stop that one first"
-        )
 
 
 class Journal:
@@ -81,7 +69,7 @@ class Journal:
         self.unreadable: KernelError | None = None
         """Why the journal that is there could not be read; then nothing can be recorded, lest it be overwritten."""
         self._copy = Copy(self.state_dir)
-        self._lock_fd = _lock(self.state_dir)
+        self._lock_fd = lock(self.state_dir)
         try:
             self._load()
         except BaseException:
@@ -360,7 +348,7 @@ class Journal:
             raise self.unreadable
         if self._lock_fd < 0:
             try:
-                self._lock_fd = _lock(self.state_dir)
+                self._lock_fd = lock(self.state_dir)
             except JournalInUse as exc:
                 raise Busy(self.path, "lock", errno.EAGAIN, advice=str(exc)) from exc
         lines = [header_line(self._boot)]
@@ -387,35 +375,6 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._size = fd, len(data)
-
-
-def holder(state_dir: str | Path) -> int:
-    """Process id in the lock file of a state directory; 0 if there is none. Says nothing about its being alive."""
-    try:
-        return int(Path(state_dir, LOCK).read_text())
-    except (OSError, ValueError):
-        return 0
-
-
-def _lock(state_dir: str) -> int:
-    """Lock the directory; -1 if it cannot be written (then nothing can be recorded, hence nothing be changed)."""
-    try:
-        os.makedirs(state_dir, mode=0o700, exist_ok=True)
-        fd = os.open(f"{state_dir}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError:
-        try:
-            fd = os.open(f"{state_dir}/{LOCK}", os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            return -1
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as exc:
-        os.close(fd)
-        raise JournalInUse(state_dir, holder(state_dir)) from exc
-    with contextlib.suppress(OSError):  # the pid is for the sentence only: the lock itself is held
-        os.ftruncate(fd, 0)
-        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
-    return fd
 
 
 def _boot_id() -> str:

@@ -19,7 +19,7 @@ from perphd.domain.errors import ConfigError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.reading import available
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
-from perphd.isolation.journal import JournalInUse
+from perphd.isolation.journal_lock import JournalInUse
 from perphd.monitor.query import run_query
 from perphd.monitor.sli import SliReading
 from perphd.sim.host import Arrival, Departure, SimHost

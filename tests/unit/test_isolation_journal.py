@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from perphd.domain.errors import Full, KernelError, PerphError
 from perphd.isolation import journal as module
 from perphd.isolation import journal_format
-from perphd.isolation.journal import Journal, JournalInUse
+from perphd.isolation.journal import Journal
 from perphd.isolation.journal_copy import COPY
 from perphd.isolation.journal_format import Original
+from perphd.isolation.journal_lock import JournalInUse
 
 A = Original("/cg/a/cpu.weight", b"100\n", (1, 7), "cpu_weight", "batch")
 B = Original("/cg/a/cpu.idle", b"0\n", (1, 7), "cpu_weight", "batch")

@@ -1,0 +1,59 @@
+"""The lock of a state directory: only one live process may write to the host, and it is named to the others."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from perphd.domain.errors import PerphError
+
+LOCK: Final = "lock"
+
+
+class JournalInUse(PerphError):
+    """Another live process holds the journal. ``pid``: its process id, or 0 if it could not be read."""
+
+    def __init__(self, state_dir: str, pid: int) -> None:
+        self.pid = pid
+        who = f"process {pid}" if pid else "another process"
+        super().__init__(
+            f"{state_dir}: the journal is in use by {who}: only one perphd may write to this host; stop that one first"
+        )
+
+
+def lock(state_dir: str) -> int:
+    """Lock the directory, made if absent, until the descriptor returned is closed.
+
+    -1 if it cannot be written: then nothing can be recorded, hence nothing be changed.
+
+    Raises:
+        JournalInUse: a live process has locked it.
+    """
+    try:
+        os.makedirs(state_dir, mode=0o700, exist_ok=True)
+        fd = os.open(f"{state_dir}/{LOCK}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError:
+        try:
+            fd = os.open(f"{state_dir}/{LOCK}", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return -1
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as exc:
+        os.close(fd)
+        raise JournalInUse(state_dir, _holder(state_dir)) from exc
+    with suppress(OSError):  # the pid is for the sentence only: the lock itself is held
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return fd
+
+
+def _holder(state_dir: str) -> int:
+    """Process id in the lock file; 0 if there is none. Says nothing about its being alive."""
+    try:
+        return int(Path(state_dir, LOCK).read_text())
+    except (OSError, ValueError):
+        return 0
