@@ -16,7 +16,7 @@ from types import MappingProxyType, TracebackType
 from typing import Final
 
 from perphd.domain.errors import Busy, KernelError, PerphError, kernel_error
-from perphd.isolation.journal_copy import COPY, Copy
+from perphd.isolation.journal_copy import COPY, Copy, says_more
 from perphd.isolation.journal_format import (
     VERSION,
     Original,
@@ -186,11 +186,12 @@ class Journal:
     # -- reading -------------------------------------------------------------------------------------------------
 
     def _load(self) -> None:
+        header = header_line(self._boot).encode()
         copy = self._copy.read()
         try:
             data = Path(self.path).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            if self._says_more(copy, b""):
+            if says_more(copy, b"", header):
                 self._use_copy(copy, "it was gone")
                 return
             with contextlib.suppress(
@@ -203,7 +204,7 @@ class Journal:
             self.unreadable = kernel_error(exc, self.path, "read", advice=advice)
             self._notes.append(str(self.unreadable))
             return
-        if self._says_more(copy, data):
+        if says_more(copy, data, header):
             if data != copy[: len(data)]:  # not just cut short: what is there is kept for whoever wonders
                 with contextlib.suppress(OSError):
                     Path(f"{self.state_dir}/{DAMAGED}").write_bytes(data)
@@ -214,13 +215,13 @@ class Journal:
         records = [(number, parse(line)) for number, line in enumerate(lines, 1)]
         if torn and (last := parse(torn)) is not None:
             records.append((len(records) + 1, last))
-        header = next((record for _, record in records if record and record["kind"] == "header"), None)
-        if header is not None and header.get("version") != VERSION:
+        first = next((record for _, record in records if record and record["kind"] == "header"), None)
+        if first is not None and first.get("version") != VERSION:
             raise PerphError(
-                f"{self.path}: journal version {header.get('version')!r} is not {VERSION}: "
+                f"{self.path}: journal version {first.get('version')!r} is not {VERSION}: "
                 "restore with the perphd that wrote it"
             )
-        if header is not None and header.get("boot") != self._boot:
+        if first is not None and first.get("boot") != self._boot:
             self._set_aside(records)
             with contextlib.suppress(KernelError):
                 self._rewrite()
@@ -230,13 +231,13 @@ class Journal:
             if record is not None:
                 self._replay(record)
                 self._kept = record["kind"] == "kept"
-        if bad or header is None:
-            self._report_damage(data, bad, header is None)
+        if bad or first is None:
+            self._report_damage(data, bad, first is None)
         elif torn:
             self._notes.append(
                 f"{self.path}: the last line was cut off while it was written; it stood for no write"
             )
-        if bad or torn or not data.startswith(header_line(self._boot).encode()):
+        if bad or torn or not data.startswith(header):
             with contextlib.suppress(KernelError):  # readable all the same: said again at the next start
                 self._rewrite()
             return
@@ -244,20 +245,6 @@ class Journal:
         with contextlib.suppress(OSError):
             self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
             self._size = len(data)
-
-    def _says_more(self, copy: bytes, data: bytes) -> bool:
-        """True if the copy is whole and of this boot, and the journal is not whole or ends earlier."""
-        records = [parse(line) for line in copy.split(b"\n")[:-1]]
-        if len(records) < 2 or None in records or not copy.startswith(header_line(self._boot).encode()):
-            return False
-        if copy.startswith(data):
-            return len(copy) > len(data)
-        *lines, torn = data.split(b"\n")
-        first = parse(lines[0]) if lines else None
-        if first is not None and first["kind"] == "header" and first != records[0]:
-            return False  # of another boot or version: that is not damage
-        whole = [record for line in lines if (record := parse(line)) is not None]
-        return len(whole) < len(lines) or not lines or bool(torn and len(whole) < len(records))
 
     def _use_copy(self, copy: bytes, why: str) -> None:
         for line in copy.split(b"\n")[:-1]:

@@ -12,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from perphd.isolation.journal_format import parse
+
 COPY: Final = "originals.copy.jsonl"
 
 
@@ -61,3 +63,21 @@ class Copy:
         self.close()
         with suppress(OSError):
             os.unlink(self.path)
+
+
+def says_more(copy: bytes, journal: bytes, header: bytes) -> bool:
+    """True if the copy is whole and of this boot, and the journal is not whole or ends earlier.
+
+    ``header``: the line that a journal of this boot begins with.
+    """
+    records = [parse(line) for line in copy.split(b"\n")[:-1]]
+    if len(records) < 2 or None in records or not copy.startswith(header):
+        return False
+    if copy.startswith(journal):
+        return len(copy) > len(journal)
+    *lines, torn = journal.split(b"\n")
+    first = parse(lines[0]) if lines else None
+    if first is not None and first["kind"] == "header" and first != records[0]:
+        return False  # of another boot or version: that is not damage
+    whole = [record for line in lines if (record := parse(line)) is not None]
+    return len(whole) < len(lines) or not lines or bool(torn and len(whole) < len(records))
