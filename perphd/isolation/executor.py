@@ -1,4 +1,4 @@
-"""The one writer: reads back, plans the difference, applies it as a transaction, and gives everything back.
+"""The one writer: reads back, plans the difference, applies it as a transaction, and gives back what it took.
 
 ``plan`` reads and never writes (it serves ``observe`` as well); ``apply`` is the only way to a kernel write.
 """
@@ -8,35 +8,32 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from posixpath import basename, dirname
+from posixpath import basename
 
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
-from perphd.domain.errors import Broken, Busy, Gone, KernelError
+from perphd.domain.errors import Broken, Busy, KernelError
 from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import CONTROLLERS, LIST_SETTINGS, RESCTRL_SETTINGS
-from perphd.host.egress_fs import is_egress
-from perphd.host.fs import KernelFs, read_text
+from perphd.host.fs import KernelFs
 from perphd.host.kubelet import Kubelet
-from perphd.host.systemd_fs import UNIT_DEVICE, Lasting
-from perphd.isolation.caches import Caches, is_group
+from perphd.host.systemd_fs import Lasting
+from perphd.isolation.caches import Caches
+from perphd.isolation.giving_back import GivingBack
 from perphd.isolation.journal import Journal
-from perphd.isolation.journal_format import Original
 from perphd.isolation.pace import Pace
 from perphd.isolation.planner import Wanted, plan
 from perphd.isolation.readback import ReadBack
 from perphd.isolation.reclaim import RECLAIM, Reclaimer
-from perphd.isolation.restore import FileReport, RestoreReport, is_original, restore_journal
+from perphd.isolation.restore import RestoreReport, restore_journal
 from perphd.isolation.standing import Standing
 from perphd.isolation.survey import Refuse, Survey
 from perphd.isolation.transaction import Result, Transaction
-from perphd.isolation.watch import Conflict, Key, Watch
+from perphd.isolation.watch import Conflict, Watch
 from perphd.isolation.worker import Worker
 
 DISKS_S = 10.0
@@ -97,9 +94,6 @@ class Executor:
         self._clock, self._deadline_s = clock, deadline_s
         self._pace = None if changes_per_s is None else Pace(changes_per_s)
         self._planned_s = 0.0
-        self._forget_unwritten()
-        self._adopt_s, self._adopted_s = adopt_s, -1.0
-        self._adopted = {entry.workload for entry in journal.originals.values()} if adopt_s > 0 else set()
         self._worker = Worker(in_thread, 2 * deadline_s)
         self._lock = asyncio.Lock()
         self._read = ReadBack(fs, journal)
@@ -107,27 +101,14 @@ class Executor:
         self._standing = Standing()
         self._reclaimer = Reclaimer(fs, in_thread)
         self._caches = Caches(fs, self._cgroups, journal, self._watch, self._standing)
+        self._giving_back = GivingBack(fs, journal, self._read, self._watch, self._standing, self._caches)
+        self._giving_back.forget_unwritten()
+        self._adopt_s, self._adopted_s = adopt_s, -1.0
+        self._adopted = {entry.workload for entry in journal.originals.values()} if adopt_s > 0 else set()
         self._specs: dict[str, WorkloadSpec] = {}
         self._survey = Survey(
             fs, self._cgroups, hierarchies, self._read, self._watch, self._standing, refuse, kubelet
         )
-
-    def _forget_unwritten(self) -> None:
-        """Close what one before this put on record and never wrote, or had given back: it died in between.
-
-        Not what systemd holds: it may yet do what it was asked by the dead.
-        """
-        groups = self._by_knob().values()
-        self._close_out([e.path for group in groups if all(map(self._is_unwritten, group)) for e in group])
-
-    def _is_unwritten(self, entry: Original) -> bool:
-        if is_group(entry) or (isinstance(self._fs, Lasting) and self._fs.outlives(entry.path)):
-            return False
-        try:
-            same_group = self._fs.identity(dirname(entry.path)) == entry.identity
-            return same_group and is_original(entry.path, entry.raw, self._fs.read(entry.path))
-        except KernelError:
-            return False
 
     # -- questions -----------------------------------------------------------------------------------------------
 
@@ -366,78 +347,9 @@ class Executor:
         # systemd may yet do what it was asked in vain: then a file that holds its original proves nothing.
         unclear = isinstance(result.failed, Busy | Broken) and isinstance(self._fs, Lasting)
         late = result.at_fault if unclear else None
-        self._settle({(write.workload, write.knob) for write in writes}, touched, result.texts, late)
+        keys = {(write.workload, write.knob) for write in writes}
+        self._giving_back.settle(keys, touched, result.texts, planned, late)
         return result
-
-    def _settle(
-        self, keys: set[Key], touched: set[str], read_back: Mapping[str, str], late: Write | None
-    ) -> None:
-        """Remember what the knobs read after a transaction, and close those that hold their originals (again).
-
-        ``read_back``: what is known of that already.
-        """
-        self._read.forget_around()
-        closed: list[str] = []
-        for key, group in self._by_knob().items():
-            if key not in keys:
-                continue
-            written = any(entry.path in touched for entry in group)
-            # What systemd was asked to set it may have set anew with a later request for the same unit.
-            texts = {
-                entry.path: read_back[entry.path]
-                for entry in group
-                if entry.path in read_back and entry.identity[0] != UNIT_DEVICE
-            }
-            holds = [
-                self._holds_original(entry, written, texts) for entry in group
-            ]  # all: each takes note as well
-            if late is not None and key == (late.workload, late.knob):
-                self._watch.forget(late.path)  # the next look goes by what was intended
-            elif all(holds):
-                closed += [entry.path for entry in group]
-                for entry in group:
-                    self._watch.forget(entry.path)
-                self._standing.drop(key)
-            elif key in self._survey.planned:
-                self._note(key, texts)
-        self._close_out(closed)
-
-    def _by_knob(self) -> dict[Key, list[Original]]:
-        """What is on record, a setting of a workload together."""
-        found: dict[Key, list[Original]] = defaultdict(list)
-        for entry in self._journal.originals.values():
-            found[entry.workload, entry.knob].append(entry)
-        return found
-
-    def _close_out(self, paths: list[str]) -> None:
-        """These files hold their originals: take away what only served a setting, and forget them."""
-        if isinstance(self._fs, Lasting):
-            # What refuses that stays on record: restore tries it again, and says so.
-            paths = [path for path in paths if not self._fs.given_back(path)]
-        with suppress(KernelError):  # the journal then still names values that the files hold already
-            self._journal.close_out(paths)
-
-    def _note(self, key: Key, texts: Mapping[str, str]) -> None:
-        knob = self._survey.planned[key][0]
-        with suppress(KernelError):
-            identity = self._read.identities.get(knob.directory) or self._fs.identity(knob.directory)
-            files = [self._read.file(path, identity, texts.get(path)) for path in knob.paths]
-            lists = knob.setting in LIST_SETTINGS
-            around = self._read.around(knob.directory, knob.paths[0]) if lists else ""
-            self._standing.note(key, knob, files, around)
-
-    def _holds_original(self, entry: Original, written: bool, texts: dict[str, str]) -> bool:
-        """``texts``: what files read, as far as it is known; what is read here is added."""
-        if (text := texts.get(entry.path)) is None:
-            try:
-                text = texts[entry.path] = read_text(self._fs, entry.path)
-            except Gone:
-                return not (isinstance(self._fs, Lasting) and self._fs.outlives(entry.path))
-            except KernelError:
-                return False
-        if written:
-            self._watch.wrote(entry.path, entry.identity, text)
-        return is_original(entry.path, entry.raw, text.encode())
 
     def _tell(self, result: Result) -> None:
         if self._on_write is None:
@@ -460,11 +372,7 @@ class Executor:
         async with self._lock:
             done = await self._worker.run(lambda: self._give_back(chosen, force))
         if isinstance(done, Busy):
-            left = [
-                e for e in list(self._journal.originals.values()) if chosen is None or e.workload in chosen
-            ]
-            failed = tuple(FileReport(e.path, e.workload, e.knob, e.text, note=str(done)) for e in left)
-            return RestoreReport(failed=failed, notes=(f"nothing restored: {done}",))
+            return self._giving_back.not_given_back(chosen, done)
         self._tell_restored(done)
         return done
 
@@ -475,16 +383,7 @@ class Executor:
                 self._on_write(write, "restored")
 
     def _give_back(self, names: frozenset[str] | None, force: bool) -> RestoreReport:
-        entries = self._journal.originals.values()
-        originals = [e for e in entries if names is None or (e.workload in names and not is_group(e))]
-        if names is not None:
-            with suppress(KernelError):  # the group is then still in the journal
-                self._caches.release(names, self._specs)
-        report = restore_journal(self._fs, self._journal, originals, force)
-        for entry in originals:
-            self._watch.forget(entry.path)
-            self._standing.drop((entry.workload, entry.knob))
-        self._standing.given_back(names)
+        report = self._giving_back.give_back(names, self._specs, force)
         for name in names or ():  # off the list: a host where many workloads come and go must not fill up
             self._watch.reset(name)
             self._survey.forget(name)
@@ -500,7 +399,7 @@ class Executor:
         """
         if self._worker.is_busy:
             return None
-        gone = [e for e in self._journal.originals.values() if is_egress(e.path) and self._is_gone(e)]
+        gone = self._giving_back.left_by_gone()
         if not gone:
             return RestoreReport()
         async with self._lock:
@@ -512,17 +411,6 @@ class Executor:
             self._standing.drop((file.workload, file.knob))
         self._tell_restored(done)
         return done
-
-    def _is_gone(self, entry: Original) -> bool:
-        """True if its group is not there; or another is, on which nothing is to be set (else that takes the class)."""
-        try:
-            if self._fs.identity(dirname(entry.path)) == entry.identity:
-                return False
-        except Gone:
-            return True
-        except KernelError:
-            return False
-        return self._standing.targets.get(entry.workload, UNTOUCHED).egress_max is KEEP
 
     def close(self) -> None:
         """End the threads; the journal is the caller's to close."""

@@ -1,0 +1,190 @@
+"""Giving back while the daemon runs: what is on record stays so until its file holds its original again.
+
+Whoever saw to that: a plan that wants nothing any more, a transaction that was undone, a restore, or a process that
+died before its first write. How one original is given back is ``restore``'s, with or without a daemon.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from contextlib import suppress
+from posixpath import dirname
+
+from perphd.domain.allocation import KEEP, UNTOUCHED
+from perphd.domain.errors import Busy, Gone, KernelError
+from perphd.domain.plan import Write
+from perphd.domain.workload import WorkloadSpec
+from perphd.host.cgroup.group import Knob
+from perphd.host.cgroup.knobs import LIST_SETTINGS, Value
+from perphd.host.egress_fs import is_egress
+from perphd.host.fs import KernelFs, read_text
+from perphd.host.systemd_fs import UNIT_DEVICE, Lasting
+from perphd.isolation.caches import Caches, is_group
+from perphd.isolation.journal import Journal
+from perphd.isolation.journal_format import Original
+from perphd.isolation.readback import ReadBack
+from perphd.isolation.restore import FileReport, RestoreReport, is_original, restore_journal
+from perphd.isolation.standing import Standing
+from perphd.isolation.watch import Key, Watch
+
+
+class GivingBack:
+    """Closes in the journal what is given back, and takes note of it in ``watch`` and ``standing``.
+
+    Knows nothing of asyncio: it may block in the kernel.
+    """
+
+    def __init__(
+        self,
+        fs: KernelFs,
+        journal: Journal,
+        read: ReadBack,
+        watch: Watch,
+        standing: Standing,
+        caches: Caches,
+    ) -> None:
+        self._fs, self._journal, self._read = fs, journal, read
+        self._watch, self._standing, self._caches = watch, standing, caches
+
+    # -- at the start --------------------------------------------------------------------------------------------
+
+    def forget_unwritten(self) -> None:
+        """Close what one before this put on record and never wrote, or had given back: it died in between.
+
+        Not what systemd holds: it may yet do what it was asked by the dead.
+        """
+        groups = self._by_knob().values()
+        self._close_out([e.path for group in groups if all(map(self._is_unwritten, group)) for e in group])
+
+    def _is_unwritten(self, entry: Original) -> bool:
+        if is_group(entry) or (isinstance(self._fs, Lasting) and self._fs.outlives(entry.path)):
+            return False
+        try:
+            same_group = self._fs.identity(dirname(entry.path)) == entry.identity
+            return same_group and is_original(entry.path, entry.raw, self._fs.read(entry.path))
+        except KernelError:
+            return False
+
+    # -- after a transaction -------------------------------------------------------------------------------------
+
+    def settle(
+        self,
+        keys: set[Key],
+        touched: set[str],
+        read_back: Mapping[str, str],
+        planned: Mapping[Key, tuple[Knob, Value]],
+        late: Write | None,
+    ) -> None:
+        """Remember what these knobs read after a transaction, and close those that hold their originals (again).
+
+        Args:
+            keys: the knobs that were to be written.
+            touched: the files that were, or may have been.
+            read_back: what is known of their texts already.
+            planned: what the plan had for the knobs.
+            late: a write that may yet come into force, although it failed.
+        """
+        self._read.forget_around()
+        closed: list[str] = []
+        for key, group in self._by_knob().items():
+            if key not in keys:
+                continue
+            written = any(entry.path in touched for entry in group)
+            # What systemd was asked to set it may have set anew with a later request for the same unit.
+            texts = {
+                entry.path: read_back[entry.path]
+                for entry in group
+                if entry.path in read_back and entry.identity[0] != UNIT_DEVICE
+            }
+            holds = [
+                self._holds_original(entry, written, texts) for entry in group
+            ]  # all: each takes note as well
+            if late is not None and key == (late.workload, late.knob):
+                self._watch.forget(late.path)  # the next look goes by what was intended
+            elif all(holds):
+                closed += [entry.path for entry in group]
+                for entry in group:
+                    self._watch.forget(entry.path)
+                self._standing.drop(key)
+            elif key in planned:
+                self._note(key, planned[key][0], texts)
+        self._close_out(closed)
+
+    def _note(self, key: Key, knob: Knob, texts: Mapping[str, str]) -> None:
+        with suppress(KernelError):
+            identity = self._read.identities.get(knob.directory) or self._fs.identity(knob.directory)
+            files = [self._read.file(path, identity, texts.get(path)) for path in knob.paths]
+            lists = knob.setting in LIST_SETTINGS
+            around = self._read.around(knob.directory, knob.paths[0]) if lists else ""
+            self._standing.note(key, knob, files, around)
+
+    def _holds_original(self, entry: Original, written: bool, texts: dict[str, str]) -> bool:
+        """``texts``: what files read, as far as it is known; what is read here is added."""
+        if (text := texts.get(entry.path)) is None:
+            try:
+                text = texts[entry.path] = read_text(self._fs, entry.path)
+            except Gone:
+                return not (isinstance(self._fs, Lasting) and self._fs.outlives(entry.path))
+            except KernelError:
+                return False
+        if written:
+            self._watch.wrote(entry.path, entry.identity, text)
+        return is_original(entry.path, entry.raw, text.encode())
+
+    # -- on demand -----------------------------------------------------------------------------------------------
+
+    def give_back(
+        self, names: frozenset[str] | None, specs: Mapping[str, WorkloadSpec], force: bool
+    ) -> RestoreReport:
+        """Give back everything, or what the workloads of these names had; ``specs``: those of the last plan."""
+        entries = self._journal.originals.values()
+        originals = [e for e in entries if names is None or (e.workload in names and not is_group(e))]
+        if names is not None:
+            with suppress(KernelError):  # the group is then still in the journal
+                self._caches.release(names, specs)
+        report = restore_journal(self._fs, self._journal, originals, force)
+        for entry in originals:
+            self._watch.forget(entry.path)
+            self._standing.drop((entry.workload, entry.knob))
+        self._standing.given_back(names)
+        return report
+
+    def not_given_back(self, names: frozenset[str] | None, why: Busy) -> RestoreReport:
+        """As ``give_back``, where the kernel is still busy with something else."""
+        # A copy: what it is busy with may yet close some.
+        left = [e for e in list(self._journal.originals.values()) if names is None or e.workload in names]
+        failed = tuple(FileReport(e.path, e.workload, e.knob, e.text, note=str(why)) for e in left)
+        return RestoreReport(failed=failed, notes=(f"nothing restored: {why}",))
+
+    def left_by_gone(self) -> list[Original]:
+        """Traffic classes of groups that have gone: nothing else takes them away until everything is given back."""
+        return [e for e in self._journal.originals.values() if is_egress(e.path) and self._is_gone(e)]
+
+    def _is_gone(self, entry: Original) -> bool:
+        """True if its group is not there; or another is, on which nothing is to be set (else that takes the class)."""
+        try:
+            if self._fs.identity(dirname(entry.path)) == entry.identity:
+                return False
+        except Gone:
+            return True
+        except KernelError:
+            return False
+        return self._standing.targets.get(entry.workload, UNTOUCHED).egress_max is KEEP
+
+    # -- the record ----------------------------------------------------------------------------------------------
+
+    def _by_knob(self) -> dict[Key, list[Original]]:
+        """What is on record, a setting of a workload together."""
+        found: dict[Key, list[Original]] = defaultdict(list)
+        for entry in self._journal.originals.values():
+            found[entry.workload, entry.knob].append(entry)
+        return found
+
+    def _close_out(self, paths: list[str]) -> None:
+        """These files hold their originals: take away what only served a setting, and forget them."""
+        if isinstance(self._fs, Lasting):
+            # What refuses that stays on record: restore tries it again, and says so.
+            paths = [path for path in paths if not self._fs.given_back(path)]
+        with suppress(KernelError):  # the journal then still names values that the files hold already
+            self._journal.close_out(paths)
