@@ -18,15 +18,15 @@ from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.hierarchy import Hierarchies
-from perphd.host.cgroup.knobs import CONTROLLERS, LIST_SETTINGS, RESCTRL_SETTINGS
+from perphd.host.cgroup.knobs import CONTROLLERS, RESCTRL_SETTINGS
 from perphd.host.fs import KernelFs
 from perphd.host.kubelet import Kubelet
 from perphd.host.systemd_fs import Lasting
+from perphd.isolation.allowance import Allowance
 from perphd.isolation.caches import Caches
 from perphd.isolation.giving_back import GivingBack
 from perphd.isolation.journal import Journal
-from perphd.isolation.pace import Pace
-from perphd.isolation.planner import Wanted, plan
+from perphd.isolation.planner import Wanted, plan, unless_stuck
 from perphd.isolation.readback import ReadBack
 from perphd.isolation.reclaim import RECLAIM, Reclaimer
 from perphd.isolation.restore import RestoreReport, restore_journal
@@ -92,7 +92,7 @@ class Executor:
         self._disks_s = -math.inf
         self._on_write = on_write
         self._clock, self._deadline_s = clock, deadline_s
-        self._pace = None if changes_per_s is None else Pace(changes_per_s)
+        self._allowance = None if changes_per_s is None else Allowance(changes_per_s)
         self._planned_s = 0.0
         self._worker = Worker(in_thread, 2 * deadline_s)
         self._lock = asyncio.Lock()
@@ -200,7 +200,10 @@ class Executor:
             changes = ChangeSet((*changes.writes, *caches.writes), changes.skipped)
         if self._survey.reclaims and not self._reclaimer.is_busy:
             changes = ChangeSet((*changes.writes, *self._survey.reclaims), changes.skipped)
-        changes = self._paced(self._unless_stuck(changes, skipped), targets)
+        lras = {spec.name for spec in specs if spec.kind is Kind.LRA}
+        changes = unless_stuck(changes, skipped, lras, self._survey.stuck)
+        if self._allowance is not None:
+            changes = self._allowance.hold(changes, targets, now_s)
         writes = changes.writes
         if changes and (reason := self._watch.waits(targets, self._clock())):
             keys = dict.fromkeys((write.workload, write.knob) for write in changes.writes)
@@ -209,31 +212,6 @@ class Executor:
             writes = ()
         self._standing.planned(targets, writes, changes.skipped, (*self._survey.limited, *caches.limited))
         return changes
-
-    def _unless_stuck(self, changes: ChangeSet, left_out: Sequence[NotEnforceable]) -> ChangeSet:
-        """CPUs of an LRA's own are a promise of two sides: without one of them the other is not kept either.
-
-        Nobody else gains CPUs while an LRA cannot be moved off those that it was given, and no LRA is narrowed while
-        somebody else cannot be confined: it would share what is left with them.
-        """
-        lras = {name for name, spec in self._specs.items() if spec.kind is Kind.LRA}
-        loose = [left for left in left_out if left.knob == "cpus" and left.workload not in lras]
-        stuck = ", ".join(dict.fromkeys(self._survey.stuck))
-        reasons: dict[Write, str] = {}
-        for write in changes.writes:
-            if write.knob not in LIST_SETTINGS:
-                continue
-            if stuck and write.stage is Stage.GROW and write.workload not in self._survey.stuck:
-                reasons[write] = f"waits for {stuck}: what was set there cannot be changed now"
-            elif loose and write.stage is Stage.SHRINK and write.workload in lras:
-                reasons[write] = f"not confined while {loose[0].workload} is not: {loose[0].reason}"
-        if not reasons:
-            return changes
-        told = dict.fromkeys(
-            NotEnforceable(write.workload, write.knob, why) for write, why in reasons.items()
-        )
-        kept = tuple(write for write in changes.writes if write not in reasons)
-        return ChangeSet(kept, (*changes.skipped, *told), changes.reason)
 
     def _still_adopted(self, targets: Mapping[str, Settings], now_s: float) -> frozenset[str]:
         """Workloads that keep what they had before this process, since nobody has decided about them yet."""
@@ -247,23 +225,6 @@ class Executor:
         """Before the end: what is in force stays so on purpose. Raises KernelError if that cannot be written down."""
         self._journal.keep()
 
-    def _paced(self, changes: ChangeSet, targets: Mapping[str, Settings]) -> ChangeSet:
-        """Without the knobs that have changed too often. One that is to be given back never waits.
-
-        The same knob of all workloads waits together: what one is to lose is what another is to gain.
-        """
-        if self._pace is None:
-            return changes
-        keys = dict.fromkeys((write.workload, write.knob) for write in changes.writes)
-        wanted = [key for key in keys if getattr(targets.get(key[0], UNTOUCHED), key[1]) is not KEEP]
-        waits = {key[1]: why for key in wanted if (why := self._pace.wait(key, self._planned_s))}
-        held = {key: waits[key[1]] for key in wanted if key[1] in waits}
-        if not held:
-            return changes
-        kept = tuple(write for write in changes.writes if (write.workload, write.knob) not in held)
-        told = tuple(NotEnforceable(*key, why) for key, why in held.items())
-        return ChangeSet(kept, (*changes.skipped, *told), changes.reason)
-
     # -- apply ---------------------------------------------------------------------------------------------------
 
     async def apply(self, changes: ChangeSet) -> Applied:
@@ -271,9 +232,9 @@ class Executor:
 
         Does not raise for what the kernel refuses: see ``Applied.failed``.
         """
-        if self._pace is not None:
+        if self._allowance is not None:
             for key in dict.fromkeys((write.workload, write.knob) for write in changes.writes):
-                self._pace.changed(key, self._planned_s)
+                self._allowance.changed(key, self._planned_s)
         reclaims = [write for write in changes.writes if basename(write.path) == RECLAIM]
         groups = [write for write in changes.writes if self._caches.owns(write)]
         writes = [write for write in changes.writes if write not in reclaims and write not in groups]
@@ -387,8 +348,8 @@ class Executor:
         for name in names or ():  # off the list: a host where many workloads come and go must not fill up
             self._watch.reset(name)
             self._survey.forget(name)
-            if self._pace is not None:
-                self._pace.forget(name)
+            if self._allowance is not None:
+                self._allowance.forget(name)
         return report
 
     async def release_gone(self) -> RestoreReport | None:

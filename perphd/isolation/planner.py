@@ -11,7 +11,7 @@ never raised above it, a protection never lowered below it, and what was frozen 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from posixpath import basename, dirname
 
@@ -22,7 +22,7 @@ from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
 from perphd.domain.quick import maker
 from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import Knob, encode
-from perphd.host.cgroup.knobs import PROTECTIONS, Value, is_frozen, magnitude, same
+from perphd.host.cgroup.knobs import LIST_SETTINGS, PROTECTIONS, Value, is_frozen, magnitude, same
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,37 @@ def plan(wanted: Iterable[Wanted], skipped: Iterable[NotEnforceable] = (), reaso
                 writes = _plan_list(item.state, KEEP)  # what an earlier target took goes back
         made.append(_Made(item.state.knob.directory.count("/"), item.state.lra, writes))
     return ChangeSet(tuple(_ordered(made)), tuple(left_out), reason)
+
+
+def unless_stuck(
+    changes: ChangeSet, left_out: Iterable[NotEnforceable], lras: Container[str], stuck: Collection[str]
+) -> ChangeSet:
+    """CPUs of an LRA's own are a promise of two sides: without one of them the other is not kept either.
+
+    Nobody else gains CPUs while an LRA cannot be moved off those that it was given, and no LRA is narrowed while
+    somebody else cannot be confined: it would share what is left with them.
+
+    Args:
+        changes: a plan.
+        left_out: what cannot be set at all, of any workload.
+        lras: names of all LRAs.
+        stuck: those of them on CPUs or memory nodes that perphd gave them and cannot change now.
+    """
+    loose = [left for left in left_out if left.knob == "cpus" and left.workload not in lras]
+    waits_for = ", ".join(dict.fromkeys(stuck))
+    reasons: dict[Write, str] = {}
+    for write in changes.writes:
+        if write.knob not in LIST_SETTINGS:
+            continue
+        if stuck and write.stage is Stage.GROW and write.workload not in stuck:
+            reasons[write] = f"waits for {waits_for}: what was set there cannot be changed now"
+        elif loose and write.stage is Stage.SHRINK and write.workload in lras:
+            reasons[write] = f"not confined while {loose[0].workload} is not: {loose[0].reason}"
+    if not reasons:
+        return changes
+    told = dict.fromkeys(NotEnforceable(write.workload, write.knob, why) for write, why in reasons.items())
+    kept = tuple(write for write in changes.writes if write not in reasons)
+    return ChangeSet(kept, (*changes.skipped, *told), changes.reason)
 
 
 @dataclass(frozen=True, slots=True)

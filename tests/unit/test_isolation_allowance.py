@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.isolation import Executor, Journal
-from perphd.isolation.pace import BURST, Pace
+from perphd.isolation.allowance import BURST, Allowance
 from tests.unit.isolation_kernel import FakeKernel
 
 SPECS = [WorkloadSpec("pi", Kind.BATCH, "/pi"), WorkloadSpec("db", Kind.LRA, "/db")]
@@ -19,11 +19,11 @@ SPECS = [WorkloadSpec("pi", Kind.BATCH, "/pi"), WorkloadSpec("db", Kind.LRA, "/d
 
 @given(gaps=st.lists(st.floats(0, 5), max_size=200), per_s=st.floats(0.1, 10))
 def test_in_any_time_no_more_than_a_burst_and_the_rate(gaps: list[float], per_s: float) -> None:
-    pace, now_s, changes = Pace(per_s), 0.0, 0
+    allowance, now_s, changes = Allowance(per_s), 0.0, 0
     for gap in gaps:
         now_s += gap
-        if not pace.wait(("pi", "cpus"), now_s):
-            pace.changed(("pi", "cpus"), now_s)
+        if not allowance.wait(("pi", "cpus"), now_s):
+            allowance.changed(("pi", "cpus"), now_s)
             changes += 1
     assert changes <= BURST + per_s * now_s + 1
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
+from perphd.domain.plan import ChangeSet, NotEnforceable
 from perphd.isolation.watch import Key
 
 BURST: Final = 20
@@ -17,12 +20,27 @@ class _Bucket:
     at_s: float
 
 
-class Pace:
+class Allowance:
     """One bucket of changes a knob. ``per_s``: how fast it fills again."""
 
     def __init__(self, per_s: float) -> None:
         self._per_s = per_s
         self._buckets: dict[Key, _Bucket] = {}
+
+    def hold(self, changes: ChangeSet, targets: Mapping[str, Settings], now_s: float) -> ChangeSet:
+        """Without the knobs that have changed too often. One that is to be given back never waits.
+
+        The same knob of all workloads waits together: what one is to lose is what another is to gain.
+        """
+        keys = dict.fromkeys((write.workload, write.knob) for write in changes.writes)
+        wanted = [key for key in keys if getattr(targets.get(key[0], UNTOUCHED), key[1]) is not KEEP]
+        waits = {key[1]: why for key in wanted if (why := self.wait(key, now_s))}
+        held = {key: waits[key[1]] for key in wanted if key[1] in waits}
+        if not held:
+            return changes
+        kept = tuple(write for write in changes.writes if (write.workload, write.knob) not in held)
+        told = tuple(NotEnforceable(*key, why) for key, why in held.items())
+        return ChangeSet(kept, (*changes.skipped, *told), changes.reason)
 
     def wait(self, key: Key, now_s: float) -> str:
         """Why this knob is not changed now, or empty."""
