@@ -213,7 +213,8 @@ class Journal:
         lines = data.split(b"\n")
         torn = lines.pop()
         records = [(number, parse(line)) for number, line in enumerate(lines, 1)]
-        if torn and (last := parse(torn)) is not None:
+        last = parse(torn)
+        if last is not None:  # only its end of line is lacking
             records.append((len(records) + 1, last))
         first = next((record for _, record in records if record and record["kind"] == "header"), None)
         if first is not None and first.get("version") != VERSION:
@@ -233,7 +234,7 @@ class Journal:
                 self._kept = record["kind"] == "kept"
         if bad or first is None:
             self._report_damage(data, bad, first is None)
-        elif torn:
+        elif torn and last is None:
             self._notes.append(
                 f"{self.path}: the last line was cut off while it was written; it stood for no write"
             )

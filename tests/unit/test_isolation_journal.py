@@ -119,6 +119,22 @@ def test_another_boots_journal_is_set_aside_with_a_note(tmp_path: Path) -> None:
         assert journal.notes == ()
 
 
+def test_a_last_line_that_lacks_only_its_end_is_whole(tmp_path: Path) -> None:
+    with opened(tmp_path) as journal:
+        journal.record([A, B])
+        path = Path(journal.path)
+    (tmp_path / COPY).unlink()
+    path.write_bytes(path.read_bytes()[:-1])
+    with opened(tmp_path) as journal:
+        assert list(journal.originals) == [A.path, B.path]
+        assert journal.notes == ()
+    path.write_bytes(path.read_bytes()[:-2])
+    (tmp_path / COPY).unlink()
+    with opened(tmp_path) as journal:
+        assert list(journal.originals) == [A.path]
+        assert "the last line was cut off" in journal.notes[0]
+
+
 @given(cut=st.integers(1, 400))
 def test_a_torn_end_costs_only_what_stood_for_no_write(
     cut: int, tmp_path_factory: pytest.TempPathFactory
