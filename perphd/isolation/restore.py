@@ -9,7 +9,6 @@ inside (ENOSPC). It gets all CPUs that its parent gives, which is equal in effec
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Container, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,18 +16,19 @@ from pathlib import Path
 from posixpath import basename, dirname
 
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import Busy, Denied, Full, Gone, Invalid, KernelError, ParseError
-from perphd.host.cgroup import discover, lines
+from perphd.domain.errors import Denied, Gone, Invalid, KernelError, ParseError
+from perphd.host.cgroup import discover
 from perphd.host.cgroup.group import parent_list
-from perphd.host.cgroup.knobs import EMPTY_ALLOWED, RESCTRL_SETTINGS, same
+from perphd.host.cgroup.knobs import EMPTY_ALLOWED, RESCTRL_SETTINGS
 from perphd.host.egress_fs import EgressFs, is_egress
-from perphd.host.fs import Identity, KernelFs, read_text, write_within
+from perphd.host.fs import KernelFs, write_within
 from perphd.host.resctrl import remove_group
 from perphd.host.systemd_bus import BusctlBus
 from perphd.host.systemd_fs import UNIT_DEVICE, Lasting, is_running_kernel, unit_files
 from perphd.isolation.journal import FILE, Journal
 from perphd.isolation.journal_copy import COPY
 from perphd.isolation.journal_format import Original
+from perphd.isolation.value import is_free, is_original, is_own, is_what_is_left, put
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,76 +158,6 @@ def restore_journal(
         tuple(run.failed),
         tuple(notes),
     )
-
-
-def put(fs: KernelFs, path: str, data: bytes, identity: Identity | None = None) -> str:
-    """Write one value and return the text that is then read back. ``identity``: of the only directory it is meant for.
-
-    An empty value is written as an empty line where that means "no own value", and only there; if the kernel refuses it
-    because processes are inside, all CPUs of the parent are written instead. A file with a line a disk takes one write
-    for every disk that differs.
-
-    Raises:
-        KernelError: the kernel refused, or reading back failed.
-        ParseError: an empty value for a file where it would be destructive.
-    """
-    if lines.is_keyed(path):
-        _put_lines(fs, path, data.decode(), identity)
-    elif not data.strip():
-        if basename(path) not in EMPTY_ALLOWED:
-            raise ParseError(f"a value for {path}", "", "a value: an empty line is destructive there")
-        try:
-            write_within(fs, path, b"\n", identity)
-        except (Full, Busy):
-            around = parent_list(fs, path)
-            if not around:
-                raise
-            write_within(fs, path, f"{around}\n".encode(), identity)
-    else:
-        write_within(fs, path, data, identity)
-    return fs.read(path).decode(errors="replace").rstrip("\n")
-
-
-def _put_lines(fs: KernelFs, path: str, text: str, identity: Identity | None) -> None:
-    for line in lines.steps(path, text, read_text(fs, path)):
-        try:
-            write_within(fs, path, f"{line}\n".encode(), identity)
-        except Gone as exc:
-            if exc.errno != errno.ENODEV:
-                raise
-            advice = "no such device (lsblk -d shows the numbers of disks)"
-            raise Invalid(path, "write", exc.errno, line, advice=advice) from exc
-
-
-def is_original(path: str, original: bytes, raw: bytes) -> bool:
-    """True if the file reads as it was found; where it has a line a disk, their order says nothing."""
-    if lines.is_keyed(path):
-        return lines.equal(path, original.decode(errors="replace"), raw.decode(errors="replace"))
-    return raw.rstrip(b"\n") == original.rstrip(b"\n")
-
-
-def is_free(fs: KernelFs, path: str, wanted: str, now: str) -> bool:
-    """True if ``now`` is all that the parent gives and "no own value" was wanted: equal in effect (see ``put``)."""
-    if wanted or lines.is_keyed(path) or basename(path) not in EMPTY_ALLOWED:
-        return False
-    return bool(now) and now == parent_list(fs, path)
-
-
-def is_own(path: str, found: str, original: str, intents: Iterable[str]) -> bool:
-    """True if the file reads as perphd may have left it: an intent of it, or (a line a disk) some of each."""
-    if lines.is_keyed(path):
-        return lines.is_mixture(path, found, (original, *intents))
-    return any(same(path, value, found) for value in intents)
-
-
-def is_what_is_left(expected: str, now: str, around: str) -> bool:
-    """True if a list lost what is not there any more, and nothing else: CPUs that were switched off (cgroup v1)."""
-    if not around or not now:
-        return False
-    try:
-        return CpuSet.parse(now) == CpuSet.parse(expected) & CpuSet.parse(around)
-    except ParseError:
-        return False
 
 
 class _Run:

@@ -19,7 +19,7 @@ from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, sa
 from perphd.host.fs import Identity, KernelFs, read_text
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
-from perphd.isolation.restore import is_free, is_own, put
+from perphd.isolation.value import is_free, is_own, put
 
 _make_original = maker(Original)
 

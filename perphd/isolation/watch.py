@@ -12,7 +12,7 @@ from perphd.host.cgroup.knobs import Value, same
 from perphd.host.fs import Identity
 from perphd.isolation.journal import Journal
 from perphd.isolation.planner import FileState
-from perphd.isolation.restore import is_own, is_what_is_left
+from perphd.isolation.value import is_own, is_what_is_left
 
 CONFLICTS_BEFORE_YIELD: Final = 2
 """So many changes by somebody else to one knob, and perphd leaves it alone."""
