@@ -20,15 +20,15 @@ from perphd.admission.backoff import doubled_s
 from perphd.admission.cause import nothing_to_give, surroundings
 from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, total_cores
 from perphd.admission.crowd_cache import CacheTurn
-from perphd.admission.crowd_records import Move
+from perphd.admission.crowd_records import Draft
 from perphd.admission.crowd_state import Crowd, Result, floor_cores, present
 from perphd.admission.detector import DetectorState, judge, target_of
 from perphd.admission.member import (
     STEPS,
-    Came,
     Look,
     Member,
     Trial,
+    TrialFinding,
     demand_of,
     hierarchy_is_to_blame,
     is_short,
@@ -87,7 +87,7 @@ class CrowdTick:
         self.floor = floor_cores(snapshot, views[0], settings) if views else 0
         self.looks = {v.spec.name: self._look(v, detectors) for v in views}
         self.members: dict[str, Member] = {}
-        self.moves: dict[str, Move] = {name: Move() for name in self.looks}
+        self.drafts: dict[str, Draft] = {name: Draft() for name in self.looks}
         self.outcomes: list[Outcome] = []
         self.undone: set[str] = set()
         giving = [v for v in batches(snapshot) if v.enforced and v.sample is not None]
@@ -140,7 +140,7 @@ class CrowdTick:
         if member is None:
             demand = demand_of(look, self._host_busy(), self.threads)
             member = Member(0, look.judged.state, demand=demand if available(demand) else None)
-            self.moves[name].reason = "it is new here"
+            self.drafts[name].reason = "it is new here"
             return member
         in_force = look.view.protection.cpu.own_cores if look.view.protection is not None else None
         if in_force is not None and in_force != member.cores:
@@ -165,21 +165,21 @@ class CrowdTick:
 
     def _judged(self, name: str, member: Member, trial: Trial, look: Look) -> Member:
         came = judge_trial(member, look)
-        if came is Came.OPEN:
+        if came is TrialFinding.OPEN:
             return member
         after = member.level if member.scores else look.score
         shrunk = trial.after < trial.before
-        kept = not (shrunk and came is Came.TOO_FEW)
+        kept = not (shrunk and came is TrialFinding.TOO_FEW)
         text = f"{trial.before} -> {trial.after} cores of its own: {came}"
         before = trial.score if not math.isnan(trial.score) else Unavailable("not known")
         self.outcomes.append(Outcome(self.now_s, name, trial.at_s, before, after, kept=kept, text=text))
-        if shrunk and came is Came.TOO_FEW:
+        if shrunk and came is TrialFinding.TOO_FEW:
             member = self._too_few(member, look)
         member = replace(member, trial=None)
-        if shrunk and came is Came.TOO_FEW:
+        if shrunk and came is TrialFinding.TOO_FEW:
             self.undone.add(name)
-            self.moves[name] = Move(Action.ROLLBACK, f"{text}: taken back")
-        elif came is Came.NO_HELP:
+            self.drafts[name] = Draft(Action.ROLLBACK, f"{text}: taken back")
+        elif came is TrialFinding.NO_HELP:
             wait_s = doubled_s(look.settings.regret_s, member.idle_times)
             member = replace(
                 member,
@@ -190,7 +190,7 @@ class CrowdTick:
             if self._is_idle(member, trial.before):
                 # They were not busy, and more of them did not help: it is not for want of cores.
                 self.undone.add(name)
-                self.moves[name] = Move(Action.ROLLBACK, f"{text}: given back, it waits for something else")
+                self.drafts[name] = Draft(Action.ROLLBACK, f"{text}: given back, it waits for something else")
         return member
 
     def _too_few(self, member: Member, look: Look) -> Member:
@@ -228,46 +228,46 @@ class CrowdTick:
         return max(most, 1)
 
     def _wanted(self, name: str) -> int:
-        """Cores that this LRA is to have if there are enough; says why in its move."""
-        member, look, move = self.members[name], self.looks[name], self.moves[name]
+        """Cores that this LRA is to have if there are enough; says why in its draft."""
+        member, look, draft = self.members[name], self.looks[name], self.drafts[name]
         if member.cores == 0:
             if member.demand is None:
                 return max(1, self.total // (len(self.looks) + 1))
             # Beside everybody else its use is not quite its own: a guess is made again when it is apart.
             return self._fewest(member, BEGIN_CHANCE)
-        if move.action is Action.ROLLBACK and name not in self.undone:
+        if draft.action is Action.ROLLBACK and name not in self.undone:
             return member.cores
         if name in self.undone:
             before = self.crowd.members[name].trial
             undo = before is not None and member.trial is None
             return before.before if undo and before is not None else member.cores
         if isinstance(look.score, Unavailable):
-            move.reason = look.score.reason
+            draft.reason = look.score.reason
             since_s = member.unknown_since_s if member.unknown_since_s is not None else self.now_s
             if self.now_s - since_s < look.settings.unknown_release_s or member.demand is None:
                 return member.cores
             fewest = min(member.cores, self._fewest(member, partition.LIKELY))
             if fewest < member.cores:
-                move.action = Action.SHRINK
-                move.reason = f"not to be judged for long; by its use, {fewest} cores are likely enough"
+                draft.action = Action.SHRINK
+                draft.reason = f"not to be judged for long; by its use, {fewest} cores are likely enough"
             return fewest
         if not look.clean:
-            move.reason = "the last change is settling"
+            draft.reason = "the last change is settling"
             return member.cores
         if is_short(member, look):
-            return self._rescued(name, member, look, move)
+            return self._rescued(name, member, look, draft)
         if look.score < 1.0:
-            move.reason = "below target, but no further than its samples scatter: watching"
-        return self._spared(name, member, move)
+            draft.reason = "below target, but no further than its samples scatter: watching"
+        return self._spared(name, member, draft)
 
-    def _rescued(self, name: str, member: Member, look: Look, move: Move) -> int:
+    def _rescued(self, name: str, member: Member, look: Look, draft: Draft) -> int:
         if why_not := nothing_to_give(look.judged.verdict.cause):
-            move.reason = why_not
+            draft.reason = why_not
             return member.cores
         trial = member.trial
         if trial is not None and trial.after > trial.before and self._is_idle(member, trial.before):
             # Its cores are not busy: first it is seen whether more of them helped at all.
-            move.reason = f"score {member.level:.2f}: whether more cores help is being judged"
+            draft.reason = f"score {member.level:.2f}: whether more cores help is being judged"
             return member.cores
         guess = self._chance(member, member.cores)
         member = self._too_few(member, look) if not hierarchy_is_to_blame(look) else member
@@ -278,20 +278,20 @@ class CrowdTick:
         )
         why = f"score {member.level:.2f}"
         if blame and self.cache.tighten(member, look):
-            move.action = Action.GROW
-            move.reason = f"{why}: its cores should be enough, so batch gets less cache and bandwidth"
+            draft.action = Action.GROW
+            draft.reason = f"{why}: its cores should be enough, so batch gets less cache and bandwidth"
             if doubt or hierarchy_is_to_blame(look) or member.level >= FAR_SHORT:
                 self.members[name] = replace(member, scores=(), calm_since_s=None)
                 return member.cores
         if doubt and self._is_idle(member, member.cores):
-            move.reason = f"{why}: more cores did not help; what it waits for is not found here"
+            draft.reason = f"{why}: more cores did not help; what it waits for is not found here"
             return member.cores
         step = STEPS[min(member.rescues, len(STEPS) - 1)]
         self.members[name] = member
-        move.action, move.reason = Action.GROW, f"{why}: too few cores"
+        draft.action, draft.reason = Action.GROW, f"{why}: too few cores"
         return self._fewest(member, partition.LIKELY, member.cores + step)
 
-    def _spared(self, name: str, member: Member, move: Move) -> int:
+    def _spared(self, name: str, member: Member, draft: Draft) -> int:
         """Fewer cores where that is as good as certain, or worth a trial; else those it has."""
         short = self._somebody_is_short()
         asked_for = short or not self._batch_is_full()
@@ -303,23 +303,23 @@ class CrowdTick:
         sure = self._fewest(member, SURE_CHANCE)
         if sure < member.cores:
             if calm_s < settings.shrink_sure_after_s:
-                move.reason = "more than enough; waiting before cores are given back"
+                draft.reason = "more than enough; waiting before cores are given back"
                 return member.cores
-            move.action = Action.SHRINK
-            move.reason = f"{sure} cores are as good as certain to be enough"
+            draft.action = Action.SHRINK
+            draft.reason = f"{sure} cores are as good as certain to be enough"
             return sure
         guess = self._chance(member, member.cores - 1)
         # Whoever is short and can take nothing from batch waits for what a neighbour can spare.
         needed = short and sum(m.cores for m in self.members.values()) >= self.total - self.kept
         if guess < (partition.SLIM if needed else worth_a_trial(self.crowd.batch_cores)):
-            move.reason = "just enough: with a core less it would likely miss its target"
+            draft.reason = "just enough: with a core less it would likely miss its target"
             return member.cores
         waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
         if calm_s < waits_s[(guess < partition.FAIR) + (not needed)]:
-            move.reason = "perhaps more than enough; waiting before a core is given back"
+            draft.reason = "perhaps more than enough; waiting before a core is given back"
             return member.cores
-        move.action = Action.SHRINK
-        move.reason = f"a {guess:.0%} chance that a core less is enough"
+        draft.action = Action.SHRINK
+        draft.reason = f"a {guess:.0%} chance that a core less is enough"
         return member.cores - 1
 
     # -- who gets what ------------------------------------------------------------------------------
@@ -388,25 +388,25 @@ class CrowdTick:
     def _explain_shortage(self, counts: Mapping[str, int], unmet: Mapping[str, int]) -> None:
         takers = [n for n in counts if counts[n] > self.members[n].cores]
         for name, count in counts.items():
-            move, member = self.moves[name], self.members[name]
+            draft, member = self.drafts[name], self.members[name]
             if name in unmet:
                 look = self.looks[name]
                 waits = member.cores and count == member.cores and is_short(member, look)
                 if waits and self.cache.tighten(member, look):
-                    move.action = Action.GROW
+                    draft.action = Action.GROW
                     self.members[name] = replace(member, scores=(), calm_since_s=None)
-                    move.reason += "; batch gets less cache and bandwidth instead"
+                    draft.reason += "; batch gets less cache and bandwidth instead"
                 lacks = f"unsatisfiable: it needs {count + unmet[name]} cores and {unmet[name]} of them are missing"
-                move.reason = f"{move.reason}; {lacks}"
-            if count < member.cores and move.action is not Action.SHRINK:
-                move.action = Action.SHRINK
+                draft.reason = f"{draft.reason}; {lacks}"
+            if count < member.cores and draft.action is not Action.SHRINK:
+                draft.action = Action.SHRINK
                 kept = self._chance(member, count)
-                move.reason = (
+                draft.reason = (
                     f"gives {member.cores - count} cores to {', '.join(takers)}, which is short; "
                     f"a {kept:.0%} chance that it keeps its target"
                 )
-            elif count <= member.cores and move.action is Action.GROW:
-                move.action = Action.GROW if self.cache.moved else Action.HOLD
+            elif count <= member.cores and draft.action is Action.GROW:
+                draft.action = Action.GROW if self.cache.moved else Action.HOLD
 
     # -- cache and bandwidth ------------------------------------------------------------------------
 
@@ -417,10 +417,10 @@ class CrowdTick:
             until_s = self.now_s + self.looks[name].settings.regret_s
             self.members[name] = replace(self.members[name], idle_cache_until_s=until_s)
             text = "less cache and bandwidth for batch did not help it: undone"
-            self.moves[name] = Move(Action.ROLLBACK, text)
+            self.drafts[name] = Draft(Action.ROLLBACK, text)
         for name in self.cache.judge_loosened(self.members, self.looks):
             text = "it misses the cache or bandwidth that batch was given back"
-            self.moves[name] = Move(Action.ROLLBACK, text)
+            self.drafts[name] = Draft(Action.ROLLBACK, text)
             # What was seen was not for want of cores.
             self.members[name] = replace(self.members[name], scores=(), calm_since_s=None, trial=None)
 
@@ -432,7 +432,7 @@ class CrowdTick:
             return
         if self.cache.loosen(self.members):
             text = "everybody has room: batch gets back some cache or bandwidth"
-            self.moves[next(iter(self.looks))] = Move(Action.SHRINK, text)
+            self.drafts[next(iter(self.looks))] = Draft(Action.SHRINK, text)
 
     # -- the end ------------------------------------------------------------------------------------
 
@@ -451,13 +451,13 @@ class CrowdTick:
         decisions: list[Decision] = []
         protections: dict[str, Allocation] = {}
         for name, count in counts.items():
-            member, look, move = self.members[name], self.looks[name], self.moves[name]
+            member, look, draft = self.members[name], self.looks[name], self.drafts[name]
             if count != member.cores:
                 trial = None
-                if member.cores and move.action is not Action.ROLLBACK:
+                if member.cores and draft.action is not Action.ROLLBACK:
                     trial = Trial(self.now_s, member.cores, count, member.now, member.demand or 0.0)
                 shown = crowd_records.candidates(member, count, self.total, cache, self._chance)
-                move = crowd_records.moved(move, member, count, left, shown)
+                draft = crowd_records.moved(draft, member, count, left, shown)
                 rescues = member.rescues + (count > member.cores > 0)
                 member = replace(
                     member, cores=count, scores=(), calm_since_s=None, trial=trial, rescues=rescues
@@ -466,7 +466,7 @@ class CrowdTick:
             grant = CpuGrant(self.total, left, weight, exclusive=True, own_cores=count)
             chosen = Allocation(grant, self._memory(look), *cache)
             protections[name] = chosen
-            decisions.append(crowd_records.record(self.snapshot, look, move, chosen))
+            decisions.append(crowd_records.record(self.snapshot, look, draft, chosen))
         crowd = replace(
             self.crowd,
             members=self.members,
@@ -502,7 +502,7 @@ class CrowdTick:
         nothing = Allocation(CpuGrant(self.total, self.total))
         reason = "batch is idle or gone, and they did not disturb each other: everything is given back"
         decisions = [
-            crowd_records.record(self.snapshot, look, Move(Action.RELEASE, reason), nothing)
+            crowd_records.record(self.snapshot, look, Draft(Action.RELEASE, reason), nothing)
             for look in self.looks.values()
         ]
         return Result(

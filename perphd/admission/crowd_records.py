@@ -21,21 +21,21 @@ _LOGISTIC: Final = 1.702
 
 
 @dataclass(slots=True)
-class Move:
-    """What is done to one LRA this tick, being worked out."""
+class Draft:
+    """What is done to one LRA this tick, while that is being worked out."""
 
     action: Action = Action.HOLD
     reason: str = "on target"
     candidates: tuple[Candidate, ...] = ()
 
 
-def moved(move: Move, member: Member, count: int, left: int, candidates: tuple[Candidate, ...]) -> Move:
+def moved(draft: Draft, member: Member, count: int, left: int, candidates: tuple[Candidate, ...]) -> Draft:
     """The same with what it does to its cores. ``count``: its cores from now on; ``left``: batch's."""
-    action = move.action
+    action = draft.action
     if action is Action.HOLD:
         action = Action.GROW if count > member.cores else Action.SHRINK
-    text = f"{member.cores or 'no'} -> {count} cores of its own, batch has {left}: {move.reason}"
-    return Move(action, text, candidates)
+    text = f"{member.cores or 'no'} -> {count} cores of its own, batch has {left}: {draft.reason}"
+    return Draft(action, text, candidates)
 
 
 def candidates(
@@ -54,14 +54,14 @@ def candidates(
     return tuple(found)
 
 
-def record(snapshot: Snapshot, look: Look, move: Move, chosen: Allocation) -> Decision:
+def record(snapshot: Snapshot, look: Look, draft: Draft, chosen: Allocation) -> Decision:
     """The decision about one of them. The policy's name is not known here."""
     current = look.view.protection
     if current is None:
         current = _nothing(snapshot)
     return Decision(
-        snapshot.at_s, look.name, look.judged.verdict, move.action, look.target.work, look.target.delay,
-        current, chosen, move.candidates, move.reason, "",
+        snapshot.at_s, look.name, look.judged.verdict, draft.action, look.target.work, look.target.delay,
+        current, chosen, draft.candidates, draft.reason, "",
     )  # fmt: skip
 
 

@@ -119,8 +119,8 @@ class Look:
         return self.judged.score
 
 
-class Came(StrEnum):
-    """What came of a change of cores."""
+class TrialFinding(StrEnum):
+    """What can be said of an LRA's last change of cores."""
 
     OPEN = "open"
     ENOUGH = "enough"
@@ -215,32 +215,34 @@ def is_short(member: Member, look: Look) -> bool:
     return -math.log(mean(scores[-PATIENT:])) > max(doubt, 0.01)
 
 
-def judge_trial(member: Member, look: Look) -> Came:
+def judge_trial(member: Member, look: Look) -> TrialFinding:
     """What came of the member's last change of cores."""
     trial, settings = member.trial, look.settings
     if trial is None:
-        return Came.OPEN
+        return TrialFinding.OPEN
     shrunk = trial.after < trial.before
     if not look.clean:
         # Taking back does not wait for things to settle when far too little is left.
         far = shrunk and available(look.score) and look.score < CLEARLY
-        return Came.TOO_FEW if far else Came.OPEN
+        return TrialFinding.TOO_FEW if far else TrialFinding.OPEN
     if not member.scores:
-        return Came.OPEN
+        return TrialFinding.OPEN
     if shrunk:
         if is_short(member, look):
-            return Came.TOO_FEW
+            return TrialFinding.TOO_FEW
         # What is hardly enough is watched for longer: while it is, the core comes back at the first doubt.
         ticks = settings.evaluate_ticks * (1 if member.room >= AMPLE else PATIENCE)
-        return Came.ENOUGH if len(member.scores) >= ticks and member.level >= 1.0 else Came.OPEN
+        return (
+            TrialFinding.ENOUGH if len(member.scores) >= ticks and member.level >= 1.0 else TrialFinding.OPEN
+        )
     if len(member.scores) < settings.evaluate_ticks or (is_recovering(member) and member.scores[-1] < 1.0):
-        return Came.OPEN
+        return TrialFinding.OPEN
     level = mean(member.scores[-settings.evaluate_ticks :])
     if level >= 1.0:
-        return Came.ENOUGH
+        return TrialFinding.ENOUGH
     if math.isnan(trial.score) or level >= trial.score * HELPED:
-        return Came.TOO_FEW
-    return Came.NO_HELP
+        return TrialFinding.TOO_FEW
+    return TrialFinding.NO_HELP
 
 
 def hierarchy_is_to_blame(look: Look) -> bool:
