@@ -3,7 +3,8 @@
 Protecting all of them from batch does not protect them from each other, so each gets cores that nobody else may use.
 How many is guessed from how busy it keeps them and learned from what came of it (``partition``); who is short gets
 enough for its target at once, from batch first, then from whoever can spare it; what is more than enough goes back to
-batch, a core at a time where that is a guess. Cache and bandwidth are taken from batch as one (``crowd_cache``).
+batch, a core at a time where that is a guess (``crowd_cores``). Cache and bandwidth are taken from batch as one
+(``crowd_cache``).
 
 One tick is one pass over values: ``Crowd`` goes in and comes out, nothing else is remembered.
 """
@@ -17,12 +18,13 @@ from typing import Final
 
 from perphd.admission import crowd_records, memory, partition
 from perphd.admission.backoff import doubled_s
-from perphd.admission.cause import nothing_to_give, surroundings
+from perphd.admission.cause import nothing_to_give
 from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, total_cores
 from perphd.admission.crowd_cache import CacheTurn
+from perphd.admission.crowd_cores import SharedCores, Shares, divide
 from perphd.admission.crowd_records import Draft
 from perphd.admission.crowd_state import Crowd, Result, floor_cores, present
-from perphd.admission.detector import DetectorState, judge, target_of
+from perphd.admission.detector import DetectorState
 from perphd.admission.member import (
     STEPS,
     Look,
@@ -30,41 +32,27 @@ from perphd.admission.member import (
     Trial,
     TrialFinding,
     demand_of,
+    found_enough,
+    found_too_few,
     hierarchy_is_to_blame,
     is_short,
     judge_trial,
+    look_at,
     take_in,
 )
-from perphd.admission.partition import Claim, Seen
 from perphd.admission.placement import Cores, lend, place
-from perphd.admission.scene import Scene
-from perphd.admission.settings import PolicySettings, at_pace, settings_for
+from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant, Weight
 from perphd.domain.decision import Action, Decision, Outcome
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import Unavailable, available
-from perphd.domain.signals import performance
 
 BEGIN_CHANCE: Final = 0.9
 """Chance to be enough with which everybody begins: what of it is not needed is given back."""
-SURE_CHANCE: Final = 0.9
-"""Chance from which a smaller part counts as certain, and need not wait nor go step by step."""
 WANTS_MORE: Final = 0.9
 """Share of its cores that batch must want, or none are given back to it."""
-ELSEWHERE: Final = 0.94
-"""Demand that is measured on too few cores is less by this factor on enough of them."""
-MODEST: Final = 0.3
-"""Chance from which a core less is worth a trial for batch's sake alone, where batch has few cores."""
-ODDS_PER_CORE: Final = 0.085
-"""The same where it has many: the odds, for each core that batch has. The less a core adds, the surer it must be."""
 FAR_SHORT: Final = 0.8
 """Below this score, cores are added beside what is done about the cache: relief first."""
-
-
-def worth_a_trial(batch_cores: int) -> float:
-    """Chance from which a core less for an LRA is tried for batch's sake, where batch has so many."""
-    odds = ODDS_PER_CORE * batch_cores
-    return max(MODEST, odds / (1.0 + odds))
 
 
 class CrowdTick:
@@ -80,21 +68,23 @@ class CrowdTick:
         self.settings, self.snapshot, self.now_s = settings, snapshot, snapshot.at_s
         self.new = before is None
         self.crowd = before if before is not None else Crowd(trouble_was_quiet=self._is_quiet(False))
-        self.total = total_cores(snapshot)
-        usable = snapshot.host.topology.usable
-        self.threads = max(1, round(len(usable) / self.total))
         views = present(snapshot)
-        self.floor = floor_cores(snapshot, views[0], settings) if views else 0
         self.looks = {v.spec.name: self._look(v, detectors) for v in views}
         self.members: dict[str, Member] = {}
         self.drafts: dict[str, Draft] = {name: Draft() for name in self.looks}
         self.outcomes: list[Outcome] = []
         self.undone: set[str] = set()
         giving = [v for v in batches(snapshot) if v.enforced and v.sample is not None]
-        self.has_batch = bool(giving)
-        self.can_lend = self.has_batch and all("cpu_weight" in v.enforceable for v in giving)
-        self.lends = False
-        self.kept = 0 if self.can_lend else self.floor  # of batch, whatever the LRAs want
+        total = total_cores(snapshot)
+        self.cores = SharedCores(
+            total,
+            threads=max(1, round(len(snapshot.host.topology.usable) / total)),
+            floor=floor_cores(snapshot, views[0], settings) if views else 0,
+            lras=len(self.looks),
+            has_batch=bool(giving),
+            can_lend=bool(giving) and all("cpu_weight" in v.enforceable for v in giving),
+            now_s=self.now_s,
+        )
         self.cache = CacheTurn(settings, snapshot, self.crowd.cache, giving)
 
     def run(self) -> Result:
@@ -107,38 +97,24 @@ class CrowdTick:
             self.members[name] = self._seen(name, look)
         self._judge_cache()
         wanted = {name: self._wanted(name) for name in self.looks}
-        counts = self._divide(wanted)
-        self._loosen(counts)
-        return self._finish(counts)
+        shares = divide(self.cores, wanted, self.members, self.looks)
+        if shares.missing is not None:
+            self._explain_shortage(shares.counts, shares.missing)
+        self._loosen(shares.counts)
+        return self._finish(shares)
 
     # -- looking ------------------------------------------------------------------------------------
 
     def _look(self, view: WorkloadView, detectors: Mapping[str, DetectorState]) -> Look:
-        assert view.sample is not None
-        assert view.model is not None
-        perf = performance(view.sample, view.spec.objective.latency_percentile)
-        settings = at_pace(settings_for(self.settings, view.spec), self.snapshot.period_s)
-        target = target_of(view.spec.objective, view.model, perf, settings)
         known = self.crowd.members.get(view.spec.name)
         state = known.detector if known is not None else detectors.get(view.spec.name, DetectorState())
-        judged = judge(
-            state,
-            view.sample,
-            perf,
-            target,
-            view.model,
-            settings,
-            protected=known is not None,
-            around=surroundings(self.snapshot),
-            period_s=self.snapshot.period_s,
-        )
-        return Look(view, target, judged, Scene(settings, self.snapshot, view).is_clean(), settings)
+        return look_at(self.snapshot, view, self.settings, state, is_apart=known is not None)
 
     def _seen(self, name: str, look: Look) -> Member:
         """The member with what this sample tells, its trial judged."""
         member = self.crowd.members.get(name)
         if member is None:
-            demand = demand_of(look, self._host_busy(), self.threads)
+            demand = demand_of(look, self._host_busy(), self.cores.threads)
             member = Member(0, look.judged.state, demand=demand if available(demand) else None)
             self.drafts[name].reason = "it is new here"
             return member
@@ -148,20 +124,12 @@ class CrowdTick:
             member = replace(member, cores=in_force, trial=None)
         sample = look.view.sample
         usage = sample.cpu_usage_cores if sample is not None else math.nan
-        busy = usage / (member.cores * self.threads) if available(usage) else 0.0
-        demand = demand_of(look, busy, self.threads)
-        member = take_in(member, look, demand, self.threads, self.now_s, self.snapshot.period_s)
+        busy = usage / (member.cores * self.cores.threads) if available(usage) else 0.0
+        demand = demand_of(look, busy, self.cores.threads)
+        member = take_in(member, look, demand, self.cores.threads, self.now_s, self.snapshot.period_s)
         if member.trial is not None:
             member = self._judged(name, member, member.trial, look)
-        if (
-            len(member.scores) >= 3
-            and member.level >= 1.0
-            and member.scores[-1] >= 1.0
-            and member.demand is not None
-        ):
-            good = Seen(member.cores, member.demand, member.level, self.now_s + partition.GOOD_LASTS_S)
-            member = replace(member, seen=self._noted(member, look, good), rescues=0, idle_times=0)
-        return member
+        return found_enough(member, look, self.now_s)
 
     def _judged(self, name: str, member: Member, trial: Trial, look: Look) -> Member:
         came = judge_trial(member, look)
@@ -174,7 +142,7 @@ class CrowdTick:
         before = trial.score if not math.isnan(trial.score) else Unavailable("not known")
         self.outcomes.append(Outcome(self.now_s, name, trial.at_s, before, after, kept=kept, text=text))
         if shrunk and came is TrialFinding.TOO_FEW:
-            member = self._too_few(member, look)
+            member = found_too_few(member, look, self.now_s)
         member = replace(member, trial=None)
         if shrunk and came is TrialFinding.TOO_FEW:
             self.undone.add(name)
@@ -187,54 +155,22 @@ class CrowdTick:
                 idle_times=member.idle_times + 1,
                 rescues=0,
             )
-            if self._is_idle(member, trial.before):
+            if self.cores.is_idle(member, trial.before):
                 # They were not busy, and more of them did not help: it is not for want of cores.
                 self.undone.add(name)
                 self.drafts[name] = Draft(Action.ROLLBACK, f"{text}: given back, it waits for something else")
         return member
 
-    def _too_few(self, member: Member, look: Look) -> Member:
-        demand = member.demand if member.demand is not None else 0.0
-        if member.trial is not None:
-            # On too few cores everything takes longer: what it wants is what it wanted before.
-            demand = min(demand, member.trial.demand)
-        else:
-            demand *= ELSEWHERE
-        bad = Seen(member.cores, demand, member.level if member.scores else 0.0, self.now_s, times=1)
-        return replace(member, seen=self._noted(member, look, bad))
-
-    def _noted(self, member: Member, look: Look, new: Seen) -> tuple[Seen, ...]:
-        return partition.note(member.seen, new, self.now_s, look.settings.regret_s)
-
     # -- what everybody needs -----------------------------------------------------------------------
-
-    def _chance(self, member: Member, cores: int) -> float:
-        if member.demand is None:
-            return partition.NEVER if cores < member.cores else partition.SURE
-        return partition.chance(member.seen, cores, member.demand, self.threads, self.now_s, member.anchor)
-
-    def _is_idle(self, member: Member, cores: int) -> bool:
-        """True if so few cores would not be busy with what it wants."""
-        if member.demand is None:
-            return False
-        return partition.chance((), cores, member.demand, self.threads, self.now_s) >= partition.LIKELY
-
-    def _fewest(self, member: Member, wanted: float, least: int = 1) -> int:
-        """The fewest cores with that chance; all that there can be if none have it."""
-        most = self.total - self.kept - len(self.looks) + 1
-        for cores in range(max(1, least), most):
-            if self._chance(member, cores) >= wanted:
-                return cores
-        return max(most, 1)
 
     def _wanted(self, name: str) -> int:
         """Cores that this LRA is to have if there are enough; says why in its draft."""
         member, look, draft = self.members[name], self.looks[name], self.drafts[name]
         if member.cores == 0:
             if member.demand is None:
-                return max(1, self.total // (len(self.looks) + 1))
+                return max(1, self.cores.total // (len(self.looks) + 1))
             # Beside everybody else its use is not quite its own: a guess is made again when it is apart.
-            return self._fewest(member, BEGIN_CHANCE)
+            return self.cores.fewest(member, BEGIN_CHANCE)
         if draft.action is Action.ROLLBACK and name not in self.undone:
             return member.cores
         if name in self.undone:
@@ -246,7 +182,7 @@ class CrowdTick:
             since_s = member.unknown_since_s if member.unknown_since_s is not None else self.now_s
             if self.now_s - since_s < look.settings.unknown_release_s or member.demand is None:
                 return member.cores
-            fewest = min(member.cores, self._fewest(member, partition.LIKELY))
+            fewest = min(member.cores, self.cores.fewest(member, partition.LIKELY))
             if fewest < member.cores:
                 draft.action = Action.SHRINK
                 draft.reason = f"not to be judged for long; by its use, {fewest} cores are likely enough"
@@ -265,12 +201,12 @@ class CrowdTick:
             draft.reason = why_not
             return member.cores
         trial = member.trial
-        if trial is not None and trial.after > trial.before and self._is_idle(member, trial.before):
+        if trial is not None and trial.after > trial.before and self.cores.is_idle(member, trial.before):
             # Its cores are not busy: first it is seen whether more of them helped at all.
             draft.reason = f"score {member.level:.2f}: whether more cores help is being judged"
             return member.cores
-        guess = self._chance(member, member.cores)
-        member = self._too_few(member, look) if not hierarchy_is_to_blame(look) else member
+        guess = self.cores.chance(member, member.cores)
+        member = found_too_few(member, look, self.now_s) if not hierarchy_is_to_blame(look) else member
         doubt = member.idle_cores_until_s > self.now_s
         # Busy cores are believed to be too few, whatever else is slow.
         blame = guess >= partition.FAIR and (
@@ -283,124 +219,45 @@ class CrowdTick:
             if doubt or hierarchy_is_to_blame(look) or member.level >= FAR_SHORT:
                 self.members[name] = replace(member, scores=(), calm_since_s=None)
                 return member.cores
-        if doubt and self._is_idle(member, member.cores):
+        if doubt and self.cores.is_idle(member, member.cores):
             draft.reason = f"{why}: more cores did not help; what it waits for is not found here"
             return member.cores
         step = STEPS[min(member.rescues, len(STEPS) - 1)]
         self.members[name] = member
         draft.action, draft.reason = Action.GROW, f"{why}: too few cores"
-        return self._fewest(member, partition.LIKELY, member.cores + step)
+        return self.cores.fewest(member, partition.LIKELY, member.cores + step)
 
     def _spared(self, name: str, member: Member, draft: Draft) -> int:
-        """Fewer cores where that is as good as certain, or worth a trial; else those it has."""
+        """Fewer cores where they can be spared and somebody can use them; else those it has."""
         short = self._somebody_is_short()
-        asked_for = short or not self._batch_is_full()
-        if not asked_for or member.trial is not None or member.calm_since_s is None:
+        if not short and self._batch_is_full():
             return member.cores
-        calm_s, settings = self.now_s - member.calm_since_s, self.looks[name].settings
-        if member.cores == 1 or len(member.scores) < 2:
-            return member.cores
-        sure = self._fewest(member, SURE_CHANCE)
-        if sure < member.cores:
-            if calm_s < settings.shrink_sure_after_s:
-                draft.reason = "more than enough; waiting before cores are given back"
-                return member.cores
-            draft.action = Action.SHRINK
-            draft.reason = f"{sure} cores are as good as certain to be enough"
-            return sure
-        guess = self._chance(member, member.cores - 1)
         # Whoever is short and can take nothing from batch waits for what a neighbour can spare.
-        needed = short and sum(m.cores for m in self.members.values()) >= self.total - self.kept
-        if guess < (partition.SLIM if needed else worth_a_trial(self.crowd.batch_cores)):
-            draft.reason = "just enough: with a core less it would likely miss its target"
-            return member.cores
-        waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
-        if calm_s < waits_s[(guess < partition.FAIR) + (not needed)]:
-            draft.reason = "perhaps more than enough; waiting before a core is given back"
-            return member.cores
-        draft.action = Action.SHRINK
-        draft.reason = f"a {guess:.0%} chance that a core less is enough"
-        return member.cores - 1
+        needed = short and sum(m.cores for m in self.members.values()) >= self.cores.for_lras
+        settings, batch_cores = self.looks[name].settings, self.crowd.batch_cores
+        cores, why = self.cores.spared(member, settings, needed=needed, batch_cores=batch_cores)
+        if why:
+            draft.reason = why
+        if cores < member.cores:
+            draft.action = Action.SHRINK
+        return cores
 
-    # -- who gets what ------------------------------------------------------------------------------
-
-    def _divide(self, wanted: Mapping[str, int]) -> dict[str, int]:
-        room = self.total - self.floor
-        if self.can_lend and sum(wanted.values()) > room:
-            # What batch would have for itself is worth more to them than its idle-class work on it costs.
-            room, self.lends = self.total, True
-        has = {name: member.cores for name, member in self.members.items()}
-        if sum(wanted.values()) <= room:
-            counts = dict(wanted)
-            if not self.has_batch and counts != has:
-                claims = self._claims(wanted)
-                counts = partition.spread(room - sum(counts.values()), counts, claims)
-            return counts
-        # More is wanted than there is: by what each is expected to do with how many.
-        claims = self._claims(wanted)
-        counts = partition.share_out(room, claims)
-        for name in sorted(counts, key=lambda n: (-self.looks[n].view.spec.priority, n)):
-            # What is not needed to bring anybody on target stays where it is, and is not taken away from batch.
-            spare = room - sum(counts.values())
-            counts[name] += max(0, min(spare, min(wanted[name], has[name]) - counts[name]))
-        if not self.has_batch:
-            counts = partition.spread(room - sum(counts.values()), counts, claims)
-        taken = [n for n in has if counts[n] < has[n]]
-        if all(has.values()) and taken and self._same_priority():
-            old, new = partition.worst(has, claims), partition.worst(counts, claims)
-            if new < old * partition.LEAST_GAIN and sum(has.values()) <= room:
-                counts = has
-        unmet = {c.name: c.needs(1.0) - counts[c.name] for c in claims if c.score(counts[c.name]) < 1.0}
-        self._explain_shortage(counts, unmet)
-        return counts
-
-    def _claims(self, wanted: Mapping[str, int]) -> list[Claim]:
-        """What is expected of each with 1, 2, ... cores; who is to have a number of them gets no less by asking."""
-        most = max(1, self.total - self.kept - len(self.looks) + 1)
-        found = []
-        for name, look in self.looks.items():
-            member = self.members[name]
-            scores = [self._expected(member, cores) for cores in range(1, most + 1)]
-            if not available(look.score) or member.demand is None:
-                # Nobody can say how it does: it keeps what it has.
-                scores = [1.0 if n >= min(wanted[name], most) else 0.5 for n in range(1, most + 1)]
-            for n in range(1, most):
-                scores[n] = max(scores[n], scores[n - 1])
-            found.append(Claim(name, look.view.spec.priority, member.cores, tuple(scores)))
-        return found
-
-    def _expected(self, member: Member, cores: int) -> float:
-        """The score that this many cores would bring: what is measured on the present ones, else what is expected."""
-        if cores == member.cores and member.scores:
-            return member.level
-        if member.demand is None:
-            return 1.0 if cores >= member.cores else 0.5
-        score = partition.expected(member.seen, cores, member.demand, self.threads, self.now_s, member.anchor)
-        if member.scores and cores < member.cores:
-            score = min(score, member.level)
-        elif score < 1.0 and self._chance(member, cores) >= partition.LIKELY:
-            score = 1.0
-        return score
-
-    def _same_priority(self) -> bool:
-        return len({look.view.spec.priority for look in self.looks.values()}) == 1
-
-    def _explain_shortage(self, counts: Mapping[str, int], unmet: Mapping[str, int]) -> None:
+    def _explain_shortage(self, counts: Mapping[str, int], missing: Mapping[str, int]) -> None:
         takers = [n for n in counts if counts[n] > self.members[n].cores]
         for name, count in counts.items():
             draft, member = self.drafts[name], self.members[name]
-            if name in unmet:
+            if name in missing:
                 look = self.looks[name]
                 waits = member.cores and count == member.cores and is_short(member, look)
                 if waits and self.cache.tighten(member, look):
                     draft.action = Action.GROW
                     self.members[name] = replace(member, scores=(), calm_since_s=None)
                     draft.reason += "; batch gets less cache and bandwidth instead"
-                lacks = f"unsatisfiable: it needs {count + unmet[name]} cores and {unmet[name]} of them are missing"
+                lacks = f"unsatisfiable: it needs {count + missing[name]} cores and {missing[name]} of them are missing"
                 draft.reason = f"{draft.reason}; {lacks}"
             if count < member.cores and draft.action is not Action.SHRINK:
                 draft.action = Action.SHRINK
-                kept = self._chance(member, count)
+                kept = self.cores.chance(member, count)
                 draft.reason = (
                     f"gives {member.cores - count} cores to {', '.join(takers)}, which is short; "
                     f"a {kept:.0%} chance that it keeps its target"
@@ -426,7 +283,7 @@ class CrowdTick:
 
     def _loosen(self, counts: Mapping[str, int]) -> None:
         """A step of cache or bandwidth back to batch, when nothing else moves."""
-        if self.new or not self.has_batch:
+        if self.new or not self.cores.has_batch:
             return
         if any(counts[n] != m.cores or m.trial is not None for n, m in self.members.items()):
             return
@@ -436,15 +293,15 @@ class CrowdTick:
 
     # -- the end ------------------------------------------------------------------------------------
 
-    def _finish(self, counts: Mapping[str, int]) -> Result:
-        topology = self.snapshot.host.topology
+    def _finish(self, shares: Shares) -> Result:
+        topology, counts, floor = self.snapshot.host.topology, shares.counts, self.cores.floor
         if self.new:
             self.cache.begin()
-        if not self.has_batch:
+        if not self.cores.has_batch:
             self.cache.end()
         placed = place(topology, counts, self.crowd.placed)
-        left = self.total - sum(counts.values())
-        lent = self._lent(self.floor - left, placed, counts) if self.lends and left < self.floor else ()
+        left = self.cores.total - sum(counts.values())
+        lent = self._lent(floor - left, placed, counts) if shares.lends and left < floor else ()
         left += len(lent)
         weight: Weight = IDLE if lent else 100
         cache = self.cache.state.ways, self.cache.state.pct
@@ -456,14 +313,14 @@ class CrowdTick:
                 trial = None
                 if member.cores and draft.action is not Action.ROLLBACK:
                     trial = Trial(self.now_s, member.cores, count, member.now, member.demand or 0.0)
-                shown = crowd_records.candidates(member, count, self.total, cache, self._chance)
+                shown = crowd_records.candidates(member, count, self.cores.total, cache, self.cores.chance)
                 draft = crowd_records.moved(draft, member, count, left, shown)
                 rescues = member.rescues + (count > member.cores > 0)
                 member = replace(
                     member, cores=count, scores=(), calm_since_s=None, trial=trial, rescues=rescues
                 )
                 self.members[name] = member
-            grant = CpuGrant(self.total, left, weight, exclusive=True, own_cores=count)
+            grant = CpuGrant(self.cores.total, left, weight, exclusive=True, own_cores=count)
             chosen = Allocation(grant, self._memory(look), *cache)
             protections[name] = chosen
             decisions.append(crowd_records.record(self.snapshot, look, draft, chosen))
@@ -499,7 +356,7 @@ class CrowdTick:
         return max(has, memory.wanted_bytes(view, 0, look.settings) or 0)
 
     def _released(self) -> Result:
-        nothing = Allocation(CpuGrant(self.total, self.total))
+        nothing = Allocation(CpuGrant(self.cores.total, self.cores.total))
         reason = "batch is idle or gone, and they did not disturb each other: everything is given back"
         decisions = [
             crowd_records.record(self.snapshot, look, Draft(Action.RELEASE, reason), nothing)
@@ -532,7 +389,7 @@ class CrowdTick:
 
     def _batch_is_full(self) -> bool:
         """True if batch has no use for more cores."""
-        if not self.has_batch:
+        if not self.cores.has_batch:
             return True
         return batch_demand_cores(self.snapshot) < WANTS_MORE * self.crowd.batch_cores
 

@@ -8,13 +8,15 @@ from enum import StrEnum
 from typing import Final
 
 from perphd.admission import partition
-from perphd.admission.detector import DetectorState, Judgement, Target, rearm
+from perphd.admission.cause import surroundings
+from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
 from perphd.admission.outcomes import PATIENCE, is_often_short
 from perphd.admission.partition import Anchor, Seen
 from perphd.admission.scatter import mean
-from perphd.admission.settings import PolicySettings
+from perphd.admission.scene import Scene
+from perphd.admission.settings import PolicySettings, at_pace, settings_for
 from perphd.domain.decision import Cause
-from perphd.domain.policy import WorkloadView
+from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import Reading, available
 from perphd.domain.sample import is_short as is_glance
 from perphd.domain.signals import performance
@@ -35,6 +37,8 @@ CLEARLY: Final = 0.95
 HELPED: Final = 1.03
 FALLS: Final = 0.3
 """Part of a fall of demand that one sample is believed; a rise is believed at once."""
+ELSEWHERE: Final = 0.94
+"""Demand that is measured on too few cores is less by this factor on enough of them."""
 SATURATED: Final = 0.9
 """Busy share of its CPUs from which use no longer shows what an LRA wants ..."""
 UNSEEN: Final = 1.25
@@ -117,6 +121,37 @@ class Look:
     def score(self) -> Reading:
         """Performance over target now."""
         return self.judged.score
+
+
+def look_at(
+    snapshot: Snapshot, view: WorkloadView, settings: PolicySettings, state: DetectorState, *, is_apart: bool
+) -> Look:
+    """One LRA as this tick shows it.
+
+    Args:
+        snapshot: the host now.
+        view: the LRA, which is there: it has a sample and a model.
+        settings: the host's.
+        state: of its detector until now.
+        is_apart: it has cores of its own already.
+    """
+    assert view.sample is not None
+    assert view.model is not None
+    perf = performance(view.sample, view.spec.objective.latency_percentile)
+    own = at_pace(settings_for(settings, view.spec), snapshot.period_s)
+    target = target_of(view.spec.objective, view.model, perf, own)
+    judged = judge(
+        state,
+        view.sample,
+        perf,
+        target,
+        view.model,
+        own,
+        protected=is_apart,
+        around=surroundings(snapshot),
+        period_s=snapshot.period_s,
+    )
+    return Look(view, target, judged, Scene(own, snapshot, view).is_clean(), own)
 
 
 class TrialFinding(StrEnum):
@@ -243,6 +278,27 @@ def judge_trial(member: Member, look: Look) -> TrialFinding:
     if math.isnan(trial.score) or level >= trial.score * HELPED:
         return TrialFinding.TOO_FEW
     return TrialFinding.NO_HELP
+
+
+def found_enough(member: Member, look: Look, now_s: float) -> Member:
+    """The member with the experience that its cores are enough, if its scores say so."""
+    if len(member.scores) < 3 or member.demand is None or member.level < 1.0 or member.scores[-1] < 1.0:
+        return member
+    good = Seen(member.cores, member.demand, member.level, now_s + partition.GOOD_LASTS_S)
+    seen = partition.note(member.seen, good, now_s, look.settings.regret_s)
+    return replace(member, seen=seen, rescues=0, idle_times=0)
+
+
+def found_too_few(member: Member, look: Look, now_s: float) -> Member:
+    """The member with the experience that its cores are too few."""
+    demand = member.demand if member.demand is not None else 0.0
+    if member.trial is not None:
+        # On too few cores everything takes longer: what it wants is what it wanted before.
+        demand = min(demand, member.trial.demand)
+    else:
+        demand *= ELSEWHERE
+    bad = Seen(member.cores, demand, member.level if member.scores else 0.0, now_s, times=1)
+    return replace(member, seen=partition.note(member.seen, bad, now_s, look.settings.regret_s))
 
 
 def hierarchy_is_to_blame(look: Look) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.admission.crowd import worth_a_trial
+from perphd.admission.crowd_cores import worth_a_trial
 from perphd.admission.perph import PerphMemory
 from perphd.domain.allocation import IDLE, KEEP, Keep, Weight
 from perphd.domain.cpuset import CpuSet
