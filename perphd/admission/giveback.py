@@ -1,6 +1,6 @@
-"""Giving back: the step that is worth most to batch, for the risk that the target is missed.
+"""Giving back: the step that is worth most to batch, for the risk that the target is missed, and when it is due.
 
-Pure questions to the model; when a step is due, and what came of it, is the turn's to say.
+Pure questions to the model; since when there is something to give back is the turn's to remember.
 """
 
 from __future__ import annotations
@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from perphd.admission import inferer, ladder
+from perphd.admission import inferer, ladder, outcomes
 from perphd.admission.detector import Target
 from perphd.admission.inferer import Assessed
+from perphd.admission.rescue import Move
 from perphd.admission.scene import Scene
 from perphd.domain.allocation import Allocation
+from perphd.domain.decision import Action
 from perphd.domain.policy import ResPerfModel
 
 
@@ -50,6 +52,30 @@ class GiveBack:
             return both
         # The dearest first: what gives batch most.
         return max(found, key=scene.batch_value)
+
+    def move(
+        self, assessed: tuple[Assessed, ...], current: Assessed, smaller: Assessed, waited_s: float
+    ) -> Move:
+        """The step, once it was waited for long enough; HOLD until then.
+
+        Args:
+            assessed: as for ``smaller``.
+            current: the one in force, of those.
+            smaller: the step.
+            waited_s: for how long there has been one.
+        """
+        settings, stakes = self.scene.settings, self.scene.stakes
+        sure = inferer.chance(smaller.prediction, stakes.need, stakes.z) >= inferer.SURE
+        waits_s = (0.0, settings.shrink_sure_after_s, settings.shrink_after_s)
+        # Where the last step has left more than enough there is no need to look long; there is where some were undone.
+        wait_s = waits_s[(not sure) + (self.stride == 1)] * outcomes.patience(self.regretted)
+        if waited_s < wait_s:
+            reason = "more than enough; waiting before a step is given back"
+            return Move(Action.HOLD, self.scene.current, reason)
+        reason = "more than enough for long enough: a step that leaves batch more"
+        reason += " and is as good as certain to keep the target" if sure else ""
+        candidates = self.scene.candidates(assessed, smaller, current)
+        return Move(Action.SHRINK, smaller.allocation, reason, candidates)
 
     def is_weaker_than_regretted(self, allocation: Allocation) -> bool:
         """True if it protects no more than what has shown to be too little, on the same cores."""

@@ -13,9 +13,10 @@ from perphd.admission import arbiter, streaming
 from perphd.admission.context import batches, lras
 from perphd.admission.crowd import CrowdTick
 from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble, present, sharing_again
+from perphd.admission.lra_state import LraState
 from perphd.admission.settings import PolicySettings, at_pace, settings_for
 from perphd.admission.streaming import Lras, Streaming
-from perphd.admission.turn import LraState, Turn
+from perphd.admission.turn import Turn
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action, Decision, Health, Outcome
 from perphd.domain.policy import Snapshot, TargetState

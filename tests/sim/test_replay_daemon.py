@@ -14,6 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from perphd.admission.egress import EgressRule
+from perphd.admission.lra_state import LraState
 from perphd.admission.perph import PerphMemory
 from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
@@ -180,3 +181,9 @@ def test_a_record_that_is_older_than_a_field_is_read():
     lame = {"type": "perphd.admission.crowd_cache:Ban", "fields": {"ways": 1}}
     with pytest.raises(TaggedError, match="lacks 'pct'"):
         decode_tagged(lame)
+
+
+def test_a_record_from_before_the_state_of_an_lra_had_a_module_of_its_own_is_read():
+    state = LraState.new(3.0)
+    older = {**encode_tagged(state), "type": "perphd.admission.turn:LraState"}
+    assert repr(decode_tagged(older)) == repr(state)  # NaN is not equal to itself

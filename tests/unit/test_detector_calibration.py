@@ -10,9 +10,9 @@ import pytest
 from perphd.admission import calibration, cusum
 from perphd.admission.cusum import Baseline
 from perphd.admission.detector import DetectorState, expected_false_alarms
+from perphd.admission.lra_state import LraState
 from perphd.admission.perph import PerphMemory
 from perphd.admission.settings import PolicySettings
-from perphd.admission.turn import LraState
 from perphd.domain.reading import Unavailable
 
 SETTINGS = PolicySettings()
