@@ -53,6 +53,7 @@ class Discovery:
 
         Raises nothing: what cannot be looked at is not found.
         """
+        self._lookup.look_anew()
         own = [path for _, path in own_cgroups(self._fs)]
         taken = {spec.cgroup: spec.name for spec in others}
         names = {spec.name for spec in (*others, *declared)}

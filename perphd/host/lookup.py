@@ -7,7 +7,7 @@ folders that their runtimes make.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,6 +19,8 @@ from perphd.host.systemd_fs import unit_of
 
 MAX_GROUPS: Final = 20_000
 """So many directories are looked at in one walk, against trees without an end."""
+READ_AGAIN: Final = 16
+"""Of so many containers that are known what their runtimes leave is read again in one look."""
 _FOLDERS: Final = frozenset(
     {"docker", "libpod_parent", "default", "kubepods", "burstable", "besteffort", "guaranteed"}
 )
@@ -47,11 +49,21 @@ def primary(hierarchies: Hierarchies) -> Hierarchy | None:
 
 
 class Lookup:
-    """Looks on one host. Labels of containers are read once: they never change."""
+    """Looks on one host. Walks the tree at most once for each kind between two calls of ``look_anew``.
+
+    What runtimes leave about containers is remembered, and read again for a few at a time: a container may be given
+    another name, and a runtime may be late.
+    """
 
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
         self._fs, self._hierarchies = fs, hierarchies
-        self._labels: dict[str, Mapping[str, str] | None] = {}
+        self._units: tuple[tuple[str, str], ...] | None = None
+        self._containers: tuple[Container, ...] | None = None
+        self._known: dict[str, Container] = {}
+
+    def look_anew(self) -> None:
+        """What was found so far may be different by now."""
+        self._units = self._containers = None
 
     def children(self, cgroup: str) -> list[str]:
         """Names of the groups directly below one; none if it is gone."""
@@ -67,27 +79,28 @@ class Lookup:
         """True if the group is there."""
         return bool(self._hierarchies.directories(self._fs, cgroup))
 
-    def units(self) -> Iterator[tuple[str, str]]:
+    def units(self) -> Sequence[tuple[str, str]]:
         """(unit, its group) of everything that lies in slices; slices come before what they hold."""
-        for cgroup in self._walk(lambda name: name.endswith(".slice")):
-            if unit := unit_of(cgroup):
-                yield unit, cgroup
+        if self._units is None:
+            groups = self._walk(lambda name: name.endswith(".slice"))
+            self._units = tuple((unit, cgroup) for cgroup in groups if (unit := unit_of(cgroup)))
+        return self._units
 
-    def containers(self) -> list[Container]:
+    def containers(self) -> Sequence[Container]:
         """Every container's group, with its name and labels."""
-        names = ContainerNames(self._fs)
-        found: list[Container] = []
-        seen: dict[str, Mapping[str, str] | None] = {}
-        for cgroup in self._walk(_may_hold_containers):
-            path = parse_path(cgroup)
-            if not path.container_id:
-                continue
-            known = self._labels.get(path.container_id)
-            labels = known if known is not None else names.labels(cgroup)
-            seen[path.container_id] = labels
-            found.append(Container(cgroup, names.label(cgroup), labels))
-        self._labels = seen  # of those that are there
-        return found
+        if self._containers is None:
+            there = [cgroup for cgroup in self._walk(_may_hold_containers) if parse_path(cgroup).container_id]
+            present = set(there)
+            # In the order in which they were read: the first are those of which the least is known by now.
+            known = [cgroup for cgroup in self._known if cgroup in present]
+            kept = {cgroup: self._known[cgroup] for cgroup in known[READ_AGAIN:]}
+            names = ContainerNames(self._fs)
+            for cgroup in there:
+                if cgroup not in kept:
+                    kept[cgroup] = Container(cgroup, names.label(cgroup), names.labels(cgroup))
+            self._known = kept
+            self._containers = tuple(kept[cgroup] for cgroup in there)
+        return self._containers
 
     def _walk(self, descend: Callable[[str], bool]) -> Iterator[str]:
         """Groups from the top, into those with such names."""

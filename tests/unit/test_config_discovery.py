@@ -33,7 +33,7 @@ from perphd.domain.errors import ConfigError, ParseError
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
-from perphd.host.lookup import Lookup
+from perphd.host.lookup import READ_AGAIN, Lookup
 from tests.unit.host_tree import write_tree
 
 V2 = {
@@ -377,6 +377,47 @@ def test_pods_by_name_and_by_the_labels_that_each_runtime_keeps(tmp_path: Path) 
     assert set(places(look(tmp_path / "a", groups, *matches, files=files)).values()) == set(groups)
     found = look(tmp_path / "b", groups, "label:io.kubernetes.pod.namespace=shop", files=files)
     assert list(places(found).values()) == [groups[0]]
+
+
+def test_a_look_walks_once_and_reads_of_containers_again_only_a_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [f"{n:064x}" for n in range(3 * READ_AGAIN)]
+    files: dict[str, str] = {}
+    for n, container in enumerate(ids):
+        files |= {f"/cg/docker/{container}/cgroup.procs": "", **_docker(container, f"c{n}", app=f"a{n}")}
+    fs = write_tree(tmp_path, {**V2, **files})
+    looks, listed, read = discovery(fs), list[str](), set[str]()
+    children, real_read = fs.subdirectories, fs.read
+
+    def counted(path: str) -> bytes:
+        read.add(path)
+        return real_read(path)
+
+    def walked(path: str) -> list[str]:
+        listed.append(path)
+        return children(path)
+
+    monkeypatch.setattr(fs, "read", counted)
+    monkeypatch.setattr(fs, "subdirectories", walked)
+    last = len(ids) - 1
+    declared = [
+        WorkloadSpec(f"m{n}", Kind.BATCH, "", match=text)
+        for n, text in enumerate((f"container:c{last}", "container:new", "label:app=a1", "label:app=a2"))
+    ]
+    assert set(places(looks.look(declared, []))) == {"m0", "m2.c1", "m3.c2"}
+    assert listed.count("/cg") == 1, "for all four"
+    for path, text in _docker(ids[last], "new", app="x").items():
+        (tmp_path / path[1:]).write_text(text)
+    found = []
+    for _ in range(4):
+        listed.clear()
+        read.clear()
+        found.append(set(places(looks.look(declared, []))))
+        assert listed.count("/cg") == 1
+        assert 0 < sum("config.v2.json" in path for path in read) <= READ_AGAIN
+    assert "m1" in found[-1], "it was given another name, which is found in time"
+    assert "m0" not in found[-1]
 
 
 def test_labels_that_cannot_be_known_are_said_to_be_so(tmp_path: Path) -> None:
