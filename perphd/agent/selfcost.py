@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import psutil
 
@@ -30,7 +31,11 @@ class CostMeter:
         self._ticks_ms.append(duration_s * 1000.0)
         if self._asked_s is not None and now_s - self._asked_s < REFRESH_S:
             return
-        times = self._process.cpu_times()
+        try:
+            times = self._process.cpu_times()
+        except (OSError, psutil.Error) as exc:  # /proc is not readable now: no descriptor is left, for one
+            self._asked_s, self._cpu_pct = None, Unavailable(f"/proc/self/stat cannot be read: {exc}")
+            return
         used_s = times.user + times.system
         if self._asked_s is not None and now_s > self._asked_s:
             self._cpu_pct = 100.0 * (used_s - self._cpu_s) / (now_s - self._asked_s)
@@ -44,13 +49,20 @@ class CostMeter:
         """The figures now."""
         return SelfCost(
             cpu_pct=self._cpu_pct,
-            rss_bytes=float(self._process.memory_info().rss),
-            open_fds=float(self._process.num_fds()),
+            rss_bytes=_reading(lambda: self._process.memory_info().rss),
+            open_fds=_reading(self._process.num_fds),
             tick_ms_p50=_quantile(self._ticks_ms, 0.5),
             tick_ms_p99=_quantile(self._ticks_ms, 0.99),
             decide_to_written_ms_p99=_quantile(self._writes_ms, 0.99),
             missed_ticks=self.missed_ticks,
         )
+
+
+def _reading(ask: Callable[[], int]) -> Reading:
+    try:
+        return float(ask())
+    except (OSError, psutil.Error) as exc:
+        return Unavailable(f"/proc/self cannot be read: {exc}")
 
 
 def _quantile(values: deque[float], share: float) -> Reading:

@@ -16,7 +16,7 @@ from perphd.agent.config_host import check_against_host
 from perphd.agent.config_workloads import WorkloadNames
 from perphd.agent.loop import Agent
 from perphd.agent.notify import Notifier
-from perphd.agent.upkeep import give_back_memory, spare_the_start
+from perphd.agent.upkeep import Complaints, give_back_memory, spare_the_start
 from perphd.agent.wake import Waker
 from perphd.domain.errors import PerphError
 from perphd.domain.workload import Mode
@@ -73,6 +73,7 @@ class Service:
             self._watch_signals(agent)
             agent.test_detector()
             spare_the_start()
+            asyncio.get_running_loop().set_exception_handler(Complaints(time.monotonic))
             self._notifier.ready(f"{self._config.daemon.mode}, {self._config.count} workloads")
             log.info("ready: mode %s, policy %s", self._config.daemon.mode, self._config.daemon.policy)
             await self._loop(agent)
@@ -155,7 +156,7 @@ class Service:
                 ended_s = await self._look(agent, due_s, ended_s, period_s)
                 waker = None
                 # What was found may be worth looking at more often from now on.
-                period_s = min(period_s, agent.pace_s)
+                period_s = min(period_s, max(agent.pace_s, LEISURE * took_s))
                 due_s = min(due_s, ended_s + period_s)
 
     async def _look(self, agent: Agent, due_s: float, ended_s: float, period_s: float) -> float:

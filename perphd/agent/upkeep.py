@@ -2,17 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import functools
 import gc
 import logging
+import math
 import os
+from collections import Counter
 from collections.abc import Callable
+from typing import Any
+
+from perphd.host.descriptors import raise_limit
 
 log = logging.getLogger("perphd")
 
 OWN_NICE = -10
 """The daemon's own priority, as Nice= in its unit."""
+SAID_EVERY_S = 60.0
+"""What the event loop complains about is logged at most so often, each."""
+
+
+class Complaints:
+    """The event loop's exception handler: what fails over and over is logged once a minute, with how often it did."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._said: dict[str, float] = {}
+        self._unsaid: Counter[str] = Counter()
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """``context``: as asyncio hands it over; its ``message`` tells what is the same."""
+        what = str(context.get("message", ""))
+        now_s = self._clock()
+        if now_s - self._said.get(what, -math.inf) < SAID_EVERY_S:
+            self._unsaid[what] += 1
+            return
+        self._said[what] = now_s
+        if unsaid := self._unsaid.pop(what, 0):
+            log.error("%s: %d times more since it was said last", what, unsaid)
+        loop.default_exception_handler(context)
 
 
 def spare_the_start() -> None:
@@ -22,7 +51,10 @@ def spare_the_start() -> None:
 
 
 def protect_self() -> None:
-    """Ask for a little more CPU priority than anybody's default, so that a loaded host does not blind its guard."""
+    """Ask for a little more CPU priority than anybody's default, so that a loaded host does not blind its guard; and
+    for as many descriptors as there may be.
+    """
+    raise_limit()
     if os.getpriority(os.PRIO_PROCESS, 0) <= OWN_NICE:
         return  # the unit has given it (Nice=), and forbids more
     try:

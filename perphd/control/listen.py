@@ -13,7 +13,8 @@ from pathlib import Path
 
 from perphd.domain.errors import PerphError
 
-_BACKLOG = 64
+BACKLOG = 64
+"""Connections that wait to be taken; further ones wait in connect(2)."""
 _PROBE_S = 1.0
 
 
@@ -146,7 +147,7 @@ def _bind_new(path: str, read_gid: int | None) -> tuple[socket.socket, tuple[str
                 notes = (f"{path}: its group could not be set (not root): only this user can connect",)
         else:
             notes = (f"{path}: the read group does not exist: only root and this user can connect",)
-        listening.listen(_BACKLOG)
+        listening.listen(BACKLOG)
         listening.setblocking(False)
     except BaseException:
         listening.close()

@@ -13,6 +13,7 @@ import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Final
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
@@ -30,6 +31,10 @@ _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _LINGER_S = 1.0
 _HTTP_CODES = {404: Code.NO_ROUTE, 405: Code.METHOD, 408: Code.TIMEOUT, 413: Code.TOO_LARGE}
+
+ONE_AT_A_TIME: Final = 1
+"""asyncio tries to take so many connections in a row, whatever comes of each: without a descriptor left each failure
+would be logged, and be tried again by itself a second later, all of them over and over."""
 
 
 class ControlServer:
@@ -90,8 +95,9 @@ class ControlServer:
             await self._runner.setup()
             loop = asyncio.get_running_loop()
             self._server = await loop.create_unix_server(
-                lambda: _Gate(self._runner, self._most), sock=self._listener.socket
+                lambda: _Gate(self._runner, self._most), sock=self._listener.socket, backlog=ONE_AT_A_TIME
             )
+            self._listener.socket.listen(listen.BACKLOG)  # asyncio has given the kernel its own number
         except BaseException:
             await self.stop()
             raise

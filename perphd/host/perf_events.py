@@ -11,7 +11,6 @@ import ctypes
 import errno
 import os
 import platform
-import resource
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Full, Gone, KernelError, Unsupported, kernel_error
 from perphd.domain.reading import Reading, Unavailable
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy
+from perphd.host.descriptors import raise_limit
 
 _HARDWARE: Final = 0
 _SOFTWARE: Final = 1
@@ -123,7 +123,6 @@ _SYSCALL_NUMBERS: Final = {"x86_64": 298, "aarch64": 241, "riscv64": 241, "ppc64
 _FORMAT_ENABLED_RUNNING_GROUP: Final = 1 | 2 | 8
 _FLAG_PID_CGROUP: Final = 4
 _FLAG_CLOEXEC: Final = 8
-_NR_OPEN_DEFAULT: Final = 1 << 20  # fs.nr_open: setrlimit refuses more, "unlimited" included
 
 _NO_PMU = (
     "no performance monitoring unit is visible here, or it lacks this event (usual in virtual machines: "
@@ -207,18 +206,13 @@ def reserve_fds(count: int) -> None:
         Full: they do not fit under the hard limit either.
     """
     needed = len(os.listdir("/proc/self/fd")) + count
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY:
-        return
-    if needed > soft:
-        soft = _NR_OPEN_DEFAULT if hard == resource.RLIM_INFINITY else hard
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    if needed > soft:
+    allowed = raise_limit()
+    if allowed is not None and needed > allowed:
         raise Full(
             "/proc/self/fd",
             "perf_event_open",
             errno.EMFILE,
-            detail=f"{needed} descriptors are needed, {soft} are allowed",
+            detail=f"{needed} descriptors are needed, {allowed} are allowed",
             advice="raise LimitNOFILE= of the unit, or watch fewer workloads",
         )
 

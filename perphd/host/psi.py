@@ -155,7 +155,10 @@ class PsiTrigger:
         self._on_pressure, self._on_gone = on_pressure, on_gone
         asyncio.get_running_loop()  # nothing is armed that nobody could hear
         fd = _armed(path, stall, threshold_us, window_us)
-        self._notified = Notified(fd, select.EPOLLPRI | select.EPOLLERR, self._ready)
+        try:
+            self._notified = Notified(fd, select.EPOLLPRI | select.EPOLLERR, self._ready)
+        except OSError as exc:  # no descriptor is left for the epoll
+            raise kernel_error(exc, path, "poll") from exc
 
     @property
     def closed(self) -> bool:

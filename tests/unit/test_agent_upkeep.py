@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ctypes
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import sys
 import pytest
 
 from perphd.agent import upkeep
+from perphd.agent.upkeep import Complaints
 
 # Holes of 64 KiB between pieces that stay: the end of the heap is in use, so glibc by itself gives nothing back.
 HOLES = """
@@ -37,3 +39,34 @@ def test_memory_in_the_midst_of_the_heap_is_given_back() -> None:
 def test_a_c_library_that_cannot_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upkeep, "_malloc_trim", lambda: None)
     upkeep.give_back_memory()
+
+
+async def test_what_fails_over_and_over_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now = [0.0]
+    complaints = Complaints(lambda: now[0])
+    loop = asyncio.get_running_loop()
+    for second in range(100):
+        now[0] = float(second)
+        complaints(loop, {"message": "socket.accept() out of system resource"})
+        if second == 50:
+            complaints(loop, {"message": "something else"})
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.splitlines()[0] for text in said] == [
+        "socket.accept() out of system resource",
+        "something else",
+        "socket.accept() out of system resource: 59 times more since it was said last",
+        "socket.accept() out of system resource",
+    ]
+
+
+def test_it_has_as_many_descriptors_as_there_may_be() -> None:
+    code = """
+import resource
+from perphd.agent.upkeep import protect_self
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+protect_self()
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "True\n"

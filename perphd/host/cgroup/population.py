@@ -49,7 +49,10 @@ class PopulationWatch:
             if isinstance(exc, OSError):
                 raise kernel_error(exc, self.path, "read") from exc
             raise
-        self._notified = Notified(self._fd, select.EPOLLPRI, self._ready)
+        try:
+            self._notified = Notified(self._fd, select.EPOLLPRI, self._ready)
+        except OSError as exc:  # no descriptor is left for the epoll
+            raise kernel_error(exc, self.path, "poll") from exc
 
     @property
     def closed(self) -> bool:
