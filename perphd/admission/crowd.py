@@ -98,8 +98,8 @@ class CrowdTick:
         self._judge_cache()
         wanted = {name: self._wanted(name) for name in self.looks}
         shares = divide(self.cores, wanted, self.members, self.looks)
-        if shares.missing is not None:
-            self._explain_shortage(shares.counts, shares.missing)
+        if shares.lacks is not None:
+            self._explain_shortage(shares.counts, shares.lacks)
         self._loosen(shares.counts)
         return self._finish(shares)
 
@@ -242,19 +242,18 @@ class CrowdTick:
             draft.action = Action.SHRINK
         return cores
 
-    def _explain_shortage(self, counts: Mapping[str, int], missing: Mapping[str, int]) -> None:
+    def _explain_shortage(self, counts: Mapping[str, int], lacks: Mapping[str, str]) -> None:
         takers = [n for n in counts if counts[n] > self.members[n].cores]
         for name, count in counts.items():
             draft, member = self.drafts[name], self.members[name]
-            if name in missing:
+            if name in lacks:
                 look = self.looks[name]
                 waits = member.cores and count == member.cores and is_short(member, look)
                 if waits and self.cache.tighten(member, look):
                     draft.action = Action.GROW
                     self.members[name] = replace(member, scores=(), calm_since_s=None)
                     draft.reason += "; batch gets less cache and bandwidth instead"
-                lacks = f"unsatisfiable: it needs {count + missing[name]} cores and {missing[name]} of them are missing"
-                draft.reason = f"{draft.reason}; {lacks}"
+                draft.reason = f"{draft.reason}; {lacks[name]}"
             if count < member.cores and draft.action is not Action.SHRINK:
                 draft.action = Action.SHRINK
                 kept = self.cores.chance(member, count)

@@ -124,12 +124,12 @@ class SharedCores:
 class Shares:
     """Who gets how many cores. ``lends``: batch may have to be a guest on them.
 
-    ``missing``: where more is wanted than there is, what each that stays below its target lacks; else None.
+    ``lacks``: where more is wanted than there is, what each that stays below its target lacks, in words; else None.
     """
 
     counts: dict[str, int]
     lends: bool
-    missing: dict[str, int] | None = None
+    lacks: dict[str, str] | None = None
 
 
 def divide(
@@ -168,8 +168,15 @@ def divide(
         old, new = partition.worst(has, claims), partition.worst(counts, claims)
         if new < old * partition.LEAST_GAIN and sum(has.values()) <= room:
             counts = has
-    missing = {c.name: c.needs(1.0) - counts[c.name] for c in claims if c.score(counts[c.name]) < 1.0}
-    return Shares(counts, lends, missing)
+    lacks = {c.name: _lack(c, counts[c.name]) for c in claims if c.score(counts[c.name]) < 1.0}
+    return Shares(counts, lends, lacks)
+
+
+def _lack(claim: Claim, cores: int) -> str:
+    if claim.scores[-1] < 1.0:
+        return "unsatisfiable: no number of cores that it can have here is expected to be enough"
+    needs = claim.needs(1.0)
+    return f"unsatisfiable: it needs {needs} cores and {needs - cores} of them are missing"
 
 
 def _claims(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -70,6 +71,16 @@ def test_two_that_cannot_both_be_satisfied_do_not_pass_cores_to_and_fro() -> Non
     assert all(reasons)
 
 
+def test_what_is_missing_is_a_number_of_cores_or_said_to_be_none() -> None:
+    world = CrowdWorld(machine(1, 6), {"a": Service(20.0), "b": Service(1.0)}, noise=0.04)
+    world.step(60)
+    reasons = [d.reason for row in world.history for d in row if "unsatisfiable" in d.reason]
+    lacks = {int(number) for r in reasons for number in re.findall(r"and (-?[0-9]+) of them are missing", r)}
+    assert lacks
+    assert min(lacks) > 0
+    assert any("no number of cores that it can have here is expected to be enough" in r for r in reasons)
+
+
 def test_where_every_core_is_needed_batch_is_an_idle_guest_and_moves_out_again() -> None:
     world = CrowdWorld(machine(1, 8), {"a": Service(1.0, knee=0.7), "b": Service(7.5, knee=0.73)})
     world.step(60)
@@ -136,7 +147,8 @@ def test_where_more_is_wanted_than_there_is_it_is_told_what_is_missing() -> None
     looks = {"gold": look("gold", 0.5, priority=200), "iron": look("iron", 0.5)}
     six = SharedCores(6, 2, floor=1, lras=2, has_batch=True, can_lend=False, now_s=100.0)
     shares = divide(six, {"gold": 5, "iron": 5}, members, looks)
-    assert shares == Shares({"gold": 4, "iron": 1}, lends=False, missing={"iron": 3})
+    lacks = {"iron": "unsatisfiable: it needs 4 cores and 3 of them are missing"}
+    assert shares == Shares({"gold": 4, "iron": 1}, lends=False, lacks=lacks)
 
 
 def test_cores_are_spared_when_that_is_sure_or_was_waited_for() -> None:
