@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Protocol
 
-from perphd.domain.errors import Broken, Busy, Denied, Gone, Invalid, KernelError, Unsupported
+from perphd.domain.errors import Broken, Busy, Denied, Gone, Invalid, KernelError, Unsupported, kernel_error
 from perphd.host.systemd_properties import Property
 
 DESTINATION: Final = "org.freedesktop.systemd1"
@@ -87,9 +87,11 @@ class BusctlBus:
         except subprocess.TimeoutExpired as exc:
             raise bus_error(unit, member, "busctl timed out") from exc
         except OSError as exc:
-            raise Unsupported(
-                unit, member, exc.errno or errno.ENOENT, advice="install busctl (systemd)"
-            ) from exc
+            if isinstance(exc, FileNotFoundError | PermissionError):
+                raise Unsupported(
+                    unit, member, exc.errno or errno.ENOENT, advice="install busctl (systemd)"
+                ) from exc
+            raise kernel_error(exc, unit, member, advice="busctl could not be started") from exc
         if done.returncode:
             raise bus_error(unit, member, done.stderr.strip() or f"busctl exit status {done.returncode}")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from importlib.util import find_spec
 from typing import Any, Final
 
-from perphd.domain.errors import Broken
+from perphd.domain.errors import Broken, Full
 from perphd.host.systemd_bus import DESTINATION, MANAGER, OBJECT, Bus, BusctlBus, bus_error
 from perphd.host.systemd_properties import Property
 
@@ -43,7 +43,15 @@ class DbusFastBus:
 
     def _call(self, member: str, signature: str, body: list[Any], unit: str) -> None:
         with self._lock:
-            future = asyncio.run_coroutine_threadsafe(self._ask(member, signature, body), self._running())
+            try:
+                loop = self._running()
+            except (OSError, RuntimeError) as exc:
+                number = getattr(exc, "errno", None) or errno.EAGAIN
+                advice = (
+                    "systemd was not asked; the limits on threads (TasksMax) or on open files may be reached"
+                )
+                raise Full(unit, member, number, detail=f"no thread for D-Bus: {exc}", advice=advice) from exc
+            future = asyncio.run_coroutine_threadsafe(self._ask(member, signature, body), loop)
             try:
                 answer = future.result(TIMEOUT_S)
             except (concurrent.futures.TimeoutError, TimeoutError) as exc:
@@ -79,8 +87,13 @@ class DbusFastBus:
 
     def _running(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-            threading.Thread(target=self._loop.run_forever, name="perphd-dbus", daemon=True).start()
+            loop = asyncio.new_event_loop()
+            try:
+                threading.Thread(target=loop.run_forever, name="perphd-dbus", daemon=True).start()
+            except RuntimeError:
+                loop.close()  # a loop that nobody runs would answer no call, ever
+                raise
+            self._loop = loop
         return self._loop
 
     def close(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import errno
 import os
 import subprocess
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from hypothesis import strategies as st
 
 from perphd.domain.allocation import IDLE, IoLimit, Settings
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import Broken, Busy, Denied, Gone, KernelError, Unsupported
+from perphd.domain.errors import Broken, Busy, Denied, Full, Gone, KernelError, Unsupported
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import lines
 from perphd.host.systemd_bus import BusctlBus, bus_error
@@ -589,6 +590,14 @@ def test_a_busctl_that_hangs_or_is_missing() -> None:
         BusctlBus(missing).freeze("a.service", True)
 
 
+def test_a_busctl_that_cannot_be_started_now_may_be_later() -> None:
+    def no_room(*_: Any, **__: Any) -> None:
+        raise BlockingIOError(errno.EAGAIN, "fork")
+
+    with pytest.raises(Busy, match="busctl could not be started"):
+        BusctlBus(no_room).freeze("a.service", True)
+
+
 class _Connection:
     """As dbus-fast's MessageBus, as far as perphd uses it."""
 
@@ -645,6 +654,25 @@ def test_dbus_errors_and_a_bus_that_hangs(monkeypatch: pytest.MonkeyPatch) -> No
     bus, _ = dbus("hang")
     with pytest.raises(Busy, match="timed out"):
         bus.freeze("a.service", True)
+    bus.close()
+
+
+def test_a_bus_whose_thread_could_not_be_started_works_when_there_is_room_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bus, connection = dbus(SimpleNamespace(error_name=None, body=[]))
+
+    def start(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", start)
+        for _ in range(2):
+            with pytest.raises(Full, match=r"can't start new thread.*TasksMax"):
+                bus.freeze("a.service", True)
+    assert not connection.asked
+    bus.freeze("a.service", True)
+    assert [message.member for message in connection.asked] == ["FreezeUnit"]
     bus.close()
 
 
