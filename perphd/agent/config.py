@@ -150,7 +150,7 @@ class IsolationConfig:
     )
     deadline_s: float = setting(
         2.0,
-        "the writes of one change may take so long together before they are undone",
+        "the writes of one change may take so long together before they are undone, and made again fewer at a time",
         low=0.1,
         high=60.0,
         unit="s",

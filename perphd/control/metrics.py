@@ -177,7 +177,7 @@ def _in_force(workloads: Iterable[WorkloadStatus]) -> Iterator[Metric]:
 def _limited(workloads: Iterable[WorkloadStatus]) -> Iterator[Metric]:
     family = GaugeMetricFamily(
         "perphd_limited",
-        "1 for what was wanted and is not in force, or in part only; perphctl status says why.",
+        "1 for what was wanted and is not in force, or in part only, or not given back; perphctl status says why.",
         labels=[*_LABELS, "knob"],
     )
     for workload in workloads:

@@ -17,8 +17,8 @@ class WorkloadStatus:
     """One workload now. ``present``: its cgroup exists; ``in_force``: what perphd has set on it.
 
     ``not_enforceable``: what cannot be set on it here; ``limited``: what was wanted last and is not in force, or only
-    in part, with the reason. ``expected_false_alarms_per_day``: of an
-    LRA, what its own noise promises of the detector.
+    in part, or was to be given back and is not, with the reason. ``expected_false_alarms_per_day``: of an LRA, what its
+    own noise promises of the detector.
     """
 
     spec: WorkloadSpec

@@ -1,6 +1,7 @@
 """The one writer to the kernel: plan, transaction, journal of originals, restore."""
 
-from perphd.isolation.executor import Applied, Executor
+from perphd.isolation.applied import Applied
+from perphd.isolation.executor import Executor
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_lock import JournalInUse
 from perphd.isolation.restore import FileReport, RestoreReport, restore

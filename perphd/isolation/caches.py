@@ -32,7 +32,9 @@ from perphd.host.resctrl import (
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
 from perphd.isolation.planner import FileState
+from perphd.isolation.refusals import Refusals
 from perphd.isolation.standing import Standing
+from perphd.isolation.transaction import as_failure
 from perphd.isolation.watch import Watch
 
 KNOB: Final = "llc_masks"
@@ -68,10 +70,17 @@ class Caches:
     """Plans and applies; remembers only who is in which group, which can be found out again."""
 
     def __init__(
-        self, fs: KernelFs, cgroups: Cgroups, journal: Journal, watch: Watch, standing: Standing
+        self,
+        fs: KernelFs,
+        cgroups: Cgroups,
+        journal: Journal,
+        watch: Watch,
+        standing: Standing,
+        refusals: Refusals,
     ) -> None:
         self._fs, self._cgroups, self._journal = fs, cgroups, journal
-        self._watch, self._standing = watch, standing
+        self._watch, self._standing, self._refusals = watch, standing, refusals
+        self._now_s = 0.0
         self._found: rdt.Groups | str | None = None
         self._looked_s = 0.0
         self._held = False
@@ -104,7 +113,7 @@ class Caches:
 
         ``held``: no group is removed yet.
         """
-        self._held = held
+        self._held, self._now_s = held, now_s
         self._todo.clear()
         asked = [spec for spec in specs if _asks(targets.get(spec.name, UNTOUCHED))]
         for spec in specs:
@@ -219,7 +228,7 @@ class Caches:
                 skipped += [NotEnforceable(spec.name, KNOB, str(conflict)) for spec in members]
                 return []
         if not same:
-            if refused := self._watch.refused((first, KNOB), _value(targets[first])):
+            if refused := self._refusals.why_not((first, KNOB), _value(targets[first]), self._now_s):
                 skipped += [NotEnforceable(spec.name, KNOB, refused) for spec in members]
                 return []
             write = Write(first, KNOB, f"{path}/schemata", text, str(found).strip(), Stage.SHRINK)
@@ -269,18 +278,20 @@ class Caches:
                 result.written.append(write)
                 if back is not None:
                     undo.append((write, back))
-            except (rdt.ResctrlError, KernelError) as exc:
-                result.failed = as_kernel_error(exc) if isinstance(exc, rdt.ResctrlError) else exc
+            except Exception as exc:  # whatever it is, what was done before it is to be undone
+                result.failed = (
+                    as_kernel_error(exc) if isinstance(exc, rdt.ResctrlError) else as_failure(exc, write)
+                )
                 result.at_fault = write
                 break
         if result.failed is not None and result.at_fault is not None:
             key = (result.at_fault.workload, KNOB)
-            self._watch.failed(key, self._values.get(key[0], KEEP), result.failed)
+            self._refusals.failed(key, self._values.get(key[0], KEEP), result.failed, self._now_s)
             for write, back in reversed(undo):
                 try:
                     back()
                     result.undone.append(write)
-                except (rdt.ResctrlError, KernelError) as exc:
+                except Exception as exc:
                     result.problems.append(f"not undone, perphd restore will give it back: {exc}")
         return result
 

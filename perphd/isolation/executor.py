@@ -9,11 +9,10 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from posixpath import basename
 
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
-from perphd.domain.errors import Broken, Busy, KernelError
+from perphd.domain.errors import Broken, Busy
 from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
@@ -23,12 +22,15 @@ from perphd.host.fs import KernelFs
 from perphd.host.kubelet import Kubelet
 from perphd.host.systemd_fs import Lasting
 from perphd.isolation.allowance import Allowance
+from perphd.isolation.applied import Applied
 from perphd.isolation.caches import Caches
 from perphd.isolation.giving_back import GivingBack
 from perphd.isolation.journal import Journal
+from perphd.isolation.pieces import Pieces
 from perphd.isolation.planner import Wanted, plan, unless_stuck
 from perphd.isolation.readback import ReadBack
 from perphd.isolation.reclaim import RECLAIM, Reclaimer
+from perphd.isolation.refusals import Refusals
 from perphd.isolation.restore import RestoreReport, restore_journal
 from perphd.isolation.standing import Standing
 from perphd.isolation.survey import Refuse, Survey
@@ -40,22 +42,6 @@ DISKS_S = 10.0
 """Disks are asked for their schedulers so often."""
 
 
-@dataclass(frozen=True, slots=True)
-class Applied:
-    """What became of a change set. ``undone``: writes taken back after ``failed``; ``problems``: what could not be.
-
-    ``skipped``: workloads whose cgroup vanished meanwhile.
-    """
-
-    ok: bool
-    written: tuple[Write, ...] = ()
-    undone: tuple[Write, ...] = ()
-    failed: KernelError | None = None
-    duration_s: float = 0.0
-    skipped: tuple[str, ...] = ()
-    problems: tuple[str, ...] = ()
-
-
 class Executor:
     """Brings target settings into force on the named workloads, and gives everything back.
 
@@ -64,8 +50,9 @@ class Executor:
         kubelet: whose exclusive CPUs are given to nobody else; None: there is none on this host.
         on_write: told of every kernel write and its outcome (``written``, ``undone``, ``restored``, ``failed: ...``),
             after the transaction, in the event loop's thread.
-        clock: seconds, for ``duration_s``, the deadline, and the wait after changes that could not be recorded.
-        deadline_s: how long the writes of one transaction may take together before the rest is given up and undone.
+        clock: seconds, for ``duration_s``, the deadline, and the waits after failures.
+        deadline_s: how long the writes of one transaction may take together before the rest is given up and undone; the
+            next ones make fewer.
         changes_per_s: how often one knob may change after a burst; None: as often as it is asked for.
         adopt_s: what the journal names at first stays in force so long where nothing else is wanted: one before this
             kept it, and whoever decides has yet to look.
@@ -98,16 +85,18 @@ class Executor:
         self._lock = asyncio.Lock()
         self._read = ReadBack(fs, journal)
         self._watch = Watch(journal)
+        self._refusals, self._pieces = Refusals(), Pieces(deadline_s)
         self._standing = Standing()
         self._reclaimer = Reclaimer(fs, in_thread)
-        self._caches = Caches(fs, self._cgroups, journal, self._watch, self._standing)
+        self._caches = Caches(fs, self._cgroups, journal, self._watch, self._standing, self._refusals)
         self._giving_back = GivingBack(fs, journal, self._read, self._watch, self._standing, self._caches)
         self._giving_back.forget_unwritten()
         self._adopt_s, self._adopted_s = adopt_s, -1.0
         self._adopted = {entry.workload for entry in journal.originals.values()} if adopt_s > 0 else set()
         self._specs: dict[str, WorkloadSpec] = {}
+        read, watch, standing, refusals = self._read, self._watch, self._standing, self._refusals
         self._survey = Survey(
-            fs, self._cgroups, hierarchies, self._read, self._watch, self._standing, refuse, kubelet
+            fs, self._cgroups, hierarchies, read, watch, standing, refusals, refuse, kubelet
         )
 
     # -- questions -----------------------------------------------------------------------------------------------
@@ -137,7 +126,7 @@ class Executor:
         return self._standing.in_force(name)
 
     def not_enforceable(self, name: str) -> tuple[NotEnforceable, ...]:
-        """What the last plan wanted for this workload and could not have."""
+        """What the last plan wanted for this workload and could not have, or could not give back."""
         return self._standing.not_enforceable(name)
 
     def limited(self, name: str) -> tuple[NotEnforceable, ...]:
@@ -159,6 +148,7 @@ class Executor:
     def forget_conflicts(self, workload: str | None = None) -> None:
         """Forget conflicts and refused values, of one workload or of all: after a mode change or a reload."""
         self._watch.reset(workload)
+        self._refusals.reset(workload)
         self._adopted -= self._adopted if workload is None else {workload}
 
     @property
@@ -184,7 +174,7 @@ class Executor:
         self._look_at_disks(self._clock())
         changed = {(entry.path.rpartition("/")[0], entry.knob) for entry in self._journal.originals.values()}
         held = self._still_adopted(targets, now_s)
-        self._survey.begin({spec.cgroup for spec in specs}, changed, now_s, held)
+        self._survey.begin({spec.cgroup for spec in specs}, changed, now_s, held, self._pieces.unfinished)
         wanted: list[Wanted] = []
         skipped: list[NotEnforceable] = []
         for spec in specs:
@@ -200,10 +190,16 @@ class Executor:
             changes = ChangeSet((*changes.writes, *caches.writes), changes.skipped)
         if self._survey.reclaims and not self._reclaimer.is_busy:
             changes = ChangeSet((*changes.writes, *self._survey.reclaims), changes.skipped)
+        changes, refused = self._refusals.hold(changes, self._survey.planned, now_s)
+        loose = [left for left in (*skipped, *refused) if _is_wanted(targets, left)]
+        bound = [
+            left.workload for left in refused if self._survey.is_bound(self._specs[left.workload], left.knob)
+        ]
         lras = {spec.name for spec in specs if spec.kind is Kind.LRA}
-        changes = unless_stuck(changes, skipped, lras, self._survey.stuck)
+        changes = unless_stuck(changes, loose, lras, [*self._survey.stuck, *bound])
         if self._allowance is not None:
             changes = self._allowance.hold(changes, targets, now_s)
+        changes = self._pieces.cut(changes, lambda write: _is_reclaim(write) or self._caches.owns(write))
         writes = changes.writes
         if changes and (reason := self._watch.waits(targets, self._clock())):
             keys = dict.fromkeys((write.workload, write.knob) for write in changes.writes)
@@ -235,7 +231,7 @@ class Executor:
         if self._allowance is not None:
             for key in dict.fromkeys((write.workload, write.knob) for write in changes.writes):
                 self._allowance.changed(key, self._planned_s)
-        reclaims = [write for write in changes.writes if basename(write.path) == RECLAIM]
+        reclaims = [write for write in changes.writes if _is_reclaim(write)]
         groups = [write for write in changes.writes if self._caches.owns(write)]
         writes = [write for write in changes.writes if write not in reclaims and write not in groups]
         if not writes and not groups:
@@ -253,6 +249,7 @@ class Executor:
         self._tell(done)
         if done.failed is None:
             self._reclaim(reclaims)
+        more = done.failed is None and self._pieces.more
         return Applied(
             done.failed is None,
             tuple(done.written),
@@ -261,6 +258,7 @@ class Executor:
             took,
             tuple(sorted(done.gone)),
             tuple(done.undo_problems),
+            more,
         )
 
     def _change(self, transaction: Transaction, writes: Sequence[Write], groups: Sequence[Write]) -> Result:
@@ -288,6 +286,7 @@ class Executor:
                 self._on_write(request, outcome)
 
     def _transact(self, transaction: Transaction, writes: Sequence[Write]) -> Result:
+        started = self._clock()
         result = transaction.run(writes)
         if result.failed is not None and result.at_fault is None:
             self._watch.unrecorded(self._standing.targets, self._clock(), result.failed)
@@ -295,18 +294,20 @@ class Executor:
         self._watch.recorded()
         touched = {write.path for write in result.written}
         planned = self._survey.planned
-        if result.at_fault is not None and result.failed is not None:
+        if result.too_slow:
+            self._pieces.too_slow(len(result.written))
+        elif result.at_fault is not None and result.failed is not None:
             touched.add(result.at_fault.path)
             key = (result.at_fault.workload, result.at_fault.knob)
-            self._watch.failed(key, planned[key][1] if key in planned else KEEP, result.failed)
+            target = planned[key][1] if key in planned else KEEP
+            self._refusals.failed(key, target, result.failed, self._planned_s)
         else:
-            for write in result.written:
-                key = (write.workload, write.knob)
-                if key in planned:
-                    self._watch.succeeded(key, planned[key][1])
+            self._pieces.in_time(len(writes), self._clock() - started)
+            self._refusals.succeeded({(write.workload, write.knob) for write in result.written}, planned)
             self._standing.written((write.workload, write.knob) for write in writes)
         # systemd may yet do what it was asked in vain: then a file that holds its original proves nothing.
-        unclear = isinstance(result.failed, Busy | Broken) and isinstance(self._fs, Lasting)
+        asked = isinstance(result.failed, Busy | Broken) and not result.too_slow
+        unclear = asked and isinstance(self._fs, Lasting)
         late = result.at_fault if unclear else None
         keys = {(write.workload, write.knob) for write in writes}
         self._giving_back.settle(keys, touched, result.texts, planned, late)
@@ -347,6 +348,7 @@ class Executor:
         report = self._giving_back.give_back(names, self._specs, force)
         for name in names or ():  # off the list: a host where many workloads come and go must not fill up
             self._watch.reset(name)
+            self._refusals.reset(name)
             self._survey.forget(name)
             if self._allowance is not None:
                 self._allowance.forget(name)
@@ -377,3 +379,12 @@ class Executor:
         """End the threads; the journal is the caller's to close."""
         self._worker.close()
         self._reclaimer.close()
+
+
+def _is_reclaim(write: Write) -> bool:
+    return basename(write.path) == RECLAIM
+
+
+def _is_wanted(targets: Mapping[str, Settings], left: NotEnforceable) -> bool:
+    """False of what is only to be given back."""
+    return getattr(targets.get(left.workload, UNTOUCHED), left.knob) is not KEEP

@@ -29,6 +29,7 @@ from perphd.isolation.ceilings import CEILINGS, Ceilings, read_use
 from perphd.isolation.planner import FileState, KnobState, Wanted, attainable
 from perphd.isolation.readback import ReadBack
 from perphd.isolation.reclaim import RECLAIM
+from perphd.isolation.refusals import Refusals
 from perphd.isolation.standing import Standing
 from perphd.isolation.watch import Key, Watch
 
@@ -54,17 +55,19 @@ class Survey:
         read: ReadBack,
         watch: Watch,
         standing: Standing,
+        refusals: Refusals,
         refuse: Refuse | None,
         kubelet: Kubelet | None = None,
     ) -> None:
         self._fs, self._cgroups, self._hierarchies = fs, cgroups, hierarchies
         self._read, self._watch, self._standing, self._refuse = read, watch, standing, refuse
-        self._kubelet = kubelet
+        self._refusals, self._kubelet = refusals, kubelet
         self._claimed: set[str] = set()
         self._changed: set[tuple[str, str]] = set()
         self._ceilings = Ceilings()
         self._now_s = 0.0
         self._held: Container[str] = ()
+        self._thorough = False
         self.planned: dict[Key, tuple[Knob, Value]] = {}
         self.limited: list[NotEnforceable] = []
         self.reclaims: list[Write] = []
@@ -76,12 +79,14 @@ class Survey:
         changed: Iterable[tuple[str, str]],
         now_s: float,
         held: Container[str] = (),
+        thorough: bool = False,
     ) -> None:
         """A new plan: ``claimed`` are the cgroups of all workloads, ``changed`` (directory, knob) of all originals.
 
-        Of the workloads in ``held`` nothing is given back.
+        Of the workloads in ``held`` nothing is given back. ``thorough``: also groups below one that is as wanted are
+        looked at.
         """
-        self._held = held
+        self._held, self._thorough = held, thorough
         self._claimed, self._changed, self._now_s = set(claimed), set(changed), now_s
         self.planned.clear()
         self.limited, self.reclaims, self.stuck = [], [], []
@@ -122,20 +127,27 @@ class Survey:
         reason = None if self._refuse is None else self._refuse(spec.cgroup)
         for setting in active:
             value: Value = getattr(target, setting)
+            failed = reason is not None
             try:
                 item = reason or self._one(spec, group, setting, value)
             except KernelError as exc:
                 if isinstance(exc, Gone) and not group.exists():
                     continue
-                item = str(exc)
+                item, failed = str(exc), True
             if isinstance(item, Wanted):
                 items.append(item)
             elif item:
                 if value is not KEEP:
                     items.append(NotEnforceable(spec.name, setting, item))
-                if spec.kind is Kind.LRA and setting in LIST_SETTINGS and self._is_changed(spec, setting):
+                elif failed and self._is_changed(spec, setting):
+                    items.append(NotEnforceable(spec.name, setting, f"not given back: {item}"))
+                if self.is_bound(spec, setting):
                     self.stuck.append(spec.name)
         return items
+
+    def is_bound(self, spec: WorkloadSpec, setting: str) -> bool:
+        """True of CPUs and memory nodes of an LRA that perphd gave it."""
+        return spec.kind is Kind.LRA and setting in LIST_SETTINGS and self._is_changed(spec, setting)
 
     def _is_changed(self, spec: WorkloadSpec, setting: str) -> bool:
         """True if perphd has set this here and not given it back."""
@@ -164,12 +176,10 @@ class Survey:
             return ""
         if setting in PROTECTIONS and target is not KEEP:
             self._note_bound(key, knob, int(target))  # type: ignore[arg-type]
-        if refused := self._watch.refused(key, target):
-            return refused
         if setting in CEILINGS:
+            if target is not KEEP and (refused := self._refusals.why_not(key, target, self._now_s)):
+                return refused  # no step on the way to what is refused
             target = self._memory_target(key, knob, files[0], target)
-            if refused := self._watch.refused(key, target):
-                return refused
         if setting in LIST_SETTINGS and isinstance(target, CpuSet) and self._kubelet is not None:
             if refused := self._kubelet.refusal(spec.cgroup, self._now_s):
                 return refused
@@ -188,7 +198,7 @@ class Survey:
                 what = "CPUs bind" if setting == "cpus" else "memory nodes bind"
                 return f"{spec.cgroup} lies within the workload {outer}, whose {what} it on cgroup v1"
         state = _make_state(spec.name, knob, files, around, foreign, lra)
-        if knob.version == 1 and not _is_attained(state, target):
+        if knob.version == 1 and (self._thorough or not _is_attained(state, target)):
             state = replace(state, files=files + self._read.below(knob.directory, knob.paths[0]))
         return _make_wanted(state, target)
 

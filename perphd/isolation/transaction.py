@@ -6,6 +6,7 @@ Runs in a worker thread: it knows nothing of asyncio. It does not decide what to
 from __future__ import annotations
 
 import errno
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from posixpath import basename, dirname
@@ -23,11 +24,14 @@ from perphd.isolation.value import is_free, is_own, put
 
 _make_original = maker(Original)
 
+log = logging.getLogger("perphd")
+
 
 @dataclass
 class Result:
     """What a transaction did. ``gone``: workloads that vanished meanwhile; ``at_fault``: the write that failed.
 
+    ``too_slow``: it failed by its deadline, before ``at_fault`` was begun.
     ``texts``: what files that were written read afterwards, if nothing was written since that could have changed it.
     """
 
@@ -35,6 +39,7 @@ class Result:
     undone: list[Write] = field(default_factory=list)
     failed: KernelError | None = None
     at_fault: Write | None = None
+    too_slow: bool = False
     gone: set[str] = field(default_factory=set)
     undo_problems: list[str] = field(default_factory=list)
     texts: dict[str, str] = field(default_factory=dict)
@@ -44,7 +49,7 @@ class Transaction:
     """Applies writes. ``identities``: directory -> the identity it had when the writes were planned.
 
     ``deadline_s``: when the writes together take longer (``clock`` counts seconds), the rest is not begun and what was
-    done is undone; a single write that blocks in the kernel cannot be cut short.
+    done is undone; a single write that blocks in the kernel cannot be cut short, and the first is always begun.
     """
 
     def __init__(
@@ -63,34 +68,40 @@ class Transaction:
         self.result = Result()
 
     def run(self, writes: Sequence[Write]) -> Result:
-        """Do it; never raises a KernelError."""
-        started = self._clock()
+        """Do it; raises no KernelError, and no Exception once the first write is begun: that would leave half of it."""
         result = self.result
         try:
             self._record(writes)
         except KernelError as exc:
             result.failed = exc
             return result
+        started = self._clock()
         for write in writes:
             if write.workload in result.gone:
                 continue
-            try:
-                if self._clock() - started > self._deadline_s:
-                    raise _too_slow(write, self._deadline_s)
-                self._one(write)
-            except KernelError as exc:
-                if self._is_gone(
-                    write
-                ):  # whatever it answered: it was an answer about another group, or about none
-                    result.gone.add(write.workload)
-                    continue
-                result.failed, result.at_fault = exc, write
+            if result.written and self._clock() - started > self._deadline_s:
+                result.failed, result.too_slow = _too_slow(write, self._deadline_s), True
+            else:
+                result.failed = self._try(write)
+            if result.failed is not None:
+                result.at_fault = write
                 self._undo()
                 break
         for write in writes:
             if write.workload in result.gone:
                 result.texts.pop(write.path, None)
         return result
+
+    def _try(self, write: Write) -> KernelError | None:
+        """Make one write; returns why it could not be made, if its group is still there."""
+        try:
+            self._one(write)
+        except Exception as exc:
+            # Whatever it answered: of a group that has gone it was an answer about another one, or about none.
+            if not isinstance(exc, KernelError) or not self._is_gone(write):
+                return as_failure(exc, write)
+            self.result.gone.add(write.workload)
+        return None
 
     def _is_gone(self, write: Write) -> bool:
         """True if the cgroup is not there any more, or another one is; else "gone" was only this file's answer."""
@@ -232,9 +243,10 @@ class Transaction:
                         self._put(path, text, self._identities.get(dirname(path)))
                 if write in written:
                     self.result.undone.append(write)
-            except KernelError as exc:
+            except Exception as exc:  # whatever it is, the others are to be undone
                 stuck = write.workload if write.knob in LIST_SETTINGS else stuck
-                self.result.undo_problems.append(f"not undone, perphd restore will give it back: {exc}")
+                why = as_failure(exc, write)
+                self.result.undo_problems.append(f"not undone, perphd restore will give it back: {why}")
 
     def _reads(self, path: str) -> str | None:
         """What a file reads; None: it cannot be told, which does not mean that it cannot be written."""
@@ -254,6 +266,16 @@ def _too_slow(write: Write, deadline_s: float) -> Busy:
         "write",
         errno.ETIMEDOUT,
         write.value,
-        f"the transaction took longer than {deadline_s:g} s",
-        "the kernel was slow to answer earlier writes; what they did is undone",
+        f"the transaction took longer than {deadline_s:g} s before this was begun",
+        "the kernel was slow to answer earlier writes; what they did is undone, and made again fewer at a time",
     )
+
+
+def as_failure(exc: Exception, write: Write) -> KernelError:
+    """What a write ended with: the kernel's refusal, or an error that nobody expected, which is logged in full."""
+    if isinstance(exc, KernelError):
+        return exc
+    log.error("%s: writing %r ended unexpectedly", write.path, write.value, exc_info=exc)
+    detail = f"{type(exc).__name__}: {exc}"
+    advice = "perphd did not expect this; the log has where it comes from"
+    return Broken(write.path, "write", errno.EIO, write.value, detail, advice)

@@ -1,4 +1,4 @@
-"""What the one writer remembers: who else writes, which values the kernel would not take, and when to wait."""
+"""What the one writer remembers: who else writes, and when to wait since nothing can be put on record."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from perphd.domain.allocation import Settings
-from perphd.domain.errors import Broken, Busy, Full, KernelError
-from perphd.host.cgroup.knobs import Value, same
+from perphd.domain.errors import KernelError
+from perphd.host.cgroup.knobs import same
 from perphd.host.fs import Identity
 from perphd.isolation.journal import Journal
 from perphd.isolation.planner import FileState
@@ -16,13 +16,9 @@ from perphd.isolation.value import is_own, is_what_is_left
 
 CONFLICTS_BEFORE_YIELD: Final = 2
 """So many changes by somebody else to one knob, and perphd leaves it alone."""
-FAILURES_BEFORE_BLOCK: Final = 3
-"""So many failures in a row of a value that the kernel might take later, and it is not tried again."""
-REFUSALS_KEPT: Final = 32
-"""So many refused values are remembered for one knob; the oldest is forgotten first."""
 FIRST_WAIT_S: Final = 2.0
 LONGEST_WAIT_S: Final = 60.0
-"""After changes that could not be recorded the same ones wait 2, 4, 8 ... 60 s before they are tried again."""
+"""What failed and may succeed later waits 2, 4, 8 ... 60 s before it is tried again."""
 
 Key: TypeAlias = tuple[str, str]
 """(workload, knob)."""
@@ -54,13 +50,6 @@ class Conflict:
 
 
 @dataclass(frozen=True, slots=True)
-class _Refusal:
-    failures: int
-    final: bool
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class _Unrecorded:
     targets: Mapping[str, Settings]
     wait_s: float
@@ -69,14 +58,13 @@ class _Unrecorded:
 
 
 class Watch:
-    """Conflicts with other writers, and values that were refused. Reads nothing itself: it is told what was read."""
+    """Conflicts with other writers, and the record's refusals. Reads nothing itself: it is told what was read."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
         self._seen: dict[str, tuple[Identity, str]] = {}
         self._foreign: dict[str, str] = {}
         self._conflicts: dict[Key, Conflict] = {}
-        self._refusals: dict[Key, dict[Value, _Refusal]] = {}
         self._unrecorded: _Unrecorded | None = None
 
     @property
@@ -140,29 +128,10 @@ class Watch:
         self._seen.pop(path, None)
         self._foreign.pop(path, None)
 
-    def refused(self, key: Key, target: Value) -> str:
-        """Why this target is not tried again, or empty. Each target of a knob is remembered by itself."""
-        refusal = self._refusals.get(key, {}).get(target)
-        return refusal.reason if refusal is not None and refusal.final else ""
-
-    def failed(self, key: Key, target: Value, error: KernelError) -> None:
-        """The kernel did not take this target: a refusal in principle is final at once, another after a few times."""
-        refusals = self._refusals.setdefault(key, {})
-        before = refusals.pop(target, None)
-        failures = 1 if before is None else before.failures + 1
-        final = failures >= FAILURES_BEFORE_BLOCK or not isinstance(error, (Busy, Full, Broken))
-        refusals[target] = _Refusal(failures, final, str(error))
-        if len(refusals) > REFUSALS_KEPT:
-            del refusals[next(iter(refusals))]
-
-    def succeeded(self, key: Key, target: Value) -> None:
-        """The kernel took this target."""
-        self._refusals.get(key, {}).pop(target, None)
-
     def unrecorded(self, targets: Mapping[str, Settings], now_s: float, error: KernelError) -> None:
         """Changes towards these targets could not be put on record, hence not be made: the next try must wait."""
         before = self._unrecorded
-        wait_s = FIRST_WAIT_S if before is None else min(2 * before.wait_s, LONGEST_WAIT_S)
+        wait_s = longer_s(0.0 if before is None else before.wait_s)
         self._unrecorded = _Unrecorded(dict(targets), wait_s, now_s + wait_s, str(error))
 
     def recorded(self) -> None:
@@ -177,9 +146,12 @@ class Watch:
         return f"tried again after {last.wait_s:g} s: {last.reason}"
 
     def reset(self, workload: str | None = None) -> None:
-        """Forget conflicts and refusals, of one workload or of all; nothing has to wait any longer."""
+        """Forget conflicts, of one workload or of all; nothing has to wait any longer."""
         self._unrecorded = None
         for key in [key for key in self._conflicts if workload in (None, key[0])]:
             del self._conflicts[key]
-        for key in [key for key in self._refusals if workload in (None, key[0])]:
-            del self._refusals[key]
+
+
+def longer_s(before_s: float) -> float:
+    """How long to wait after a failure, when it was ``before_s`` after the last one (0: there was no wait)."""
+    return min(2 * before_s, LONGEST_WAIT_S) if before_s else FIRST_WAIT_S

@@ -22,7 +22,7 @@ class Worker:
     """
 
     def __init__(self, in_thread: bool, patience_s: float) -> None:
-        self._thread = ThreadPoolExecutor(1, "perphd-isolation") if in_thread else None
+        self._thread = _thread() if in_thread else None
         self._patience_s = patience_s
         self._running: asyncio.Future[object] | None = None
 
@@ -32,7 +32,7 @@ class Worker:
         return self._running is not None
 
     async def run(self, work: Callable[[], _T]) -> _T | Busy:
-        """Run it in the thread; Busy if it, or an earlier one, does not come back in time.
+        """Run it in the thread; Busy if there is none, or if it, or an earlier one, does not come back in time.
 
         Cancellation waits for the work: the kernel is not left halfway.
         """
@@ -40,7 +40,13 @@ class Worker:
             return work()
         if self._running is not None:
             return _stuck()
-        future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        try:
+            future = asyncio.get_running_loop().run_in_executor(self._thread, work)
+        except RuntimeError as exc:  # no thread could be started: the work must not wait for one unseen
+            self._thread.shutdown(wait=False, cancel_futures=True)
+            self._thread = _thread()
+            advice = "nothing was written; the limit on threads (TasksMax) may be reached"
+            return Busy("", "write", errno.EAGAIN, detail=str(exc), advice=advice)
         self._running = future  # type: ignore[assignment]
         future.add_done_callback(self._finished)
         cancelled = False
@@ -61,6 +67,10 @@ class Worker:
         """End the thread; work that is stuck is not waited for."""
         if self._thread is not None:
             self._thread.shutdown(wait=False)
+
+
+def _thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, "perphd-isolation")
 
 
 def _stuck() -> Busy:

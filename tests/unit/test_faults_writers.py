@@ -19,6 +19,7 @@ from typing import cast
 import pytest
 
 from perphd.isolation import Applied, Executor, Journal
+from perphd.isolation.pieces import Pieces
 from tests.unit.faults_fs import Killed, Operation
 from tests.unit.faults_world import BOOT, WRITERS, EgressWorld, World, quick_folder, world
 
@@ -131,6 +132,37 @@ def test_at_no_moment_of_any_change_is_an_lra_worse_off(writer: str, tmp_path: P
     here = world(writer)
     here.gate.after = lambda number, operation: here.assert_lra_not_worse()
     assert all(applied.ok for applied in _drive(here, tmp_path))
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_in_pieces_every_change_comes_to_the_same(
+    writer: str, most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut after any few writes and planned anew from there: no LRA is ever worse off, and all ends as it would."""
+    monkeypatch.setattr(Pieces, "in_time", lambda self, made, took_s: None)
+    whole, here = world(writer), world(writer)
+    here.gate.after = lambda number, operation: here.assert_lra_not_worse()
+    ends = _ends(whole, tmp_path / "whole", 1000)
+    assert _ends(here, tmp_path / "pieces", most) == ends
+    assert not here.differing()
+
+
+def _ends(here: World, state: Path, most: int) -> list[dict[str, str]]:
+    """What the files say after each target, with so many writes in one transaction."""
+    found = []
+    with Journal(state, boot_id=BOOT) as journal:
+        executor = here.executor(journal)
+        executor._pieces.too_slow(2 * most)
+        for target in (*here.targets, {}):
+            pieces, more = 0, True
+            while more or pieces < 40:  # as many steps on the way down to a ceiling, too
+                here.now_s += 10.0
+                applied = asyncio.run(executor.apply(executor.plan(target, here.specs)))
+                assert applied.ok, applied.failed
+                pieces, more = pieces + 1, applied.more
+            found.append(here.texts())
+    return found
 
 
 @pytest.mark.parametrize("writer", WRITERS)

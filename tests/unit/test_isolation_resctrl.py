@@ -210,9 +210,25 @@ async def test_without_a_closid_left_the_reason_says_who_has_them(bench: Bench) 
     assert all(entry.knob != "llc_masks" for entry in bench.journal.originals.values())
     for _ in range(2):
         assert not (await bench.go(targets)).ok
-    assert not bench.executor.plan(targets, SPECS, 90.0), "not tried for ever"
+    assert not bench.executor.plan(targets, SPECS, bench.now_s + 1), "not tried every time"
     assert "CLOSIDs are taken" in bench.executor.not_enforceable("sort")[0].reason
     assert all(name.startswith("other") for name in bench.groups())
+    bench.host.fs.raw.rmdir(f"{ROOT}/other0")
+    assert (await bench.go(targets)).ok, "tried again later"
+    assert bench.groups().count("perphd.pi")
+
+
+async def test_a_group_that_ends_in_an_unexpected_error_is_undone_and_told(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object) -> None:
+        raise RuntimeError("out of the blue")
+
+    monkeypatch.setattr(rdt.Groups, "fill", fill)
+    applied = await bench.go({**BATCH, "db": Settings(cpu_weight=50)})
+    assert "RuntimeError: out of the blue" in str(applied.failed)
+    assert bench.groups() == []
+    assert [write.knob for write in applied.kept] == ["cpu_weight"]
 
 
 async def test_a_group_that_fails_midway_is_undone(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
