@@ -194,10 +194,18 @@ class Ticking:
             steady = all(write.knob in _STEADY_KNOBS for write in changes.writes)
             again = all(write.workload in fresh for write in changes.writes)
             self._protections.note(target, now_s, changed=not steady, again=again)
+            if applied.more:
+                self._state.planned = None
         else:
             self._state.planned = None
-            self._state.parts.records.change(now_s, changes, "failed and undone")
-            text = f"a change could not be made and was undone: {applied.failed}"
+            result, text = "failed and undone", f"a change could not be made and was undone: {applied.failed}"
+            if applied.kept:
+                kept = ", ".join(dict.fromkeys(f"{write.knob} of {write.workload}" for write in applied.kept))
+                result = f"failed in part: {kept} written and in force, the rest not written or undone"
+                text = (
+                    f"a change could be made in part only ({kept} in force, the rest not): {applied.failed}"
+                )
+            self._state.parts.records.change(now_s, changes, result)
             if applied.problems:
                 text += "; not undone: " + "; ".join(applied.problems)
             about = applied.failed.path if applied.failed is not None else "apply"

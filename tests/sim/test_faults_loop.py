@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+import rdt
 from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.loop import Agent
+from perphd.agent.records import Records
 from perphd.agent.simulated import simulated_sli
 from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.cpuset import CpuSet
@@ -38,7 +40,9 @@ SPECS = (
 class Bench:
     """A simulated host whose kernel files are behind a gate, and an agent on it."""
 
-    def __init__(self, state: Path, policy: Policy | None = None, crashing: int = 0) -> None:
+    def __init__(
+        self, state: Path, policy: Policy | None = None, crashing: int = 0, resctrl: bool = False
+    ) -> None:
         names = [f"crash{number}" for number in range(crashing)]
         self.specs = (*SPECS, *(WorkloadSpec(name, Kind.BATCH, f"/t/{name}") for name in names))
         work: tuple[Lra | Batch, ...] = (
@@ -47,7 +51,7 @@ class Bench:
             *(Batch(name, f"/t/{name}", threads=1) for name in names),
         )
         arrival = (Arrival(ARRIVES_S, "pi"), *(Arrival(2.0, name) for name in names))
-        self.host = SimHost(work, machine=Machine(1, 8), events=arrival, seed=3, pmu=True)
+        self.host = SimHost(work, machine=Machine(1, 8), events=arrival, seed=3, pmu=True, resctrl=resctrl)
         for one in work:
             self.host.fs.write(f"{CGROUP_ROOT}{one.cgroup}/cpuset.cpus", b"0-7")
         self.gate = Gate()
@@ -115,9 +119,23 @@ class Partition:
         return TargetState(settings, (), memory=None)
 
 
+class Changing:
+    """Wants what it is told to."""
+
+    name = "changing"
+
+    def __init__(self, **settings: Settings) -> None:
+        self.settings = settings
+
+    def decide(self, _snapshot: Snapshot) -> TargetState:
+        return TargetState(dict(self.settings), (), memory=None)
+
+
 @asynccontextmanager
-async def bench(state: Path, policy: Policy | None = None, crashing: int = 0) -> AsyncIterator[Bench]:
-    here = Bench(state, policy, crashing)
+async def bench(
+    state: Path, policy: Policy | None = None, crashing: int = 0, resctrl: bool = False
+) -> AsyncIterator[Bench]:
+    here = Bench(state, policy, crashing, resctrl)
     try:
         yield here
     finally:
@@ -153,6 +171,81 @@ async def test_a_write_that_fails_is_one_line_and_the_loop_goes_on(
         here.gate.heal()
         here.agent.set_mode(Mode.ENFORCE)  # as an operator who has mended it
         await here.until(True)
+
+
+async def test_a_kernel_that_refused_for_a_while_needs_nobody_to_come(tmp_path: Path) -> None:
+    """What could not be set comes into force, and what could not be given back is told until it is."""
+    policy = Changing(db=Settings(cpus=CpuSet.parse("0-1")), pi=Settings(cpus=CpuSet.parse("2-7")))
+    async with bench(tmp_path, policy) as here:
+
+        def refuse(_: int, operation: Operation) -> int | None:
+            return (
+                errno.EBUSY if operation.kind == "write" and "/t/db/cpuset.cpus" in operation.path else None
+            )
+
+        def left() -> list[str]:
+            db = next(workload for workload in here.agent.status().workloads if workload.spec.name == "db")
+            return [limited.reason for limited in db.limited if limited.knob == "cpus"]
+
+        await here.run(int(ARRIVES_S) + 5)
+        assert here.effective("/t/db") == CpuSet.parse("0-1")
+        here.gate.refuse = refuse
+        policy.settings = {}
+        await here.run(100)
+        assert here.effective("/t/db") == CpuSet.parse("0-1")
+        (reason,) = left()
+        assert "not given back, " in reason
+        assert "EBUSY" in reason
+        here.gate.heal()
+        await here.run(70)
+        assert here.files() == here.before
+        assert not left()
+        here.gate.refuse = refuse
+        policy.settings = {"db": Settings(cpus=CpuSet.parse("0-1"))}
+        await here.run(100)
+        assert "EBUSY" in left()[0]
+        here.gate.heal()
+        await here.run(70)
+        assert here.effective("/t/db") == CpuSet.parse("0-1")
+
+
+async def test_what_stays_in_force_of_a_change_that_failed_is_not_said_to_be_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(*_: object) -> None:
+        raise rdt.Full("/sys/fs/resctrl/perphd.pi/tasks", doing="writing", value="1", reason="no room")
+
+    monkeypatch.setattr(rdt.Groups, "fill", fill)
+    policy = Changing()
+    results: list[str] = []
+    monkeypatch.setattr(Records, "change", lambda _self, _at_s, _changes, result: results.append(result))
+    async with bench(tmp_path, policy, resctrl=True) as here:
+        await here.run(int(ARRIVES_S) + 5)
+        policy.settings = {"pi": Settings(cpus=CpuSet.parse("2-7"), llc_masks=((0, 0x3),))}
+        await here.run(1)
+        assert here.effective("/t/pi") == CpuSet.parse("2-7")
+        assert results == ["failed in part: cpus of pi written and in force, the rest not written or undone"]
+        (problem,) = here.agent.status().problems
+        assert "could be made in part only (cpus of pi in force, the rest not)" in problem
+        assert "no room" in problem
+        assert "was undone" not in problem
+        await here.run(1)
+        assert results[1] == "failed and undone", "the group alone"
+
+
+async def test_a_change_in_pieces_goes_on_at_the_next_tick(tmp_path: Path) -> None:
+    policy = Changing(
+        db=Settings(cpus=CpuSet.parse("0-1"), cpu_weight=50), pi=Settings(cpus=CpuSet.parse("2-7"))
+    )
+    async with bench(tmp_path, policy) as here:
+        executor = here.agent._state.parts.executor
+        executor._pieces.too_slow(2)
+        await here.run(1)
+        assert executor.in_force("pi") == policy.settings["pi"]
+        assert executor.blocked("db") == ("cpus", "cpu_weight")
+        await here.run(1)
+        assert executor.blocked("db") == ()
+        assert executor.in_force("db") == policy.settings["db"]
 
 
 async def test_what_groups_that_have_gone_left_is_told_once_and_until_it_is_taken_away(
