@@ -38,6 +38,7 @@ DAMAGED: Final = "originals.damaged.jsonl"
 BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
 _KEPT_INTENTS = 16
 _COMPACT_ABOVE_BYTES = 1 << 20
+"""It is written anew above this size, and not before it has doubled since it last was: what is known may be more."""
 _NOTHING_WRITTEN = "no kernel file is changed while its original cannot be recorded"
 
 
@@ -65,6 +66,7 @@ class Journal:
         self._sequence = 0
         self._fd = -1
         self._size = 0
+        self._compact_above = _COMPACT_ABOVE_BYTES
         self._kept = False
         self.unreadable: KernelError | None = None
         """Why the journal that is there could not be read; then nothing can be recorded, lest it be overwritten."""
@@ -147,7 +149,7 @@ class Journal:
         self._copy.replace(header.encode())
         try:
             os.ftruncate(self._fd, len(header))
-            self._size = len(header)
+            self._size, self._compact_above = len(header), _COMPACT_ABOVE_BYTES
         except OSError as exc:
             raise kernel_error(exc, self.path, "truncate") from exc
 
@@ -313,7 +315,7 @@ class Journal:
             del values[next(iter(values))]
 
     def _append(self, lines: list[str], sync: bool) -> None:
-        if self._fd < 0 or self._size > _COMPACT_ABOVE_BYTES:
+        if self._fd < 0 or self._size > self._compact_above:
             self._rewrite()
         data = "".join(lines).encode()
         try:
@@ -363,6 +365,7 @@ class Journal:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._size = fd, len(data)
+        self._compact_above = max(_COMPACT_ABOVE_BYTES, 2 * len(data))
 
 
 def _boot_id() -> str:

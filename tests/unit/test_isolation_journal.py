@@ -264,6 +264,41 @@ def test_a_large_journal_is_rewritten_with_what_still_matters(
         assert journal.intents(A.path)[-1] == "199"
 
 
+def test_a_journal_of_much_that_matters_is_rewritten_when_it_has_doubled_and_not_for_every_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_COMPACT_ABOVE_BYTES", 2000)
+    sizes: list[int] = []
+    rewrite = Journal._rewrite
+
+    def counted(journal: Journal) -> None:
+        rewrite(journal)
+        sizes.append(journal._size)
+
+    monkeypatch.setattr(Journal, "_rewrite", counted)
+    many = [Original(f"/cg/{n}/cpu.weight", b"100\n", (1, n), "cpu_weight", "w") for n in range(40)]
+    with opened(tmp_path) as journal:
+        journal.record(many, [(entry.path, str(value)) for entry in many for value in range(16)])
+        journal.intend([(many[0].path, "1000")])
+        assert sizes[-1] > 20 * 2000
+        for value in range(100):
+            journal.intend([(many[value % 40].path, str(2000 + value))])
+        assert len(sizes) == 2  # the first file, and once more
+        for value in range(1500):
+            journal.intend([(many[value % 40].path, str(3000 + value))])
+            assert Path(journal.path).stat().st_size < 2 * sizes[-1] + 200
+        assert 3 <= len(sizes) <= 5
+    with opened(tmp_path) as journal:
+        assert [entry.path for entry in journal.originals.values()] == [entry.path for entry in many]
+        journal.intend([(many[0].path, "written anew")])
+        assert len(sizes) <= 6
+        journal.close_out(entry.path for entry in many)
+        journal.record([A])
+        for value in range(200):
+            journal.intend([(A.path, str(value))])
+        assert Path(journal.path).stat().st_size < 4000  # little that matters: small again
+
+
 def test_bytes_that_are_no_utf8_are_kept(tmp_path: Path) -> None:
     odd = Original("/cg/ä/x", b"\xff\x00\n", (1, 2), "cpus", "w")
     with opened(tmp_path) as journal:
