@@ -240,7 +240,12 @@ class Executor:
         async with self._lock:
             started = self._clock()
             transaction = Transaction(
-                self._fs, self._journal, dict(self._read.identities), self._clock, self._deadline_s
+                self._fs,
+                self._journal,
+                dict(self._read.identities),
+                self._clock,
+                self._deadline_s,
+                self._survey.unrecorded,
             )
             done = await self._worker.run(lambda: self._change(transaction, writes, groups))
             took = self._clock() - started

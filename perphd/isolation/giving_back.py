@@ -20,6 +20,7 @@ from perphd.host.cgroup.knobs import LIST_SETTINGS, Value
 from perphd.host.egress_fs import is_egress
 from perphd.host.fs import KernelFs, read_text
 from perphd.host.systemd_fs import UNIT_DEVICE, Lasting
+from perphd.isolation.below import is_untouched, look_below
 from perphd.isolation.caches import Caches, is_group
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
@@ -88,9 +89,14 @@ class GivingBack:
         """
         self._read.forget_around()
         closed: list[str] = []
-        for key, group in self._by_knob().items():
+        for key, entries in self._by_knob().items():
             if key not in keys:
                 continue
+            vanished = [entry.path for entry in entries if self._is_vanished(entry, read_back)]
+            closed += vanished
+            for path in vanished:
+                self._watch.forget(path)
+            group = [entry for entry in entries if entry.path not in vanished]
             written = any(entry.path in touched for entry in group)
             # What systemd was asked to set it may have set anew with a later request for the same unit.
             texts = {
@@ -103,7 +109,7 @@ class GivingBack:
             ]  # all: each takes note as well
             if late is not None and key == (late.workload, late.knob):
                 self._watch.forget(late.path)  # the next look goes by what was intended
-            elif all(holds):
+            elif all(holds) and not self._has_copies(key, planned):
                 closed += [entry.path for entry in group]
                 for entry in group:
                     self._watch.forget(entry.path)
@@ -111,6 +117,32 @@ class GivingBack:
             elif key in planned:
                 self._note(key, planned[key][0], texts)
         self._close_out(closed)
+
+    def _is_vanished(self, entry: Original, read_back: Mapping[str, str]) -> bool:
+        """True if the group of this list has gone, or another has its path.
+
+        Groups below a workload's come and go while that stays confined: their record must not grow for so long.
+        """
+        if entry.knob not in LIST_SETTINGS or entry.path in read_back or entry.identity[0] == UNIT_DEVICE:
+            return False
+        if isinstance(self._fs, Lasting) and self._fs.outlives(entry.path):
+            return False
+        try:
+            return self._fs.identity(dirname(entry.path)) != entry.identity
+        except Gone:
+            return True
+        except KernelError:
+            return False
+
+    def _has_copies(self, key: Key, planned: Mapping[Key, tuple[Knob, Value]]) -> bool:
+        """True if a group was made below just now, and has what perphd takes back: the next plan sees to it."""
+        if key not in planned or planned[key][0].version != 1 or key[1] not in LIST_SETTINGS:
+            return False
+        knob = planned[key][0]
+        with suppress(KernelError):
+            top = self._read.file(knob.paths[0], self._fs.identity(knob.directory))
+            return any(item.behind for item in look_below(self._fs, self._journal, top))
+        return False
 
     def _note(self, key: Key, knob: Knob, texts: Mapping[str, str]) -> None:
         with suppress(KernelError):
@@ -131,7 +163,7 @@ class GivingBack:
                 return False
         if written:
             self._watch.wrote(entry.path, entry.identity, text)
-        return is_original(entry.path, entry.raw, text.encode())
+        return is_original(entry.path, entry.raw, text.encode()) or is_untouched(self._journal, entry)
 
     # -- on demand -----------------------------------------------------------------------------------------------
 

@@ -8,8 +8,9 @@ from posixpath import basename, dirname
 
 from perphd.domain.errors import Gone
 from perphd.domain.quick import maker
-from perphd.host.cgroup.group import Cgroup, Knob, descendants, parent_list
+from perphd.host.cgroup.group import Cgroup, Knob, parent_list
 from perphd.host.fs import Identity, KernelFs, read_text
+from perphd.isolation.below import Below, look_below
 from perphd.isolation.journal import Journal
 from perphd.isolation.planner import FileState
 
@@ -69,17 +70,12 @@ class ReadBack:
         known = original is not None and original.identity == identity
         return _make_file(path, text, original.text if original is not None and known else None)
 
-    def below(self, directory: str, lead: str) -> tuple[FileState, ...]:
-        """The files of ``lead``'s name in the groups below, parents first; empty ones bind nobody."""
-        found: list[FileState] = []
-        for child in descendants(self._fs, directory):
-            with suppress(Gone):
-                identity = self._fs.identity(child)
-                file = self.file(f"{child}/{basename(lead)}", identity)
-                if file.now:
-                    self.identities[child] = identity
-                    found.append(file)
-        return tuple(found)
+    def below(self, top: FileState) -> tuple[Below, ...]:
+        """The lists of the groups below this one's, parents first; see ``look_below``."""
+        found = look_below(self._fs, self._journal, top)
+        for item in found:
+            self.identities[dirname(item.file.path)] = item.identity
+        return found
 
     def around(self, directory: str, lead: str) -> str:
         """``parent_list`` of this file, but asked once for all children of a parent."""

@@ -9,7 +9,7 @@ inside (ENOSPC). It gets all CPUs that its parent gives, which is equal in effec
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,15 +19,17 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Denied, Gone, Invalid, KernelError, ParseError
 from perphd.host.cgroup import discover
 from perphd.host.cgroup.group import parent_list
-from perphd.host.cgroup.knobs import EMPTY_ALLOWED, RESCTRL_SETTINGS
+from perphd.host.cgroup.knobs import EMPTY_ALLOWED, RESCTRL_SETTINGS, same
 from perphd.host.egress_fs import EgressFs, is_egress
-from perphd.host.fs import KernelFs, write_within
+from perphd.host.fs import KernelFs, read_text, write_within
 from perphd.host.resctrl import remove_group
 from perphd.host.systemd_bus import BusctlBus
 from perphd.host.systemd_fs import UNIT_DEVICE, Lasting, is_running_kernel, unit_files
+from perphd.isolation.below import is_untouched, look_below
 from perphd.isolation.journal import FILE, Journal
 from perphd.isolation.journal_copy import COPY
 from perphd.isolation.journal_format import Original
+from perphd.isolation.planner import FileState
 from perphd.isolation.value import is_free, is_original, is_own, is_what_is_left, put
 
 
@@ -242,7 +244,7 @@ class _Run:
             self._add(self.failed, entry, note=str(exc))
             return None
         found = raw.decode(errors="replace").rstrip("\n")
-        if is_original(entry.path, entry.raw, raw):
+        if is_original(entry.path, entry.raw, raw) or is_untouched(self._journal, entry):
             self._add(self.already, entry, found, found)
             return None
         if not self._force and not self._is_own(entry, found):
@@ -330,7 +332,9 @@ class _Run:
 
         Those without an original value come last, from the top: what they get depends on their parents'.
         """
+        entries = list(entries)
         due = [(entry, found) for entry in entries if (found := self._due(entry)) is not None]
+        due += self._copies_below(entries)
         due.sort(key=lambda item: item[0].path.count("/"))
         valued = [(entry, found) for entry, found in due if entry.text]
         for entry, found in valued:
@@ -343,6 +347,27 @@ class _Run:
         for entry, found in due:
             if not entry.text:
                 self._write(entry, found)
+
+    def _copies_below(self, entries: Sequence[Original]) -> Iterator[tuple[Original, str]]:
+        """Lists of groups that were made below these while they were confined, as originals, with what they read.
+
+        Nothing needs to go on record for them: what is above stays there until they have theirs.
+        """
+        left = {report.path for report in (*self.foreign, *self.failed, *self.gone)}
+        known = {entry.path for entry in entries}
+        for entry in entries:
+            directory, name = dirname(entry.path), basename(entry.path)
+            is_below = f"{dirname(directory)}/{name}" in known
+            if is_below or entry.path in left or self._fs.exists(f"{entry.path}.effective"):
+                continue  # v2: see ``below``
+            with suppress(KernelError):
+                top = FileState(entry.path, read_text(self._fs, entry.path), entry.text)
+                for item in look_below(self._fs, self._journal, top):
+                    path, original = item.file.path, item.file.original or ""
+                    if item.is_copy and not same(path, original, item.file.now):
+                        raw = f"{original}\n".encode()
+                        made = replace(entry, path=path, raw=raw, identity=item.identity)
+                        yield made, item.file.now
 
     def _widen(self, entry: Original, found: str) -> None:
         try:

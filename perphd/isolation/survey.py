@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from dataclasses import replace
@@ -25,6 +26,7 @@ from perphd.host.cgroup.knobs import (
 )
 from perphd.host.fs import KernelFs, read_text
 from perphd.host.kubelet import Kubelet
+from perphd.isolation.below import Below
 from perphd.isolation.ceilings import CEILINGS, Ceilings, read_use
 from perphd.isolation.planner import FileState, KnobState, Wanted, attainable
 from perphd.isolation.readback import ReadBack
@@ -35,6 +37,8 @@ from perphd.isolation.watch import Key, Watch
 
 Refuse: TypeAlias = Callable[[str], str | None]
 """cgroup path -> why its files must not be written directly (a systemd unit), or None."""
+BELOW_S = 60.0
+"""So often the groups below one that has its CPUs, or memory nodes, are looked at (cgroup v1): 45 us for each."""
 _make_state, _make_wanted = maker(KnobState), maker(Wanted)
 
 
@@ -43,7 +47,8 @@ class Survey:
 
     ``planned``: the knobs of the plan at hand with their targets; ``limited``: those that are to come into force in
     part only, with the reason; ``reclaims``: memory to be reclaimed; ``stuck``: LRAs on CPUs or memory nodes that
-    perphd gave them and cannot change now. ``refuse`` is asked for every workload that is to
+    perphd gave them and cannot change now; ``unrecorded``: lists below those of the plan (cgroup v1) that are not on
+    record, and are to be when these are written. ``refuse`` is asked for every workload that is to
     be changed.
     """
 
@@ -66,12 +71,14 @@ class Survey:
         self._changed: set[tuple[str, str]] = set()
         self._ceilings = Ceilings()
         self._now_s = 0.0
+        self._below_s, self._below_due = -math.inf, False
         self._held: Container[str] = ()
         self._thorough = False
         self.planned: dict[Key, tuple[Knob, Value]] = {}
         self.limited: list[NotEnforceable] = []
         self.reclaims: list[Write] = []
         self.stuck: list[str] = []
+        self.unrecorded: dict[Key, tuple[Below, ...]] = {}
 
     def begin(
         self,
@@ -88,7 +95,11 @@ class Survey:
         """
         self._held, self._thorough = held, thorough
         self._claimed, self._changed, self._now_s = set(claimed), set(changed), now_s
+        self._below_due = not 0 <= now_s - self._below_s < BELOW_S
+        if self._below_due:
+            self._below_s = now_s
         self.planned.clear()
+        self.unrecorded = {}
         self.limited, self.reclaims, self.stuck = [], [], []
         self._read.begin(self._claimed)
 
@@ -198,9 +209,24 @@ class Survey:
                 what = "CPUs bind" if setting == "cpus" else "memory nodes bind"
                 return f"{spec.cgroup} lies within the workload {outer}, whose {what} it on cgroup v1"
         state = _make_state(spec.name, knob, files, around, foreign, lra)
-        if knob.version == 1 and (self._thorough or not _is_attained(state, target)):
-            state = replace(state, files=files + self._read.below(knob.directory, knob.paths[0]))
+        if knob.version == 1:
+            state = self._with_below(key, state, target)
         return _make_wanted(state, target)
+
+    def _with_below(self, key: Key, state: KnobState, target: Value) -> KnobState:
+        """The state with the groups below, if something is to become of them.
+
+        Where the group has what it is to have they are looked at now and then: one may have been made while that
+        changed, and have copied what was there before.
+        """
+        attained = _is_attained(state, target)
+        if attained and not (self._below_due or self._thorough):
+            return state
+        below = self._read.below(state.files[0])
+        if attained and not self._thorough and not any(item.behind for item in below):
+            return state  # whoever changes another one's list meanwhile is not overruled
+        self.unrecorded[key] = tuple(item for item in below if not item.recorded)
+        return replace(state, files=state.files + tuple(item.file for item in below))
 
     def _why_not_now(self, setting: str, knob: Knob, target: Value) -> str:
         if setting != "egress_max" or target is KEEP or not isinstance(self._fs, Refuses):

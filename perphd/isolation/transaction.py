@@ -8,8 +8,10 @@ from __future__ import annotations
 import errno
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from posixpath import basename, dirname
+from types import MappingProxyType
 
 from perphd.domain.errors import Broken, Busy, Gone, KernelError, ParseError
 from perphd.domain.plan import Write
@@ -18,9 +20,11 @@ from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, same
 from perphd.host.fs import Identity, KernelFs, read_text
+from perphd.isolation.below import Below
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
 from perphd.isolation.value import is_free, is_own, put
+from perphd.isolation.watch import Key
 
 _make_original = maker(Original)
 
@@ -48,6 +52,9 @@ class Result:
 class Transaction:
     """Applies writes. ``identities``: directory -> the identity it had when the writes were planned.
 
+    ``unrecorded``: lists of groups below those of the knobs, which go on record when those knobs are written, whether
+    they are written themselves or not.
+
     ``deadline_s``: when the writes together take longer (``clock`` counts seconds), the rest is not begun and what was
     done is undone; a single write that blocks in the kernel cannot be cut short, and the first is always begun.
     """
@@ -59,9 +66,11 @@ class Transaction:
         identities: Mapping[str, Identity],
         clock: Callable[[], float],
         deadline_s: float,
+        unrecorded: Mapping[Key, Sequence[Below]] = MappingProxyType({}),
     ) -> None:
         self._fs, self._journal, self._identities = fs, journal, identities
         self._clock, self._deadline_s = clock, deadline_s
+        self._unrecorded = unrecorded
         self._before: list[tuple[Write, list[tuple[str, str]]]] = []
         self._led: set[str] = set()
         self._follow: dict[str, dict[str, tuple[str, ...]]] = {}
@@ -121,6 +130,10 @@ class Transaction:
         # Nothing is written meanwhile: one look at each parent, and at each directory, is enough.
         around: dict[str, str] = {}
         checked: dict[str, Identity] = {}
+        for key in dict.fromkeys((write.workload, write.knob) for write in writes):
+            for item in self._unrecorded.get(key, ()):
+                with suppress(KernelError):  # gone: if it is to be written, that is found out below
+                    self._record_below(key, item, originals, intents)
         for write in writes:
             if write.workload in self.result.gone:
                 continue
@@ -147,6 +160,21 @@ class Transaction:
                 intents.append((write.path, around[parent]))  # what put may have to do
         # A workload that turned out to be gone midway keeps what was read of it: harmless, closed as gone by restore.
         self._journal.record(originals.values(), intents)
+
+    def _record_below(
+        self, key: Key, item: Below, into: dict[str, Original], intents: list[tuple[str, str]]
+    ) -> None:
+        """A list below goes on record: as it reads, or as that of the group above that it is a copy of.
+
+        Whoever was there before the first write is known by that later, and is not taken for a copy.
+        """
+        path, raw = item.file.path, self._fs.read(item.file.path)
+        if self._fs.identity(dirname(path)) != item.identity:
+            return
+        if item.file.original is not None and same(path, item.file.now, raw.decode(errors="replace").strip()):
+            raw = f"{item.file.original}\n".encode()
+            intents.append((path, item.file.now))  # it came from perphd's own value
+        into[path] = _make_original(path, raw, item.identity, key[1], key[0])
 
     def _own_value(self, write: Write) -> str | None:
         """What is in force on the file, if that is perphd's: however many attempts at another value failed since."""
