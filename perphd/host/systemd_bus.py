@@ -17,6 +17,11 @@ DESTINATION: Final = "org.freedesktop.systemd1"
 OBJECT: Final = "/org/freedesktop/systemd1"
 MANAGER: Final = "org.freedesktop.systemd1.Manager"
 
+
+class NoAnswer(Busy):
+    """systemd or the bus did not answer in time: the next request would most likely wait as long, for any unit."""
+
+
 _CLASSES: Final[tuple[tuple[str, type[KernelError], int], ...]] = (
     ("AccessDenied", Denied, errno.EACCES),
     ("InteractiveAuthorizationRequired", Denied, errno.EACCES),
@@ -27,8 +32,8 @@ _CLASSES: Final[tuple[tuple[str, type[KernelError], int], ...]] = (
     ("UnknownMethod", Unsupported, errno.EOPNOTSUPP),
     ("UnknownProperty", Unsupported, errno.EOPNOTSUPP),
     ("PropertyReadOnly", Unsupported, errno.EOPNOTSUPP),
-    ("NoReply", Busy, errno.ETIMEDOUT),
-    ("timed out", Busy, errno.ETIMEDOUT),
+    ("NoReply", NoAnswer, errno.ETIMEDOUT),
+    ("timed out", NoAnswer, errno.ETIMEDOUT),
     ("InvalidArgs", Invalid, errno.EINVAL),
     ("out of range", Invalid, errno.EINVAL),
     ("Unexpected message contents", Invalid, errno.EINVAL),

@@ -23,7 +23,7 @@ from perphd.host.cgroup.knobs import EMPTY_ALLOWED, RESCTRL_SETTINGS, same
 from perphd.host.egress_fs import EgressFs, is_egress
 from perphd.host.fs import KernelFs, read_text, write_within
 from perphd.host.resctrl import remove_group
-from perphd.host.systemd_bus import BusctlBus
+from perphd.host.systemd_bus import BusctlBus, NoAnswer
 from perphd.host.systemd_fs import UNIT_DEVICE, Lasting, is_running_kernel, unit_files
 from perphd.isolation.below import is_untouched, look_below
 from perphd.isolation.journal import FILE, Journal
@@ -162,6 +162,13 @@ def restore_journal(
     )
 
 
+def _emptied_below(units: Sequence[Original], direct: Sequence[Original]) -> list[Original]:
+    """Lists without a value of their own, below a unit that is given back as well: they may get what it then has."""
+    above = tuple({f"{dirname(entry.path)}/" for entry in units if basename(entry.path) in EMPTY_ALLOWED})
+    lists = (entry for entry in direct if basename(entry.path) in EMPTY_ALLOWED and not entry.text)
+    return [entry for entry in lists if entry.path.startswith(above)]
+
+
 class _Run:
     """One pass over the originals, sorting every file into its list."""
 
@@ -173,22 +180,39 @@ class _Run:
         self.foreign: list[FileReport] = []
         self.failed: list[FileReport] = []
         self.notes: list[str] = []
+        self._no_answer: NoAnswer | None = None
 
     def give_back(self, originals: Sequence[Original]) -> None:
-        """Give back in the reverse order of first writes.
+        """Give back in the reverse order of first writes, what goes through systemd after what is written directly.
 
-        CPU sets and memory nodes come last and together: on v1 parents and children bind each other, in whatever order
-        they were first written.
+        A systemd that does not answer then keeps nothing waiting but its own units. It is waited for once in a run: the
+        rest of them fail at once and stay on record.
         """
         newest_first = sorted(originals, key=lambda entry: entry.sequence, reverse=True)
         for entry in [entry for entry in newest_first if entry.knob in RESCTRL_SETTINGS]:
             self._remove_group(entry)
             newest_first.remove(entry)
-        for entry in newest_first:
+        units = [entry for entry in newest_first if entry.identity[0] == UNIT_DEVICE]
+        direct = [entry for entry in newest_first if entry.identity[0] != UNIT_DEVICE]
+        below = _emptied_below(units, direct)
+        self._give_back_files([entry for entry in direct if entry not in below])
+        self._give_back_files(units)
+        if self._no_answer is None:
+            self._give_back_files(below)
+            return
+        for entry in below:
+            self._not_tried(entry, "it takes what the unit above it has, which is not given back")
+
+    def _give_back_files(self, entries: Sequence[Original]) -> None:
+        """CPU sets and memory nodes come last and together.
+
+        On v1 parents and children bind each other, in whatever order they were first written.
+        """
+        for entry in entries:
             if basename(entry.path) not in EMPTY_ALLOWED and (found := self._due(entry)) is not None:
                 self._write(entry, found)
         for name in ("cpuset.mems", "cpuset.cpus"):
-            self._give_back_lists([entry for entry in newest_first if basename(entry.path) == name])
+            self._give_back_lists([entry for entry in entries if basename(entry.path) == name])
 
     def settled(self) -> list[FileReport]:
         """What is to be closed in the journal."""
@@ -261,13 +285,28 @@ class _Run:
         except KernelError:
             return False
 
+    def _is_waited_for_in_vain(self, entry: Original) -> bool:
+        """True of what only systemd could give back, once it has not answered in this run."""
+        if self._no_answer is None or entry.identity[0] != UNIT_DEVICE:
+            return False
+        self._not_tried(entry, f"systemd does not answer ({self._no_answer.path})")
+        return True
+
+    def _not_tried(self, entry: Original, why: str) -> None:
+        self._add(self.failed, entry, note=f"not tried: {why}")
+        self.notes.append(f"{entry.path}: not given back, not tried: {why}")
+
     def _gone(self, entry: Original) -> None:
+        if self._is_waited_for_in_vain(entry):
+            return
         try:
             if isinstance(self._fs, Lasting) and self._fs.give_back_absent(entry.path, entry.text):
                 note = "it does not run; systemd was told to start it with what it had"
                 self._add(self.restored, entry, now=entry.text, note=note)
                 return
         except KernelError as exc:
+            if isinstance(exc, NoAnswer):
+                self._no_answer = exc
             self._add(self.failed, entry, note=str(exc))
             return
         self._add(self.gone, entry, note="the cgroup, or its controller, is gone")
@@ -285,6 +324,8 @@ class _Run:
         return is_v1 and any(is_what_is_left(text, found, around) for text in (entry.text, *intents))
 
     def _write(self, entry: Original, found: str) -> None:
+        if self._is_waited_for_in_vain(entry):
+            return
         try:
             if not is_original(entry.path, entry.raw, self._fs.read(entry.path)):  # widening may have done it
                 now = put(self._fs, entry.path, entry.raw, entry.identity)
@@ -294,6 +335,8 @@ class _Run:
             self._gone(entry)
             return
         except (KernelError, ParseError) as exc:
+            if isinstance(exc, NoAnswer):
+                self._no_answer = exc
             left = self._what_is_left(entry, found) if isinstance(exc, Invalid | Denied) else ""
             note = f"{exc}; {left}" if left else str(exc)
             self._add(self.failed, entry, found, note=note)

@@ -466,6 +466,91 @@ def test_marks_that_cannot_be_made_do_not_keep_systemd_from_being_asked(systemd:
     assert systemd.kernel.read(f"{AT}/memory.high") == b"4096\n"
 
 
+class Hung:
+    """A busctl whose systemd does not answer; counts how often that was waited for."""
+
+    def __init__(self) -> None:
+        self.waits = 0
+
+    def __call__(self, command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
+        self.waits += 1
+        return subprocess.CompletedProcess(list(command), 1, "", "Call failed: Connection timed out")
+
+
+async def test_a_systemd_that_does_not_answer_is_waited_for_once_and_by_its_units_alone(
+    systemd: FakeSystemd, tmp_path: Path
+) -> None:
+    units = [UNIT, *(f"job{n}.service" for n in range(3))]
+    for unit in units[1:]:
+        systemd.start(unit)
+    for group in ("/mine", "/mine/app"):  # a tree of the operator's own: written directly
+        systemd.kernel.mkdir(group)
+    kernel, hierarchies = systemd.kernel, systemd.kernel.hierarchies
+    specs = [WorkloadSpec(unit.split(".")[0], Kind.BATCH, f"/system.slice/{unit}") for unit in units]
+    want = {spec.name: Settings(cpus=CpuSet.of([3]), cpu_weight=IDLE) for spec in specs}
+    app = WorkloadSpec("app", Kind.LRA, "/mine/app")
+    want["app"] = Settings(cpus=CpuSet.of([0, 1]))
+    with Journal(tmp_path) as journal:
+        fs = systemd.fs()
+        executor = Executor(
+            fs, hierarchies, journal, in_thread=False, refuse=lambda cgroup: refusal(fs, hierarchies, cgroup)
+        )
+        assert (await executor.apply(executor.plan(want, [*specs, app]))).ok
+    hung, waited = Hung(), list[tuple[str, int]]()
+    write = kernel.write
+
+    def seen(path: str, data: bytes) -> None:
+        waited.append((path, hung.waits))
+        write(path, data)
+
+    kernel.write = seen  # type: ignore[method-assign]
+    deaf = UnitFs(
+        kernel, hierarchies, BusctlBus(hung), sleep=lambda s: None, unlink=lambda path: None,
+        mark=lambda path: None, given_up=systemd.given_up,
+    )  # fmt: skip
+    with Journal(tmp_path) as journal:
+        report = restore_journal(deaf, journal, list(journal.originals.values()))
+        left = set(journal.originals)
+    assert hung.waits == 1
+    assert [file.path for file in report.restored] == ["/sys/fs/cgroup/mine/app/cpuset.cpus"]
+    assert {count for _, count in waited} == {0}, "what is written directly waits for nobody"
+    assert {file.path for file in report.failed} <= left
+    assert len(report.failed) >= 2 * len(units)
+    assert all(any(unit in path for path in left) for unit in units)
+    assert sum("does not answer" in note for note in report.notes) == len(report.failed) - 1
+    kernel.write = write  # type: ignore[method-assign]
+    with Journal(tmp_path) as journal:  # it answers again
+        assert restore_journal(systemd.fs(), journal, list(journal.originals.values())).complete
+        assert not journal.originals
+    assert systemd.properties[UNIT]["AllowedCPUs"].value == b""
+
+
+async def test_a_list_below_a_unit_is_emptied_once_the_unit_has_its_own_back(
+    systemd: FakeSystemd, tmp_path: Path
+) -> None:
+    # It cannot be emptied while processes are inside, and gets what the unit has: that must not be the confinement.
+    kernel, hierarchies = systemd.kernel, systemd.kernel.hierarchies
+    inner = f"/system.slice/{UNIT}/inner"
+    specs = [*SPECS, WorkloadSpec("inner", Kind.BATCH, inner)]
+    systemd.set_properties(UNIT, properties("cpuset.cpus", "0-3"))
+    kernel.mkdir(inner, populated=True)
+    want = {"job": Settings(cpus=CpuSet.of([2, 3])), "inner": Settings(cpus=CpuSet.of([3]))}
+    with Journal(tmp_path) as journal:
+        fs = systemd.fs()
+        executor = Executor(fs, hierarchies, journal, in_thread=False)
+        assert (await executor.apply(executor.plan(want, specs))).ok
+        assert kernel.read(f"{AT}/inner/cpuset.cpus") == b"3\n"
+        hung = UnitFs(
+            kernel, hierarchies, BusctlBus(Hung()), sleep=lambda s: None, unlink=lambda path: None,
+            mark=lambda path: None, given_up=systemd.given_up,
+        )  # fmt: skip
+        report = restore_journal(hung, journal, list(journal.originals.values()))
+        assert {file.path for file in report.failed} == {f"{AT}/cpuset.cpus", f"{AT}/inner/cpuset.cpus"}
+        assert restore_journal(fs, journal, list(journal.originals.values())).complete
+        assert not journal.originals
+    assert kernel.read(f"{AT}/inner/cpuset.cpus") == b"0-3\n"
+
+
 async def test_a_controller_that_systemd_switches_off_late_is_nobodys_change(
     systemd: FakeSystemd, tmp_path: Path
 ) -> None:
