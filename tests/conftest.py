@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 from perphd.host.cgroup.hierarchy import Hierarchies, discover
 from perphd.host.fs import RealFs
+from perphd.isolation import register
 
 # A shared machine may stop a test for seconds: no example fails for being slow. Derandomized in CI, so that a
 # red run says something about the change and can be repeated.
@@ -27,6 +29,13 @@ settings.register_profile("ci", settings.get_profile("default"), derandomize=Tru
 settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 _DEFAULT_V1 = ("cpu", "cpuset", "memory")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What tests do in this process is not known to the perphds of this host; daemons that they start are."""
+    folder = tempfile.mkdtemp(prefix="perphd-test-register-")
+    register.DIRECTORY = f"{folder}/journals"
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

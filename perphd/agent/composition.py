@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import socket
 import time
@@ -27,8 +28,9 @@ from perphd.agent.sli import SliBoard, SliOpener
 from perphd.agent.state import Parts
 from perphd.agent.wake import Waker
 from perphd.domain.capability import Capabilities
-from perphd.domain.errors import Unsupported
+from perphd.domain.errors import KernelError, Unsupported
 from perphd.domain.policy import Policy
+from perphd.domain.workload import Mode
 from perphd.host.actuators import Actuators, actuators
 from perphd.host.app_version import AppVersions
 from perphd.host.capabilities import probe
@@ -48,6 +50,7 @@ from perphd.host.tc_netlink import open_tc
 from perphd.host.topology import Processors, read_topology
 from perphd.isolation.executor import Executor
 from perphd.isolation.journal import Journal
+from perphd.isolation.neighbours import Neighbours
 from perphd.monitor.hostload import HostLoad
 from perphd.monitor.links import LinkLoad
 from perphd.monitor.sampler import Monitor
@@ -55,6 +58,8 @@ from perphd.monitor.sli import open_source
 from perphd.monitor.store import Store
 from perphd.predictor import Registry
 from perphd.predictor.files import ModelFiles
+
+log = logging.getLogger("perphd")
 
 SLI_TIMEOUT_SHARE = 0.3
 """Share of the period that applications may take to answer for their SLI before the tick goes on without."""
@@ -122,16 +127,22 @@ def build_agent(
         taskstats = found if isinstance(found, TaskStats) else None
     kept = _store(config) if store and config.store.enabled else None
     records = Records(kept, wall_clock)
-    journal = Journal(Path(config.daemon.state_dir))
     through_systemd = real and config.isolation.units == "systemd" and asks_systemd(fs, hierarchies)
     units = open_bus() if through_systemd else None
     written = fs if units is None else unit_files(fs, hierarchies, units)
     egress = EgressFs(written, hierarchies, config.network.names, tc=open_tc, kernel=fs) if real else None
+    executed = written if egress is None else egress
+    settable = hierarchies if egress is None else with_egress(hierarchies)
+    neighbours = Neighbours(config.daemon.state_dir, executed, settable) if real else None
+    journal = _journal(config, neighbours)
     executor = Executor(
-        written if egress is None else egress,
-        hierarchies if egress is None else with_egress(hierarchies),
+        executed,
+        settable,
         journal,
-        refuse=lambda cgroup: refusal(written, hierarchies, cgroup),
+        refuse=lambda cgroup: (
+            refusal(written, hierarchies, cgroup)
+            or (None if neighbours is None else neighbours.refusal(cgroup))
+        ),
         kubelet=Kubelet(fs),
         deadline_s=config.isolation.deadline_s,
         changes_per_s=config.isolation.changes_per_s,
@@ -184,6 +195,7 @@ def build_agent(
             host_load,
             processors,
             links,
+            *(() if neighbours is None else (neighbours,)),
             journal,
             *(() if taskstats is None else (taskstats,)),
             *(() if kept is None else (kept,)),
@@ -194,6 +206,20 @@ def build_agent(
     if kept is not None:
         kept.start()
     return Agent(config, parts, clock)
+
+
+def _journal(config: Config, neighbours: Neighbours | None) -> Journal:
+    """The journal, open; perphds with other state directories know of it, and it of theirs."""
+    state_dir = Path(config.daemon.state_dir)
+    if neighbours is None:
+        return Journal(state_dir)
+    journal = Journal(state_dir, guard=neighbours.recording)
+    try:
+        neighbours.enter(config.sources[0] if config.sources else "")
+    except KernelError as exc:
+        modes = {config.daemon.mode, *(spec.mode for spec in (*config.workloads, *config.matches))}
+        log.log(logging.WARNING if Mode.ENFORCE in modes else logging.INFO, "%s", exc)
+    return journal
 
 
 def _pressure_directory(hierarchies: Hierarchies, cgroup: str) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import stat
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -33,10 +33,8 @@ __all__ = [
     "IsolationConfig",
     "StoreConfig",
     "check_against_host",
-    "for_restore",
     "load",
     "parse",
-    "state_dir_of",
 ]
 
 DEFAULT_PATH = "/etc/perphd/perphd.toml"
@@ -247,6 +245,17 @@ def load(path: str | Path = DEFAULT_PATH, *, runtime: bool = True) -> Config:
     """
     main = Path(path)
     parts = [_parse_part(_read(main), str(main))]
+    parts += [_parse_part(_read(drop_in), str(drop_in)) for drop_in in drop_ins(main)]
+    config = _assemble(parts)
+    return _with_runtime(config) if runtime else config
+
+
+def drop_ins(main: Path) -> list[Path]:
+    """The files in ``conf.d`` beside the main file, in the order in which they are read.
+
+    Raises:
+        ConfigError: the folder cannot be listed.
+    """
     directory = main.parent / "conf.d"
     try:
         names = sorted(name for name in os.listdir(directory) if name.endswith(".toml") and name[0] != ".")
@@ -254,28 +263,16 @@ def load(path: str | Path = DEFAULT_PATH, *, runtime: bool = True) -> Config:
         names = []
     except OSError as exc:
         raise ConfigError(str(directory), "", f"cannot be listed: {exc.strerror}") from exc
-    parts += [_parse_part(_read(directory / name), str(directory / name)) for name in names]
-    config = _assemble(parts)
-    return _with_runtime(config) if runtime else config
+    return [directory / name for name in names]
 
 
-def for_restore(path: str | Path, warn: Callable[[str], None]) -> tuple[str, str]:
-    """(state directory with the journal of originals, root of the host's files), whatever the configuration's state.
+def read_toml(path: Path) -> dict[str, Any]:
+    """What one file says, unchecked.
 
-    A configuration that cannot be used is told to ``warn`` and must not keep values from being given back: the
-    journal and the host are then taken to be where they are by default.
+    Raises:
+        ConfigError: it cannot be read, may be changed by everybody, or is not TOML.
     """
-    try:
-        found = load(path, runtime=False)
-    except ConfigError as exc:
-        warn(f"{exc}; using the default state directory")
-        return DaemonConfig().state_dir, HostConfig().root
-    return found.daemon.state_dir, found.host.root
-
-
-def state_dir_of(path: str | Path, warn: Callable[[str], None]) -> str:
-    """The first half of ``for_restore``."""
-    return for_restore(path, warn)[0]
+    return _toml(_read(path), str(path))
 
 
 @dataclass(frozen=True, slots=True)

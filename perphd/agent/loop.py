@@ -37,7 +37,7 @@ from perphd.domain.topology import Topology
 from perphd.domain.whatif import Arrival, WhatIf
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.actuators import Actuators
-from perphd.isolation.restore import RestoreReport
+from perphd.isolation.restore_report import RestoreReport
 from perphd.monitor.sli import SliReading
 
 

@@ -12,7 +12,7 @@ from perphd.agent.state import FoundAs, State
 from perphd.domain.errors import ConfigError
 from perphd.domain.event import EventKind
 from perphd.domain.workload import WorkloadSpec
-from perphd.isolation.restore import RestoreReport
+from perphd.isolation.restore_report import RestoreReport
 
 DISCOVER_S = 5.0
 """Control groups that are to be found are looked for so often."""

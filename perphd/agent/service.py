@@ -22,8 +22,10 @@ from perphd.domain.errors import PerphError
 from perphd.domain.workload import Mode
 from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
+from perphd.host.systemd_fs import is_running_kernel
 from perphd.host.systemd_jobs import is_restarting
 from perphd.isolation.restore import restore
+from perphd.isolation.strays import strays
 
 log = logging.getLogger("perphd")
 
@@ -118,7 +120,24 @@ class Service:
         report = restore(fs, Path(daemon.state_dir), but=enforced, units=through_systemd)
         if report.restored or report.failed:
             log.warning("a daemon before this one ended without giving back: %s", report)
+        self._give_back_strays(fs)
         return build_agent(self._config, clock=time.monotonic)
+
+    def _give_back_strays(self, fs: RealFs) -> None:
+        """What was kept or left on record in another state directory: nothing would be known of it from now on."""
+        if not is_running_kernel(fs):
+            return
+        daemon = self._config.daemon
+        enforced = [
+            spec.cgroup for spec in self._config.workloads if (spec.mode or daemon.mode) is Mode.ENFORCE
+        ]
+        for state_dir in strays(daemon.state_dir, str(self._path), discover(fs), enforced):
+            try:
+                report = restore(fs, Path(state_dir))
+            except PerphError as exc:  # it lives: its groups are left to it
+                log.warning("%s", exc)
+            else:
+                log.warning("a perphd with the state directory %s had not given back: %s", state_dir, report)
 
     async def _loop(self, agent: Agent) -> None:
         period_s = self._config.daemon.period_s

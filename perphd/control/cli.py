@@ -19,6 +19,7 @@ from perphd.control.cli_workloads import add_workload_commands
 from perphd.control.client import SOCKET_VARIABLE, NotPermitted, Unreachable
 
 if TYPE_CHECKING:
+    from perphd.agent.config_restore import RestorePlace
     from perphd.host.fs import RealFs
 
 DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
@@ -205,11 +206,12 @@ def explain(out: Out, lra: str, at: str | None, limit: int, verbose: bool) -> No
 def restore(out: Out, force: bool, state_dir: str | None, config_path: str) -> None:
     """Put back every value that perphd has changed.
 
-    A running daemon does it and goes back to observing. Without one the journal is enough.
+    A running daemon does it and goes back to observing. Without one the journal is enough; exits with 1 as well if it
+    had to guess where that is, since the configuration cannot be read.
     """
     from perphd.control.render_restore import restore_parts
     from perphd.control.wire import decode, encode
-    from perphd.isolation.restore import RestoreReport
+    from perphd.isolation.restore_report import RestoreReport
 
     if state_dir is None and not force:
         try:
@@ -218,15 +220,19 @@ def restore(out: Out, force: bool, state_dir: str | None, config_path: str) -> N
             data = None
     else:
         data = None
+    is_guessed = False
     if data is None:
         from perphd.host.fs import RealFs
-        from perphd.isolation.restore import restore as put_back
+        from perphd.isolation.strays import restore_each
 
-        configured, root = _for_restore(config_path)
-        data = encode(put_back(RealFs(root), state_dir or configured, force))
+        place = _for_restore(config_path)
+        is_guessed = place.is_guessed and not state_dir
+        data = encode(
+            restore_each(RealFs(place.root), (state_dir,) if state_dir else place.state_dirs, force)
+        )
     report = decode(RestoreReport, data)
     out.show(data, lambda: restore_parts(report))
-    if not report.complete:
+    if not report.complete or is_guessed:
         sys.exit(EXIT_FAILED)
 
 
@@ -358,12 +364,12 @@ def _host(config_path: str) -> tuple[RealFs, str]:
     """The files of the host that the configuration is about, and their root; this machine's if there is none."""
     from perphd.host.fs import RealFs
 
-    root = _for_restore(config_path)[1] if os.path.exists(config_path) else ""
+    root = _for_restore(config_path).root if os.path.exists(config_path) else ""
     return RealFs(root), root
 
 
-def _for_restore(config_path: str) -> tuple[str, str]:
-    from perphd.agent.config import for_restore
+def _for_restore(config_path: str) -> RestorePlace:
+    from perphd.agent.config_restore import for_restore
 
     return for_restore(config_path, lambda text: click.echo(f"perphctl: warning: {text}", err=True))
 

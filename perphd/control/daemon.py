@@ -9,7 +9,8 @@ from typing import NoReturn
 import click
 
 from perphd import __version__
-from perphd.agent.config import DEFAULT_PATH, for_restore, load
+from perphd.agent.config import DEFAULT_PATH, load
+from perphd.agent.config_restore import for_restore
 from perphd.control.cli_profile import profile
 from perphd.control.cli_sim import sim
 from perphd.control.journal_log import start_logging
@@ -74,19 +75,22 @@ def demo(seconds: int, seed: int) -> None:
 @click.option("--state-dir", help="Where the journal is; overrides the configuration.")
 @click.option("--force", is_flag=True, help="Also undo values that somebody else has changed since.")
 def restore(config_path: str, state_dir: str | None, force: bool) -> None:
-    """Put back every value that a daemon changed and did not give back. Works without the daemon."""
+    """Put back every value that a daemon changed and did not give back. Works without the daemon.
+
+    Looks into the configured state directory, and into those that daemons with this configuration file have used since
+    the host was booted. Exits with 1 as well if it had to guess where to look, since the configuration cannot be read.
+    """
     from perphd.host.fs import RealFs
-    from perphd.isolation.restore import restore as put_back
+    from perphd.isolation.strays import restore_each
 
     try:
-        configured, root = for_restore(
-            config_path, lambda text: click.echo(f"perphd: warning: {text}", err=True)
-        )
-        report = put_back(RealFs(root), Path(state_dir or configured), force=force)
+        place = for_restore(config_path, lambda text: click.echo(f"perphd: warning: {text}", err=True))
+        state_dirs = (state_dir,) if state_dir else place.state_dirs
+        report = restore_each(RealFs(place.root), state_dirs, force)
     except PerphError as exc:
         _refuse(exc)
     click.echo(str(report))
-    if report.failed:
+    if report.failed or (place.is_guessed and not state_dir):
         raise SystemExit(EXIT_FAILED)
 
 

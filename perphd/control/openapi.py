@@ -25,7 +25,7 @@ from perphd.domain.status import AgentStatus
 from perphd.domain.topology import Topology
 from perphd.domain.whatif import WhatIf
 from perphd.domain.workload import Kind, Mode
-from perphd.isolation.restore import RestoreReport
+from perphd.isolation.restore_report import RestoreReport
 from perphd.monitor.sli import SLI_FIELDS
 
 JSON: Final = "application/json"

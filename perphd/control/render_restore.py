@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from perphd.control.table import Part, Styled, table, text
-from perphd.isolation.restore import RestoreReport
+from perphd.isolation.restore_report import RestoreReport
 
 
 def restore_parts(report: RestoreReport) -> list[Part]:

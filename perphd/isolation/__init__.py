@@ -4,7 +4,8 @@ from perphd.isolation.applied import Applied
 from perphd.isolation.executor import Executor
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_lock import JournalInUse
-from perphd.isolation.restore import FileReport, RestoreReport, restore
+from perphd.isolation.restore import restore
+from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.isolation.watch import Conflict
 
 __all__ = [

@@ -31,7 +31,8 @@ from perphd.isolation.planner import Wanted, plan, unless_stuck
 from perphd.isolation.readback import ReadBack
 from perphd.isolation.reclaim import RECLAIM, Reclaimer
 from perphd.isolation.refusals import Refusals
-from perphd.isolation.restore import RestoreReport, restore_journal
+from perphd.isolation.restore import restore_journal
+from perphd.isolation.restore_report import RestoreReport
 from perphd.isolation.standing import Standing
 from perphd.isolation.survey import Refuse, Survey
 from perphd.isolation.transaction import Result, Transaction

@@ -25,7 +25,8 @@ from perphd.isolation.caches import Caches, is_group
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
 from perphd.isolation.readback import ReadBack
-from perphd.isolation.restore import FileReport, RestoreReport, restore_journal
+from perphd.isolation.restore import restore_journal
+from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.isolation.standing import Standing
 from perphd.isolation.value import is_original
 from perphd.isolation.watch import Key, Watch

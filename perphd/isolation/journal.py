@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Final
+from typing import Final, TypeAlias
 
 from perphd.domain.errors import Busy, KernelError, PerphError, kernel_error
 from perphd.isolation.journal_copy import COPY, Copy, says_more
@@ -41,6 +41,8 @@ _COMPACT_ABOVE_BYTES = 1 << 20
 """It is written anew above this size, and not before it has doubled since it last was: what is known may be more."""
 _NOTHING_WRITTEN = "no kernel file is changed while its original cannot be recorded"
 
+Guard: TypeAlias = Callable[[Sequence[Original]], contextlib.AbstractContextManager[object]]
+
 
 class Journal:
     """The journal in a state directory (made with mode 0700 if absent), locked while this object is open.
@@ -51,15 +53,19 @@ class Journal:
     Args:
         state_dir: the directory, one per host.
         boot_id: identity of this boot; read from the kernel if None.
+        guard: new originals are put on record within it; it raises KernelError if that must not be.
 
     Raises:
         JournalInUse: a live process has it open.
         PerphError: it was written by a newer version.
     """
 
-    def __init__(self, state_dir: str | Path, *, boot_id: str | None = None) -> None:
+    def __init__(
+        self, state_dir: str | Path, *, boot_id: str | None = None, guard: Guard = contextlib.nullcontext
+    ) -> None:
         self.state_dir = str(state_dir)
-        self._boot = _boot_id() if boot_id is None else boot_id
+        self._guard = guard
+        self._boot = this_boot() if boot_id is None else boot_id
         self._originals: dict[str, Original] = {}
         self._intents: dict[str, dict[str, None]] = {}
         self._notes: list[str] = []
@@ -110,7 +116,8 @@ class Journal:
         lines = [original_line(entry) for entry in new] + [
             intent_line(path, value) for path, value in planned
         ]
-        self._append(lines, sync=bool(new))
+        with self._guard(new) if new else contextlib.nullcontext():
+            self._append(lines, sync=bool(new))
         for entry in new:
             self._originals.pop(entry.path, None)
             self._originals[entry.path] = entry
@@ -368,7 +375,8 @@ class Journal:
         self._compact_above = max(_COMPACT_ABOVE_BYTES, 2 * len(data))
 
 
-def _boot_id() -> str:
+def this_boot() -> str:
+    """The identity of this boot, as the kernel tells it."""
     try:
         return Path(BOOT_ID).read_text().strip()
     except OSError:

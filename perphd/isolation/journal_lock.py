@@ -44,14 +44,14 @@ def lock(state_dir: str) -> int:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as exc:
         os.close(fd)
-        raise JournalInUse(state_dir, _holder(state_dir)) from exc
+        raise JournalInUse(state_dir, holder(state_dir)) from exc
     with suppress(OSError):  # the pid is for the sentence only: the lock itself is held
         os.ftruncate(fd, 0)
         os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
     return fd
 
 
-def _holder(state_dir: str) -> int:
+def holder(state_dir: str) -> int:
     """Process id in the lock file; 0 if there is none. Says nothing about its being alive."""
     try:
         return int(Path(state_dir, LOCK).read_text())

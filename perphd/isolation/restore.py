@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from posixpath import basename, dirname
 
@@ -30,53 +30,9 @@ from perphd.isolation.journal import FILE, Journal
 from perphd.isolation.journal_copy import COPY
 from perphd.isolation.journal_format import Original
 from perphd.isolation.planner import FileState
+from perphd.isolation.register import Register, open_originals
+from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.isolation.value import is_free, is_original, is_own, is_what_is_left, put
-
-
-@dataclass(frozen=True, slots=True)
-class FileReport:
-    """What came of one file. ``found``: its text before; ``now``: after; ``note``: a sentence, where one is due."""
-
-    path: str
-    workload: str
-    knob: str
-    original: str
-    found: str = ""
-    now: str = ""
-    note: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class RestoreReport:
-    """What was given back. ``foreign``: set by somebody else since, left alone. ``notes``: sentences for people."""
-
-    restored: tuple[FileReport, ...] = ()
-    already: tuple[FileReport, ...] = ()
-    gone: tuple[FileReport, ...] = ()
-    foreign: tuple[FileReport, ...] = ()
-    failed: tuple[FileReport, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    @property
-    def complete(self) -> bool:
-        """True if nothing of perphd's is left in force."""
-        return not self.failed
-
-    def __bool__(self) -> bool:
-        return bool(self.restored or self.already or self.gone or self.foreign or self.failed)
-
-    def __str__(self) -> str:
-        counts = (
-            (len(self.restored), "restored"),
-            (len(self.already), "already as found"),
-            (len(self.gone), "gone"),
-            (len(self.foreign), "set by others and left alone"),
-            (len(self.failed), "NOT restored"),
-        )
-        said = [f"{count} {what}" for count, what in counts if count]
-        return (
-            "; ".join(["files: " + ", ".join(said)] * bool(said) + list(self.notes)) or "nothing to restore"
-        )
 
 
 def restore(
@@ -102,12 +58,15 @@ def restore(
         JournalInUse: a live perphd holds the journal (its pid is named).
         PerphError: the journal cannot be read.
     """
-    if is_running_kernel(fs):
+    register = Register() if is_running_kernel(fs) else None
+    if register is not None:
         # busctl and not dbus-fast, tc and not pyroute2: this must work with what the distribution has.
         hierarchies = discover(fs)
         fs = EgressFs(unit_files(fs, hierarchies, BusctlBus()), hierarchies, kernel=fs)
     if not any(Path(state_dir, name).exists() for name in (FILE, COPY)):
-        return RestoreReport(notes=(f"{state_dir}: no journal, nothing to restore", *_swept(fs, {})))
+        return RestoreReport(
+            notes=(f"{state_dir}: no journal, nothing to restore", *_swept(fs, register, state_dir, {}))
+        )
     with Journal(state_dir, boot_id=boot_id) as journal:
         if journal.unreadable is not None:
             raise journal.unreadable
@@ -126,13 +85,20 @@ def restore(
             or entry.knob in RESCTRL_SETTINGS
             or (entry.identity[0] == UNIT_DEVICE and not units)
         ]
+        is_everything = len(originals) == len(journal.originals)
         report = restore_journal(fs, journal, originals, force)
-        return replace(report, notes=(*report.notes, *_swept(fs, journal.originals)))
+        if register is not None and is_everything and report.complete:
+            register.forget(str(state_dir))
+        return replace(report, notes=(*report.notes, *_swept(fs, register, state_dir, journal.originals)))
 
 
-def _swept(fs: KernelFs, recorded: Iterable[str]) -> Sequence[str]:
+def _swept(
+    fs: KernelFs, register: Register | None, state_dir: str | Path, recorded: Iterable[str]
+) -> Sequence[str]:
     """Take traffic classes away that are on nobody's record, as after a lost journal; sentences about problems."""
-    if isinstance(fs, EgressFs) and not any(is_egress(path) for path in recorded):
+    others = () if register is None else register.others(str(state_dir))
+    everybodys = (*recorded, *(path for other in others for path in open_originals(other.state_dir)))
+    if isinstance(fs, EgressFs) and not any(is_egress(path) for path in everybodys):
         try:
             fs.sweep()
         except KernelError as exc:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import socket
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from perphd.control.client import Client
 from perphd.host.cgroup import discover
 from perphd.host.cgroup.group import Cgroups
 from perphd.host.fs import RealFs
+from perphd.isolation.register import open_originals
 
 pytestmark = [pytest.mark.requires_root, pytest.mark.requires_cgroup_v1("cpu", "cpuset")]
 
@@ -99,8 +102,21 @@ def contents(top: str) -> dict[str, bytes]:
     return found
 
 
+STARTED: list[subprocess.Popen[bytes]] = []
+
+
+@pytest.fixture(autouse=True)
+def _no_daemon_is_left() -> Iterator[None]:
+    yield
+    while STARTED:
+        daemon = STARTED.pop()
+        daemon.kill()
+        daemon.wait()
+
+
 def start(config: Path) -> subprocess.Popen[bytes]:
-    return subprocess.Popen([*PERPHD, "run", "--config", str(config)], stderr=subprocess.DEVNULL)
+    STARTED.append(subprocess.Popen([*PERPHD, "run", "--config", str(config)], stderr=subprocess.DEVNULL))
+    return STARTED[-1]
 
 
 def wait_for_change(top: str, before: dict[str, bytes], daemon: subprocess.Popen[bytes]) -> None:
@@ -123,6 +139,80 @@ def wait_until_it_answers(path: Path, daemon: subprocess.Popen[bytes]) -> None:
             except OSError:
                 assert time.monotonic() < deadline, "the daemon does not answer"
         time.sleep(0.02)
+
+
+def stop(daemon: subprocess.Popen[bytes]) -> int:
+    daemon.terminate()
+    return daemon.wait(PATIENCE_S)
+
+
+def restore_by(config: Path) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run([*PERPHD, "restore", "--config", str(config)], capture_output=True, check=False)
+
+
+def kept_by_a_daemon(top: str, config: Path, state: Path) -> None:
+    """What a restart does: a daemon with this state directory enforces, and ends with all in force."""
+    before = contents(top)
+    text = CONFIG.format(state=state, top=top).replace("[policy]", 'on_stop = "keep"\n[policy]')
+    config.write_text(text.replace('mode = "enforce"', 'mode = "enforce"\npolicy = "static"'))
+    daemon = start(config)
+    wait_for_change(top, before, daemon)
+    wait_until_it_answers(state / "perphd.sock", daemon)
+    assert stop(daemon) == 0
+    assert contents(top) != before
+
+
+def test_what_was_kept_is_given_back_by_a_daemon_with_another_state_directory(
+    top: str, tmp_path: Path
+) -> None:
+    config, old, new = tmp_path / "perphd.toml", tmp_path / "old", tmp_path / "new"
+    new.mkdir()
+    before = contents(top)
+    kept_by_a_daemon(top, config, old)
+    config.write_text(CONFIG.format(state=new, top=top))
+    daemon = start(config)
+    wait_until_it_answers(new / "perphd.sock", daemon)
+    assert stop(daemon) == 0
+    assert contents(top) == before
+    assert b"nothing to restore" in restore_by(config).stdout
+
+
+def test_restore_finds_what_was_kept_whatever_the_configuration_says_now(top: str, tmp_path: Path) -> None:
+    config, old = tmp_path / "perphd.toml", tmp_path / "old"
+    before = contents(top)
+    for text in (CONFIG.format(state=tmp_path / "new", top=top), "[daemon", None):
+        kept_by_a_daemon(top, config, old)
+        if text is None:
+            config.unlink()
+        else:
+            config.write_text(text)
+        done = restore_by(config)
+        assert done.returncode == 0, done.stderr
+        assert contents(top) == before
+
+
+def test_a_daemon_changes_nothing_in_groups_that_one_with_another_state_directory_has_changed(
+    top: str, tmp_path: Path
+) -> None:
+    before = contents(top)
+    daemons = []
+    for name, policy in (("first", "static"), ("second", "cpu-sbs")):
+        config = tmp_path / f"{name}.toml"
+        text = CONFIG.format(state=tmp_path / name, top=top)
+        config.write_text(text.replace('mode = "enforce"', f'mode = "enforce"\npolicy = "{policy}"'))
+        daemons.append(start(config))
+        wait_until_it_answers(tmp_path / name / "perphd.sock", daemons[-1])
+        wait_for_change(top, before, daemons[0])
+    client = Client(str(tmp_path / "second" / "perphd.sock"))
+    deadline = time.monotonic() + PATIENCE_S
+    while str(tmp_path / "first") not in (said := json.dumps(client.get("status"))):
+        assert time.monotonic() < deadline, f"it does not say why it can set nothing: {said}"
+        time.sleep(0.1)
+    assert open_originals(str(tmp_path / "first"))
+    assert not open_originals(str(tmp_path / "second"))
+    for daemon in daemons:
+        assert stop(daemon) == 0
+    assert contents(top) == before
 
 
 def test_killed_while_enforcing_everything_comes_back(top: str, tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ from perphd.domain.status import AgentStatus, SelfCost, WorkloadStatus
 from perphd.domain.topology import Core, L3Domain, NumaNode, Topology
 from perphd.domain.whatif import Arrival, Effect, WhatIf
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
-from perphd.isolation.restore import FileReport, RestoreReport
+from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.monitor.sli import SliReading
 from perphd.predictor import LraModel
 from perphd.predictor.persist import ModelFile, Provenance, from_text, to_text

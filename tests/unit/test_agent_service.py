@@ -17,7 +17,7 @@ from perphd.agent.loop import Agent
 from perphd.agent.notify import Notifier
 from perphd.agent.service import Server, Service
 from perphd.domain.errors import PerphError
-from perphd.isolation.restore import RestoreReport
+from perphd.isolation.restore_report import RestoreReport
 
 
 @dataclass

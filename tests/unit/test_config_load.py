@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from perphd.agent.config import Config, check_against_host, load, state_dir_of
+from perphd.agent.config import Config, check_against_host, load
+from perphd.agent.config_restore import RestorePlace, for_restore
 from perphd.agent.config_workloads import forget_runtime, read_runtime, remember_runtime
 from perphd.domain.errors import ConfigError
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy, Layout
 from perphd.host.fs import RealFs
+from perphd.isolation.register import Register
 
 
 @pytest.fixture
@@ -182,13 +184,64 @@ def test_a_host_without_cgroups(tmp_path: Path):
     assert len(check_against_host(config, fs, Hierarchies(Layout.NONE, None, {}))) == 1
 
 
-@pytest.mark.parametrize("text", [None, "[daemon", '[daemon]\nmode = "enforec"\nstate_dir = "/elsewhere"\n'])
-def test_a_broken_configuration_does_not_hide_the_journal(tmp_path: Path, text: str | None) -> None:
+@pytest.fixture
+def register(tmp_path: Path) -> Register:
+    return Register(str(tmp_path / "run" / "journals"))
+
+
+BROKEN = [None, "[daemon", "[daemon]\nstate_dir = 7\n"]
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_where_to_restore_is_guessed_only_if_nobody_knows(
+    tmp_path: Path, register: Register, text: str | None
+) -> None:
     path = tmp_path / "perphd.toml"
     if text is not None:
         path.write_text(text)
     warnings: list[str] = []
-    assert state_dir_of(path, warnings.append) == "/var/lib/perphd"
+    found = for_restore(path, warnings.append, register)
+    assert found == RestorePlace(("/var/lib/perphd",), "", is_guessed=True)
     assert str(path) in warnings[0]
+    assert "guess" in warnings[0]
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_a_daemon_leaves_word_where_its_journal_is(
+    tmp_path: Path, register: Register, text: str | None
+) -> None:
+    path = tmp_path / "perphd.toml"
+    if text is not None:
+        path.write_text(text)
+    register.enter(str(tmp_path), str(path))
+    register.enter(str(tmp_path / "run"), str(tmp_path / "another.toml"))
+    warnings: list[str] = []
+    assert for_restore(path, warnings.append, register) == RestorePlace((str(tmp_path),))
+    assert str(tmp_path) in warnings[0]
+
+
+def test_a_mistake_anywhere_does_not_hide_the_journal(tmp_path: Path, register: Register) -> None:
+    path = tmp_path / "perphd.toml"
+    path.write_text('[daemon]\nmoed = "enforce"\nstate_dir = "/elsewhere"\n[host]\nroot = "/mnt"\n[[lra]]\n')
+    warnings: list[str] = []
+    assert for_restore(path, warnings.append, register) == RestorePlace(("/elsewhere",), "/mnt")
+    assert "moed" in warnings[0]
+    (tmp_path / "conf.d").mkdir()
+    (tmp_path / "conf.d" / "20.toml").write_text('[daemon]\nstate_dir = "/later"\n')
+    assert for_restore(path, warnings.append, register).state_dirs == ("/later",)
+    path.chmod(0o666)  # anybody might have named a journal of his own
+    assert for_restore(path, warnings.append, register).is_guessed
+
+
+def test_a_state_directory_that_was_changed_is_looked_into_as_well(
+    tmp_path: Path, register: Register
+) -> None:
+    path = tmp_path / "perphd.toml"
     path.write_text('[daemon]\nstate_dir = "/elsewhere"\n')
-    assert state_dir_of(path, pytest.fail) == "/elsewhere"
+    assert for_restore(path, pytest.fail, register) == RestorePlace(("/elsewhere",))
+    register.enter(str(tmp_path), str(path))
+    assert for_restore(path, pytest.fail, register) == RestorePlace(("/elsewhere", str(tmp_path)))
+    path.write_text(f'[daemon]\nstate_dir = "{tmp_path}"\n')
+    assert for_restore(path, pytest.fail, register) == RestorePlace((str(tmp_path),))
+    path.write_text('[daemon]\nstate_dir = "/simulated"\n[host]\nroot = "/mnt"\n')
+    assert for_restore(path, pytest.fail, register) == RestorePlace(("/simulated",), "/mnt"), "another host"

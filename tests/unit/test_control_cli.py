@@ -29,7 +29,7 @@ from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.decision import Action, Outcome
 from perphd.domain.errors import Denied, ParseError, PerphError
 from perphd.domain.reading import Unavailable
-from perphd.isolation.restore import FileReport, RestoreReport
+from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.monitor.store import Store
 from tests.unit.control_fake import MODEL, READER, STRANGER, Served, decision, serving
 from tests.unit.host_tree import Cpu, cpu_files, write_tree

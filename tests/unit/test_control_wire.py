@@ -23,7 +23,7 @@ from perphd.domain.sample import READINGS, Quality, Sample
 from perphd.domain.status import AgentStatus
 from perphd.domain.topology import Topology
 from perphd.domain.workload import SliSpec
-from perphd.isolation.restore import RestoreReport
+from perphd.isolation.restore_report import RestoreReport
 from tests.unit.control_fake import CAPABILITIES, TOPOLOGY, Served, decision
 
 

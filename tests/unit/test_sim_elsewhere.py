@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from perphd.agent.composition import probe_elsewhere
-from perphd.agent.config import for_restore, parse
+from perphd.agent.config import parse
+from perphd.agent.config_restore import RestorePlace, for_restore
 from perphd.agent.simulated_mount import ServerPlan, daemon_config, machine_names, mount
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import ConfigError, Gone, PerphError, Unsupported
@@ -73,10 +74,10 @@ def test_the_whole_host_is_told_in_proc() -> None:
 def test_the_root_is_known_to_those_who_restore(tmp_path: Path) -> None:
     path = tmp_path / "perphd.toml"
     path.write_text('[host]\nroot = "/mnt/server/"\n[daemon]\nstate_dir = "/state"\n')
-    assert for_restore(path, pytest.fail) == ("/state", "/mnt/server")
+    assert for_restore(path, pytest.fail) == RestorePlace(("/state",), "/mnt/server")
     path.write_text('[host]\nroot = "relative"\n')
     warnings: list[str] = []
-    assert for_restore(path, warnings.append) == ("/var/lib/perphd", "")
+    assert for_restore(path, warnings.append) == RestorePlace(("/var/lib/perphd",), "", is_guessed=True)
     assert "absolute path" in warnings[0]
 
 

@@ -1,0 +1,51 @@
+"""What came of giving back, file by file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    """What came of one file. ``found``: its text before; ``now``: after; ``note``: a sentence, where one is due."""
+
+    path: str
+    workload: str
+    knob: str
+    original: str
+    found: str = ""
+    now: str = ""
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreReport:
+    """What was given back. ``foreign``: set by somebody else since, left alone. ``notes``: sentences for people."""
+
+    restored: tuple[FileReport, ...] = ()
+    already: tuple[FileReport, ...] = ()
+    gone: tuple[FileReport, ...] = ()
+    foreign: tuple[FileReport, ...] = ()
+    failed: tuple[FileReport, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def complete(self) -> bool:
+        """True if nothing of perphd's is left in force."""
+        return not self.failed
+
+    def __bool__(self) -> bool:
+        return bool(self.restored or self.already or self.gone or self.foreign or self.failed)
+
+    def __str__(self) -> str:
+        counts = (
+            (len(self.restored), "restored"),
+            (len(self.already), "already as found"),
+            (len(self.gone), "gone"),
+            (len(self.foreign), "set by others and left alone"),
+            (len(self.failed), "NOT restored"),
+        )
+        said = [f"{count} {what}" for count, what in counts if count]
+        return (
+            "; ".join(["files: " + ", ".join(said)] * bool(said) + list(self.notes)) or "nothing to restore"
+        )

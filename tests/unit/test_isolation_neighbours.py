@@ -1,0 +1,285 @@
+"""Several perphds on one kernel: nobody takes another's value for an original, and nothing that is kept is lost."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perphd.domain.allocation import Settings
+from perphd.domain.errors import Busy, KernelError
+from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.isolation import Applied, Executor, Journal
+from perphd.isolation.journal import FILE, this_boot
+from perphd.isolation.journal_copy import COPY
+from perphd.isolation.neighbours import Neighbours
+from perphd.isolation.register import Entry, Register, open_originals
+from perphd.isolation.restore import restore
+from perphd.isolation.strays import restore_each, strays
+from tests.unit.isolation_kernel import FakeKernel
+
+JOB = WorkloadSpec("job", Kind.BATCH, "/job")
+SHARES = "/sys/fs/cgroup/cpu/job/cpu.shares"
+
+
+def weight(value: int) -> dict[str, Settings]:
+    return {"job": Settings(cpu_weight=value)}
+
+
+@pytest.fixture
+def kernel() -> FakeKernel:
+    made = FakeKernel("v1")
+    made.mkdir("/job")
+    made.mkdir("/job2")
+    return made
+
+
+@pytest.fixture
+def register(tmp_path: Path) -> Register:
+    return Register(str(tmp_path / "run" / "journals"))
+
+
+class Perphd:
+    """An executor with a state directory of its own, known to the others."""
+
+    def __init__(self, kernel: FakeKernel, state: Path, register: Register, config: str = "") -> None:
+        self.state, self.slept = str(state), 0
+        self.neighbours = Neighbours(self.state, kernel, kernel.hierarchies, register, sleep=self._sleep)
+        self.journal = Journal(state, guard=self.neighbours.recording)
+        self.neighbours.enter(config)
+        self.executor = Executor(
+            kernel, kernel.hierarchies, self.journal, in_thread=False, refuse=self.neighbours.refusal
+        )
+
+    def _sleep(self, seconds: float) -> None:
+        self.slept += 1
+
+    async def set(self, value: int, spec: WorkloadSpec = JOB) -> Applied:
+        return await self.executor.apply(self.executor.plan({spec.name: Settings(cpu_weight=value)}, [spec]))
+
+    async def stop(self, give_back: bool = True) -> None:
+        if give_back:
+            assert (await self.executor.restore()).complete
+        self.close()
+
+    def close(self) -> None:
+        self.executor.close()
+        self.neighbours.close()
+        self.journal.close()
+
+    def die(self) -> None:
+        self.executor.close()
+        self.journal.close()
+
+
+Start = Callable[..., Perphd]
+
+
+@pytest.fixture
+def start(kernel: FakeKernel, tmp_path: Path, register: Register) -> Start:
+    return lambda name, config="": Perphd(kernel, tmp_path / name, register, config)
+
+
+# -- one group, one perphd -----------------------------------------------------------------------------------------
+
+
+async def test_what_another_has_set_is_no_original(kernel: FakeKernel, start: Start) -> None:
+    first, second = start("first"), start("second")
+    assert (await first.set(50)).written
+    mine = kernel.read(SHARES)
+    assert not (await second.set(20)).written
+    assert kernel.read(SHARES) == mine
+    _, refused = second.executor.enforceable(JOB)
+    reasons = {item.reason for item in refused}
+    assert len(reasons) == 1
+    reason = reasons.pop()
+    assert f"{first.state} (process {os.getpid()})" in reason
+    assert f"perphd restore --state-dir {first.state}" in reason
+    assert not first.neighbours.refusal("/job")
+    assert (await second.set(20, WorkloadSpec("other", Kind.BATCH, "/job2"))).written, (
+        "its own group is its own"
+    )
+    await first.stop()
+    assert (await second.set(20)).written, "given back: it is free"
+    await second.stop()
+    assert kernel.read(SHARES) == b"1024\n"
+
+
+async def test_of_two_that_begin_at_once_one_is_refused_and_writes_nothing(
+    kernel: FakeKernel, start: Start
+) -> None:
+    first, second = start("first"), start("second")
+    plans = [(one, one.executor.plan(weight(value), [JOB])) for one, value in ((first, 50), (second, 20))]
+    done = [await one.executor.apply(plan) for one, plan in plans]
+    assert done[0].ok
+    assert isinstance(done[1].failed, Busy)
+    assert first.state in str(done[1].failed)
+    assert not second.journal.originals
+    assert not second.executor.plan(weight(30), [JOB]), "known from now on"
+    await second.stop()
+    await first.stop()
+    assert kernel.read(SHARES) == b"1024\n"
+
+
+async def test_what_a_dead_one_left_is_known_and_ends_with_its_group_or_its_restore(
+    kernel: FakeKernel, start: Start
+) -> None:
+    dead, second = start("dead"), start("second")
+    assert (await dead.set(50)).ok
+    dead.die()
+    assert not (await second.set(20)).written
+    kernel.rmdir("/job")
+    kernel.mkdir("/job")
+    assert (await second.set(20)).written, "another group of the same path"
+    await second.stop()
+    assert kernel.read(SHARES) == b"1024\n"
+
+
+async def test_one_that_is_stuck_while_it_records_is_not_waited_for_for_ever(
+    start: Start, register: Register
+) -> None:
+    perphd = start("first")
+    fd = os.open(f"{register.directory}/lock", os.O_RDWR | os.O_CREAT)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    done = await perphd.set(50)
+    os.close(fd)
+    assert isinstance(done.failed, Busy)
+    assert perphd.slept > 1
+    assert not perphd.journal.originals
+    perphd.close()
+
+
+async def test_without_a_register_nobody_is_known_and_nothing_is_held_back(
+    kernel: FakeKernel, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    nowhere = Register(str(tmp_path / "file" / "run" / "journals"))
+    with pytest.raises(KernelError, match="nobody else learns"):
+        Perphd(kernel, tmp_path / "first", nowhere)
+    neighbours = Neighbours(str(tmp_path / "state"), kernel, kernel.hierarchies, nowhere)
+    assert not neighbours.refusal("/job")
+    with neighbours.recording([]):
+        pass
+
+
+# -- the register --------------------------------------------------------------------------------------------------
+
+
+def test_who_is_in_the_register(tmp_path: Path, register: Register) -> None:
+    states = [str(tmp_path / name) for name in ("a", "b", "c")]
+    for state in states:
+        os.mkdir(state)
+    assert register.entries() == ()
+    register.enter(states[0], "/etc/perphd.toml")
+    register.enter(states[1], "/etc/../etc/perphd.toml")
+    register.enter(states[2], "")
+    assert set(register.of_config("/etc/perphd.toml")) == set(states[:2])
+    assert {entry.state_dir for entry in register.others(states[0])} == set(states[1:])
+    os.symlink(states[0], tmp_path / "link")
+    assert {entry.state_dir for entry in register.others(str(tmp_path / "link"))} == set(states[1:])
+    register.forget(states[1])
+    register.forget(states[1])
+    assert register.of_config("/etc/perphd.toml") == (states[0],)
+    for name, text in (("x", "{"), ("y", "[]"), ("z", '{"state_dir": 1, "config": ""}')):
+        Path(register.directory, f"{name}.json").write_text(text)
+    shutil.rmtree(states[2])
+    register.enter(states[0], "/other.toml")
+    assert register.entries() == (Entry(states[0], "/other.toml"),), "what is no more is forgotten"
+    assert os.stat(register.directory).st_mode & 0o777 == 0o700
+
+
+async def test_what_is_on_record_is_read_without_the_lock_and_from_either_file(
+    start: Start, tmp_path: Path
+) -> None:
+    perphd = start("first")
+    assert (await perphd.set(50)).ok
+    found = set(perphd.journal.originals)
+    state = tmp_path / "first"
+    assert set(open_originals(str(state))) == found
+    with (state / FILE).open("a") as file:
+        file.write('{"kind":"closed","pa')
+    assert set(open_originals(str(state))) == found, "a line that is just being written"
+    perphd.die()
+    (state / FILE).write_text("damaged\n")
+    assert set(open_originals(str(state))) == found
+    text = (state / COPY).read_text()
+    shutil.rmtree(state)
+    assert not open_originals(str(state))
+    Journal(state, boot_id="another").close()
+    (state / FILE).write_text(text.replace(this_boot(), "another"))
+    assert not open_originals(str(state)), "the header's checksum does not hold"
+
+
+async def test_values_of_another_boot_are_nobodys(start: Start, tmp_path: Path) -> None:
+    with Journal(tmp_path / "old", boot_id="another boot") as journal:
+        perphd = start("first")
+        assert (await perphd.set(50)).ok
+        journal.record(perphd.journal.originals.values())
+        assert not open_originals(str(tmp_path / "old"))
+        perphd.close()
+
+
+# -- giving back what is elsewhere ---------------------------------------------------------------------------------
+
+
+async def test_what_is_given_back_at_the_start(kernel: FakeKernel, start: Start, register: Register) -> None:
+    config = "/etc/perphd/perphd.toml"
+    by_config, by_group, unrelated = start("a", config), start("b"), start("c")
+    other = WorkloadSpec("other", Kind.BATCH, "/job2")
+    third = WorkloadSpec("third", Kind.BATCH, "/job3")
+    kernel.mkdir("/job3")
+    assert (await by_config.set(50)).written
+    assert (await by_group.set(50, other)).written
+    assert (await unrelated.set(50, third)).written
+    for perphd in (by_config, by_group, unrelated):
+        await perphd.stop(give_back=False)
+    empty = start("d", config)
+    empty.die()
+    own = unrelated.state + "-own"
+    found = strays(own, config, kernel.hierarchies, ["/job2"], register)
+    assert set(found) == {by_config.state, by_group.state}
+    assert strays(by_config.state, config, kernel.hierarchies, [], register) == ()
+    assert strays(own, "", kernel.hierarchies, ["/job", "/none"], register) == (by_config.state,)
+
+
+async def test_several_state_directories_are_restored_as_one(kernel: FakeKernel, start: Start) -> None:
+    first, second = start("a"), start("b")
+    assert (await first.set(50)).written
+    assert (await second.set(50, WorkloadSpec("other", Kind.BATCH, "/job2"))).written
+    before = kernel.read(SHARES)
+    first.die()
+    report = restore_each(kernel, (first.state, second.state))
+    assert kernel.read(SHARES) == b"1024\n" != before
+    assert [file.path for file in report.restored] == [SHARES]
+    assert [file.path for file in report.failed] == [f"{second.state}/{FILE}"]
+    assert f"process {os.getpid()}" in str(report)
+    await second.stop()
+    assert restore_each(kernel, (first.state, second.state)).complete
+
+
+async def test_who_has_given_everything_back_is_forgotten(
+    kernel: FakeKernel, start: Start, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = sys.modules["perphd.isolation.restore"]
+    monkeypatch.setattr(module, "is_running_kernel", lambda fs: True)
+    monkeypatch.setattr(module, "EgressFs", lambda fs, hierarchies, **_: fs)
+    monkeypatch.setattr(module, "_swept", lambda *_: ())
+    monkeypatch.setattr(module, "Register", lambda: register)
+    perphd = start("first")
+    assert (await perphd.set(50)).written
+    await perphd.stop(give_back=False)
+    assert register.entries(), "kept: the others must know"
+    kernel.set(SHARES, "77")
+    again = start("first")
+    again.executor.keep()
+    again.die()
+    assert not restore(kernel, perphd.state, but={"job"})
+    assert register.entries(), "still kept"
+    report = restore(kernel, perphd.state)
+    assert report.foreign
+    assert not register.entries(), "what others have set since is not perphd's, and holds nobody up"
