@@ -24,6 +24,8 @@ from perphd.isolation.journal_format import Original, Record, as_original, parse
 DIRECTORY = "/run/perphd/journals"
 """Where the register is; tests put theirs elsewhere."""
 _SUFFIX: Final = ".json"
+_INTENT: Final = b'{"kind":"intent"'
+"""Most lines of a journal begin so, and say nothing about originals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +109,8 @@ def open_originals(state_dir: str) -> Mapping[str, Original]:
     """What is on record in a state directory and of this boot, by path; without its lock, and without changing it."""
     for name in (FILE, COPY):
         with suppress(OSError):
-            records = [parse(line) for line in Path(state_dir, name).read_bytes().split(b"\n")]
+            lines = Path(state_dir, name).read_bytes().split(b"\n")
+            records = [parse(line) for line in lines if not line.startswith(_INTENT)]
             header = next((record for record in records if record and record["kind"] == "header"), None)
             if header is not None:
                 return _open_of(records) if header.get("boot") == this_boot() else {}

@@ -12,12 +12,15 @@ from typing import Literal, cast
 import pytest
 
 from perphd.agent import service as module
-from perphd.agent.config import Config, IsolationConfig
+from perphd.agent.config import Config, DaemonConfig, IsolationConfig
 from perphd.agent.loop import Agent
 from perphd.agent.notify import Notifier
 from perphd.agent.service import Server, Service
 from perphd.domain.errors import PerphError
-from perphd.isolation.restore_report import RestoreReport
+from perphd.domain.workload import Kind, Mode, WorkloadSpec
+from perphd.host.fs import RealFs
+from perphd.isolation import JournalInUse
+from perphd.isolation.restore_report import FileReport, RestoreReport
 
 
 @dataclass
@@ -137,6 +140,40 @@ def test_a_daemon_that_leaves_units_alone_takes_none_over(
     config = Config(isolation=IsolationConfig(units=units))
     Service(Path("/nowhere"), config, lambda agent, reload: FakeServer(None, None))._real()
     assert asked == [units == "systemd"]
+
+
+def test_what_another_state_directory_holds_is_given_back_at_the_start_or_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[tuple[object, ...]] = []
+    given_back: list[str] = []
+
+    def strays(*of: object) -> tuple[str, ...]:
+        asked.append(of)
+        return ("/old", "/live")
+
+    def restore(fs: object, state_dir: object, **_: object) -> RestoreReport:
+        if str(state_dir) == "/live":
+            raise JournalInUse("/live", 77)
+        given_back.append(str(state_dir))
+        return RestoreReport(restored=(FileReport("/f", "job", "cpu_weight", "1024"),))
+
+    monkeypatch.setattr(module, "strays", strays)
+    monkeypatch.setattr(module, "restore", restore)
+    specs = (
+        WorkloadSpec("app", Kind.LRA, "/app", mode=Mode.ENFORCE),
+        WorkloadSpec("job", Kind.BATCH, "/job"),
+    )
+    config = Config(daemon=DaemonConfig(state_dir="/new"), workloads=specs)
+    service = Service(Path("/etc/p.toml"), config, lambda agent, reload: FakeServer(None, None))
+    service._give_back_strays(RealFs())
+    assert given_back == ["/old"]
+    assert [(of[0], of[1], of[3]) for of in asked] == [("/new", "/etc/p.toml", ["/app"])]
+    assert "state directory /old had not given back: files: 1 restored" in caplog.text
+    assert "process 77" in caplog.text
+    asked.clear()
+    service._give_back_strays(RealFs("/nowhere"))
+    assert not asked, "not this kernel"
 
 
 def test_a_systemd_that_does_not_listen_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
