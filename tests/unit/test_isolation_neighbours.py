@@ -8,15 +8,18 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from perphd.domain.allocation import Settings
 from perphd.domain.errors import Busy, KernelError
 from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.host.fs import KernelFs
 from perphd.isolation import Applied, Executor, Journal
 from perphd.isolation.journal import FILE, this_boot
 from perphd.isolation.journal_copy import COPY
+from perphd.isolation.journal_format import Original
 from perphd.isolation.neighbours import Neighbours
 from perphd.isolation.register import Entry, Register, open_originals
 from perphd.isolation.restore import restore
@@ -283,3 +286,27 @@ async def test_who_has_given_everything_back_is_forgotten(
     report = restore(kernel, perphd.state)
     assert report.foreign
     assert not register.entries(), "what others have set since is not perphd's, and holds nobody up"
+
+
+def test_traffic_classes_on_anothers_record_are_not_swept(
+    tmp_path: Path, register: Register, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Swept:
+        def __init__(self) -> None:
+            self.swept: list[bool] = []
+
+        def sweep(self) -> None:
+            self.swept.append(True)
+
+    module = sys.modules["perphd.isolation.restore"]
+    monkeypatch.setattr(module, "EgressFs", Swept)
+    monkeypatch.setattr(module, "is_egress", lambda path: path == "/egress/job/class")
+    fs, other, own = Swept(), str(tmp_path / "other"), str(tmp_path / "own")
+    with Journal(other) as journal:
+        journal.record([Original("/egress/job/class", b"none\n", (1, 2), "egress_max", "job")])
+        register.enter(other, "")
+        assert not module._swept(cast(KernelFs, fs), register, own, {})
+        assert not fs.swept
+        journal.close_out(["/egress/job/class"])
+    assert not module._swept(cast(KernelFs, fs), register, own, {})
+    assert fs.swept
