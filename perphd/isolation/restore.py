@@ -163,11 +163,13 @@ class _Run:
         below = _emptied_below(units, direct)
         self._give_back_files([entry for entry in direct if entry not in below])
         self._give_back_files(units)
-        if self._no_answer is None:
-            self._give_back_files(below)
-            return
+        stuck = tuple(
+            f"{dirname(file.path)}/" for file in self.failed if basename(file.path) in EMPTY_ALLOWED
+        )
+        self._give_back_files([entry for entry in below if not entry.path.startswith(stuck)])
         for entry in below:
-            self._not_tried(entry, "it takes what the unit above it has, which is not given back")
+            if entry.path.startswith(stuck):
+                self._not_tried(entry, "it takes what the unit above it has, which is not given back")
 
     def _give_back_files(self, entries: Sequence[Original]) -> None:
         """CPU sets and memory nodes come last and together.

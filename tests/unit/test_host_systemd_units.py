@@ -467,14 +467,14 @@ def test_marks_that_cannot_be_made_do_not_keep_systemd_from_being_asked(systemd:
 
 
 class Hung:
-    """A busctl whose systemd does not answer; counts how often that was waited for."""
+    """A busctl whose systemd does not answer (or says something else); counts how often that was waited for."""
 
-    def __init__(self) -> None:
-        self.waits = 0
+    def __init__(self, said: str = "Call failed: Connection timed out") -> None:
+        self.waits, self._said = 0, said
 
     def __call__(self, command: Sequence[str], **_: Any) -> subprocess.CompletedProcess[str]:
         self.waits += 1
-        return subprocess.CompletedProcess(list(command), 1, "", "Call failed: Connection timed out")
+        return subprocess.CompletedProcess(list(command), 1, "", self._said)
 
 
 async def test_a_systemd_that_does_not_answer_is_waited_for_once_and_by_its_units_alone(
@@ -525,8 +525,9 @@ async def test_a_systemd_that_does_not_answer_is_waited_for_once_and_by_its_unit
     assert systemd.properties[UNIT]["AllowedCPUs"].value == b""
 
 
+@pytest.mark.parametrize("said", ["Call failed: Connection timed out", "Call failed: Access denied"])
 async def test_a_list_below_a_unit_is_emptied_once_the_unit_has_its_own_back(
-    systemd: FakeSystemd, tmp_path: Path
+    systemd: FakeSystemd, tmp_path: Path, said: str
 ) -> None:
     # It cannot be emptied while processes are inside, and gets what the unit has: that must not be the confinement.
     kernel, hierarchies = systemd.kernel, systemd.kernel.hierarchies
@@ -541,7 +542,7 @@ async def test_a_list_below_a_unit_is_emptied_once_the_unit_has_its_own_back(
         assert (await executor.apply(executor.plan(want, specs))).ok
         assert kernel.read(f"{AT}/inner/cpuset.cpus") == b"3\n"
         hung = UnitFs(
-            kernel, hierarchies, BusctlBus(Hung()), sleep=lambda s: None, unlink=lambda path: None,
+            kernel, hierarchies, BusctlBus(Hung(said)), sleep=lambda s: None, unlink=lambda path: None,
             mark=lambda path: None, given_up=systemd.given_up,
         )  # fmt: skip
         report = restore_journal(hung, journal, list(journal.originals.values()))
