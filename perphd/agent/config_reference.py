@@ -44,6 +44,9 @@ RULES = (
     "workloads of which one has or contains the other's cgroup are refused, with the file, the key and what is "
     "allowed. So is a cgroup that perphd itself runs in. A cgroup that does not exist yet is waited for.",
     "A file that everybody may change is refused: it can name commands that run as root.",
+    "What makes perphd run or read something with its own rights (sli sources command and file, password_file, "
+    "version_from with a file) stands in a file of the configuration, or is added by root: the control API refuses it "
+    "from others, members of the admin group too.",
     'Sizes are texts such as "512M": a whole number, optionally with K, M, G or T (powers of 1024).',
     f"Workloads added with perphctl are kept in STATE_DIR/{RUNTIME_FILE}, in the same form; a declared workload "
     "of the same name or cgroup wins over one added there.",
@@ -89,7 +92,8 @@ MATCHING = (
     "wildcards stood for or by the containers' names. One that has been gone for a minute is forgotten. A "
     "pattern without wildcards that finds several is an error.",
     "Never taken: a control group that perphd itself runs in or below, and one that another workload has, "
-    "contains or lies in. perphctl config check and perphctl status say so, with the path.",
+    "contains or lies in; nor one whose path is no UTF-8 or holds control characters. perphctl config check and "
+    "perphctl status say so, with the path.",
 )
 MATCH_EXAMPLE = """\
 [[lra]]

@@ -13,6 +13,7 @@ from typing import Final
 from perphd.agent.config_host import own_cgroups
 from perphd.agent.config_workloads import is_inside, relation_of
 from perphd.agent.match import Match, MatchKind, instance_name, is_wild, parse_match, slice_path
+from perphd.domain.errors import ParseError
 from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.hierarchy import check_cgroup_path
 from perphd.host.fs import KernelFs
@@ -100,7 +101,11 @@ class Discovery:
             self._starts = {pid: start for pid, start in self._starts.items() if f"pid:{pid}" in named}
 
     def _hits(self, match: Match) -> tuple[list[_Hit], str]:
-        """The control groups, sorted by path, and what is odd."""
+        """The control groups, sorted by path, and what is odd.
+
+        Whoever may make groups where a match looks chooses their names: one that cannot be taken keeps no other from
+        being taken.
+        """
         problem = ""
         match match.kind:
             case MatchKind.UNIT:
@@ -124,7 +129,19 @@ class Discovery:
                 hits, problem = self._labelled(match)
             case _:
                 hits, problem = self._of_process(match)
-        safe = sorted((hit for hit in hits if _is_path(hit.cgroup)), key=lambda hit: hit.cgroup)
+        safe: list[_Hit] = []
+        refused: list[str] = []
+        for hit in sorted(hits, key=lambda hit: hit.cgroup):
+            try:
+                check_cgroup_path(hit.cgroup)
+            except ParseError as exc:
+                refused.append(str(exc))
+            else:
+                safe.append(hit)
+        if refused:
+            more = f" (nor are {len(refused) - 1} more)" if len(refused) > 1 else ""
+            said = f"what is found by {match} is not all taken: {refused[0]}{more}; rename or remove it"
+            problem = f"{problem}; {said}" if problem else said
         return safe, problem
 
     def _labelled(self, match: Match) -> tuple[list[_Hit], str]:
@@ -187,10 +204,3 @@ def _refusal(cgroup: str, name: str, own: Sequence[str], taken: Mapping[str, str
     if name in names:
         return f"{cgroup} would be called {name!r}, as another workload is"
     return ""
-
-
-def _is_path(cgroup: str) -> bool:
-    try:
-        return check_cgroup_path(cgroup) == cgroup
-    except ValueError:
-        return False

@@ -17,6 +17,7 @@ from perphd.control.cli_models import add_model_commands
 from perphd.control.cli_store import add_store_commands
 from perphd.control.cli_workloads import add_workload_commands
 from perphd.control.client import SOCKET_VARIABLE, NotPermitted, Unreachable
+from perphd.domain.utf8 import print_any
 
 if TYPE_CHECKING:
     from perphd.agent.config_restore import RestorePlace
@@ -36,6 +37,7 @@ def cli(as_json: bool, socket: str | None) -> None:
 
     doctor, groups, config check, model evaluate, model merge and restore also work while the daemon does not run.
     """
+    print_any(sys.stdout)
 
 
 _host_of = click.option(

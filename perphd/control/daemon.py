@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +16,7 @@ from perphd.control.cli_profile import profile
 from perphd.control.cli_sim import sim
 from perphd.control.journal_log import start_logging
 from perphd.domain.errors import PerphError
+from perphd.domain.utf8 import print_any
 
 EXIT_FAILED = 1
 
@@ -26,6 +28,7 @@ def main() -> None:
 
     Exit codes: 0 done, 1 refused or failed (the reason is on standard error), 2 wrong usage.
     """
+    print_any(sys.stdout)
 
 
 _config_option = click.option(

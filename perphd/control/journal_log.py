@@ -13,6 +13,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import cast
 
+from perphd.domain.utf8 import encodable
+
 Send = Callable[..., None]
 """systemd.journal.send(MESSAGE, FIELD=value, ...)."""
 
@@ -51,7 +53,7 @@ class JournalHandler(logging.Handler):
             given: Mapping[str, str] = getattr(record, "fields", {})
             fields = {f"PERPHD_{name.upper()}": value for name, value in given.items() if value}
             self._send(
-                self.format(record),
+                encodable(self.format(record)),
                 PRIORITY=str(_priority(record.levelno)),
                 SYSLOG_IDENTIFIER="perphd",
                 LOGGER=record.name,

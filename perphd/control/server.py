@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import json
 import logging
 import socket
 from collections.abc import Awaitable, Callable
@@ -24,7 +23,8 @@ from perphd.control.access import Access, Peer, Right, peer_of
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import Limits
 from perphd.control.port import AgentPort
-from perphd.control.routes import Hooks, Route, Routes, json_of
+from perphd.control.routes import Hooks, Route, Routes
+from perphd.control.wire import json_of
 from perphd.domain.errors import ConfigError, PerphError
 
 _log = logging.getLogger(__name__)
@@ -207,7 +207,7 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _error(exc: ApiError) -> web.Response:
-    return web.json_response(exc.body(), status=exc.code.status)
+    return web.Response(status=exc.code.status, text=json_of(exc.body()), content_type="application/json")
 
 
 def _from_http(exc: web.HTTPException, request: web.Request, limits: Limits) -> ApiError:
@@ -242,7 +242,7 @@ class _Gate(asyncio.Protocol):
             handler.connection_made(transport)
             return
         error = ApiError(Code.BUSY, f"{limit} connections are open already; try again")
-        body = json.dumps(error.body()).encode()
+        body = json_of(error.body()).encode()
         head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         transport.write(head.encode() + b"\r\nConnection: close\r\n\r\n" + body)
         # To close with its request unread would reset the connection and take the answer back.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
 from typing import Any
 
 from perphd.agent.config import Config
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import Limits
+from perphd.control.wire import json_of
 from perphd.monitor.query import Cell, QueryError, QueryResult, run_query
 
 
@@ -41,7 +41,7 @@ class Queries:
             result = run_query(self._config.store_path, sql, limit, self._limits.query_s)
         except QueryError as exc:
             raise ApiError(Code.REFUSED, str(exc), "sql", "one SELECT statement") from exc
-        return json.dumps(answer(result), allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+        return json_of(answer(result)).encode()
 
 
 def answer(result: QueryResult) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from aiohttp import web
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import Limits
 from perphd.control.port import AgentPort
-from perphd.control.wire import encode
+from perphd.control.wire import encode, json_of
 from perphd.domain.event import Event, EventKind
 
 
@@ -88,8 +87,7 @@ class Streams:
             await asyncio.gather(following, ended, return_exceptions=True)
 
     async def _send(self, response: web.StreamResponse, name: str, data: Any) -> None:
-        text = json.dumps(data, allow_nan=False, separators=(",", ":"))
-        await self._write(response, f"event: {name}\ndata: {text}\n\n".encode())
+        await self._write(response, f"event: {name}\ndata: {json_of(data)}\n\n".encode())
 
     async def _write(self, response: web.StreamResponse, data: bytes) -> None:
         async with asyncio.timeout(self._limits.write_s):

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import enum
 import functools
+import json
 import math
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -23,6 +25,7 @@ from perphd.domain.reading import Unavailable
 
 T = TypeVar("T")
 _NOT_FINITE = ("inf", "-inf", "nan")
+_LONE = re.compile("[\ud800-\udfff]")
 
 
 class WireError(PerphError):
@@ -62,6 +65,20 @@ def encode(value: object) -> Any:
         pairs = ((f.name, getattr(value, f.name)) for f in fields(value))
         return {name: encode(item) for name, item in pairs if item is not KEEP}
     raise TypeError(f"{type(value).__name__} has no JSON form here")
+
+
+def json_of(value: Any) -> str:
+    r"""Strict JSON: a number that is not finite is a mistake of ours, not something to send.
+
+    Bytes of a kernel path that are no UTF-8 are sent as ``\udcff`` in plain characters, not as JSON's escape of the
+    same look, which many readers refuse.
+    """
+    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return _LONE.sub(lambda lone: f"\\\\u{ord(lone[0]):04x}", text)
+    return text
 
 
 def decode(hint: type[T], data: object, where: str = "") -> T:

@@ -8,6 +8,7 @@ written; a full disk or a damaged file costs rows, never the daemon.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import sqlite3
@@ -23,6 +24,7 @@ from perphd.domain.decision import Decision, Outcome
 from perphd.domain.plan import Write
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import READINGS, Sample
+from perphd.domain.utf8 import encodable
 from perphd.monitor.codec import to_json
 from perphd.monitor.retention import row_ids, trim
 from perphd.monitor.schema import StoreRefused, open_database
@@ -45,6 +47,7 @@ RETRY_AFTER_BATCHES: Final = 6
 MAX_MOVED_ASIDE: Final = 3
 """Damaged files moved aside before the store gives up: the disk itself is then broken."""
 
+_log = logging.getLogger(__name__)
 Row: TypeAlias = tuple[object, ...]
 _values_of = attrgetter(*READINGS)
 _SAMPLE_COLUMNS = ("wall_s", "at_s", "interval_s", "workload", "quality", "reasons", *READINGS)
@@ -212,13 +215,15 @@ class _Writer:
         self._disabled: str | None = None
         self._trouble: str | None = None
         self._moved: list[str] = []
+        self._given_up = 0
+        self._not_stored: str | None = None
 
     @property
     def problem(self) -> str | None:
         """What is wrong now, or what was lost on the way."""
         if self._disabled or self._trouble:
             return self._disabled or self._trouble
-        return self._moved[-1] if self._moved else None
+        return self._not_stored or (self._moved[-1] if self._moved else None)
 
     def write(
         self, samples: Sequence[tuple[float, Sequence[Sample]]], records: Sequence[tuple[str, Row]]
@@ -240,6 +245,11 @@ class _Writer:
                 if not (_is_damage(exc) and self._move_aside(exc)):
                     self._postpone(exc)
                     return False
+            except Exception as exc:
+                # A value that cannot be stored, or a mistake of ours: it costs its batch, not all that comes after it.
+                self.close()
+                self._give_up(exc, len(records) + sum(len(tick) for _, tick in samples))
+                return False
             else:
                 self._trouble = None
                 return True
@@ -259,7 +269,7 @@ class _Writer:
             _INSERT_SAMPLE, [self._row(wall_s, sample) for wall_s, tick in samples for sample in tick]
         )
         for table, row in records:
-            connection.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", row)
+            connection.execute(f"INSERT INTO {table} VALUES ({','.join('?' * len(row))})", _storable(row))
         connection.execute("COMMIT")
         self._batches += 1
         self._untrimmed += len(records) + sum(len(tick) for _, tick in samples)
@@ -283,7 +293,7 @@ class _Writer:
             missing = {
                 name: value.reason for name, value in zip(READINGS, absent, strict=True) if value is not None
             }
-            reasons = json.dumps(missing, separators=(",", ":"), ensure_ascii=False)
+            reasons = encodable(json.dumps(missing, separators=(",", ":"), ensure_ascii=False))
         quality = ",".join([flag.value for flag in sample.quality])
         numbers = [None if isinstance(value, Unavailable) else value for value in values]
         return (wall_s, sample.at_s, sample.interval_s, sample.workload, quality, reasons, *numbers)
@@ -299,6 +309,16 @@ class _Writer:
         self._wait_batches = RETRY_AFTER_BATCHES
         self._trouble = (
             f"{self._path}: {exc}: nothing is stored until this is better; perphd tries again by itself"
+        )
+
+    def _give_up(self, exc: Exception, rows: int) -> None:
+        """Of rows that no waiting makes storable; the log has where it happened, once."""
+        if self._not_stored is None:
+            _log.error("%s: %d rows cannot be stored", self._path, rows, exc_info=exc)
+        self._given_up += rows
+        self._not_stored = (
+            f"{self._path}: {self._given_up} rows could not be stored and were dropped, the last for "
+            f"{type(exc).__name__}: {exc}; what comes after them is stored; the log has the details, please report them"
         )
 
     def _move_aside(self, exc: Exception) -> bool:
@@ -326,6 +346,11 @@ class _Writer:
                 connection.close()
             except sqlite3.Error:
                 return
+
+
+def _storable(row: Row) -> Row:
+    """The row with texts that SQLite takes: paths in it may hold any bytes that the kernel takes for a name."""
+    return tuple(encodable(value) if isinstance(value, str) else value for value in row)
 
 
 def _number(reading: Reading) -> float | None:

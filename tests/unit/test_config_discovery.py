@@ -328,6 +328,24 @@ def test_a_derived_name_that_is_taken_is_told(tmp_path: Path) -> None:
     assert "would be called 'w.a'" in found.problems["w"]
 
 
+@pytest.mark.parametrize("name", [b"b\xffd", b"b\x1b[2Jd", "b\x9bd".encode(), b"b\nd"])
+def test_a_name_that_is_no_text_is_told_and_keeps_no_other_from_being_found(
+    tmp_path: Path, name: bytes
+) -> None:
+    looked = discovery(write_tree(tmp_path, {**V2, "/cg/jobs/good/cgroup.procs": ""}))
+    odd = os.fsencode(tmp_path) + b"/cg/jobs/" + name
+    os.mkdir(odd)
+    declared = [WorkloadSpec("job", Kind.BATCH, "", match="cgroup:/jobs/*")]
+    found = looked.look(declared, [])
+    assert places(found) == {"job.good": "/jobs/good"}
+    told = found.problems["job"]
+    assert repr("/jobs/" + os.fsdecode(name)) in told
+    assert told.isprintable()
+    assert looked.look(declared, []).problems == found.problems, "the same sentence, which is logged once"
+    os.mkdir(odd + b"2")
+    assert "nor are 1 more" in looked.look(declared, []).problems["job"]
+
+
 def test_the_number_of_instances_is_bounded(tmp_path: Path) -> None:
     found = look(tmp_path, [f"/j/{n:03}" for n in range(MAX_INSTANCES + 5)], "cgroup:/j/*")
     assert len(found.specs) == MAX_INSTANCES

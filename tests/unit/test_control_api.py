@@ -9,7 +9,7 @@ import os
 import socket
 import threading
 import unittest.mock
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +24,7 @@ from perphd.control.limits import Limits
 from perphd.control.sql import Queries
 from perphd.control.wire import encode
 from perphd.domain.errors import ConfigError, KernelError, PerphError
+from perphd.domain.event import Event, EventKind
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.monitor.sli import SliReading
 from perphd.monitor.store import Store
@@ -260,6 +261,26 @@ def test_metrics(served: Served):
 # --- the store -------------------------------------------------------------------------------------------------
 
 
+def test_kernel_paths_that_are_no_utf8_are_shown_as_any_reader_takes_them(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    odd, shown = os.fsdecode(b"/cg/b\xffd"), r"/cg/b\udcffd"
+    status = replace(served.agent.status(), problems=(f"{odd}: ENOENT",))
+    monkeypatch.setattr(served.agent, "status", lambda: status)
+    assert ask(served, "GET", "/v1/status")[1]["problems"] == [f"{shown}: ENOENT"]
+    with Client(served.socket)._request("GET", "metrics", None) as response:
+        assert b"perphd_problems 1.0" in response.read()
+    served.agent.refuse = PerphError(f"{odd}: ENOENT")
+    assert shown in error_of(served, "PUT", "/v1/mode", {"mode": "enforce"})["message"]
+
+    async def subscribe() -> AsyncIterator[Event]:
+        yield Event(1.0, EventKind.PROBLEM, f"{odd}: ENOENT")
+
+    monkeypatch.setattr(served.agent, "subscribe", subscribe)
+    told = dict(Client(served.socket).events())
+    assert told["problem"]["text"] == f"{shown}: ENOENT"
+
+
 def test_query(served: Served):
     with contextlib.closing(Store(served.config.store_path, 1e6, 1 << 30)) as store:
         store.start()
@@ -400,6 +421,17 @@ def test_add_refuses(served: Served, body: dict[str, Any], status: int, key: str
     assert (error["status"], error["key"]) == (status, key)
     assert served.agent.calls == []
     assert read_runtime(served.config.daemon.state_dir) == ()
+
+
+def test_a_file_that_tells_the_version_takes_root(served: Served):
+    body = {"kind": "lra", "name": "x", "cgroup": "/x", "version_from": "file:/etc/mysql/password"}
+    served.peer = ADMIN
+    error = error_of(served, "POST", "/v1/workloads", body)
+    assert (error["code"], error["key"]) == ("not-permitted", "lra.version_from")
+    assert read_runtime(served.config.daemon.state_dir) == ()
+    assert ask(served, "POST", "/v1/workloads", body | {"version_from": "label:version"})[0] == 201
+    served.peer = ROOT
+    assert ask(served, "POST", "/v1/workloads", body | {"name": "y", "cgroup": "/y"})[0] == 201
 
 
 @pytest.mark.parametrize(

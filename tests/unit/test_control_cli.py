@@ -555,3 +555,19 @@ def test_bars_have_one_length(low: float, more: float, most: float):
     drawn = bar(low, low + more, most)
     assert len(drawn) == BAR
     assert list(drawn) == sorted(drawn, key="█▒·".index)
+
+
+def test_control_groups_whose_names_are_no_utf8_are_listed(tmp_path: Path):
+    mounts = "cgroup2 /cg cgroup2 rw 0 0\n"
+    write_tree(tmp_path, {"/proc/self/mounts": mounts, "/cg/cgroup.controllers": "cpu\n"})
+    directory = os.fsencode(tmp_path) + b"/cg/b\xffd"
+    os.mkdir(directory)
+    Path(os.fsdecode(directory), "cgroup.procs").touch()
+    config = tmp_path / "perphd.toml"
+    config.write_text(f'[host]\nroot = "{tmp_path}"\n')
+    program = [sys.executable, "-c", "from perphd.control.cli import main; main()"]
+    settings = {**os.environ, "PYTHONUTF8": "1", "LANG": "C.UTF-8"}
+    for flags in ([], ["--json"]):
+        words = [*program, *flags, "groups", "--all", "--config", str(config)]
+        shown = subprocess.run(words, capture_output=True, check=True, env=settings)
+        assert rb"/b\udcffd" in shown.stdout

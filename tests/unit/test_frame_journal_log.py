@@ -77,3 +77,11 @@ def test_only_the_stream_that_systemd_names_is_the_journal(tmp_path: Path) -> No
         assert not is_journal({"JOURNAL_STREAM": "1:2"}, file.fileno())
         fd = file.fileno()
     assert not is_journal(named, fd), "a closed descriptor"
+
+
+def test_a_kernel_path_that_is_no_utf8_costs_no_line(
+    log: logging.Logger, entries: list[dict[str, str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    log.warning("%s: refused", os.fsdecode(b"/sys/fs/cgroup/b\xffd"))
+    assert entries[0]["MESSAGE"] == r"/sys/fs/cgroup/b\udcffd: refused"
+    assert capsys.readouterr().err == ""

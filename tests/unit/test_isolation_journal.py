@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.domain.errors import Full, KernelError, PerphError
+from perphd.host.fs import RealFs
 from perphd.isolation import journal as module
 from perphd.isolation import journal_format
 from perphd.isolation.journal import Journal
@@ -305,3 +306,20 @@ def test_bytes_that_are_no_utf8_are_kept(tmp_path: Path) -> None:
         journal.record([odd])
     with opened(tmp_path) as journal:
         assert journal.originals[odd.path].raw == odd.raw
+
+
+def test_names_that_are_no_utf8_lead_to_the_same_file(tmp_path: Path) -> None:
+    directory = os.fsencode(tmp_path) + b"/b\xffd"
+    os.mkdir(directory)
+    path = os.fsdecode(directory) + "/cpu.shares"
+    Path(path).write_bytes(b"1024\n")
+    with opened(tmp_path / "state") as journal:
+        journal.record([Original(path, b"1024\n", (1, 2), "cpu_weight", "w")])
+        journal.intend([(path, "2")])
+    with opened(tmp_path / "state") as journal:
+        (found,) = journal.originals
+        assert os.fsencode(found) == directory + b"/cpu.shares"
+        assert RealFs().read(found) == b"1024\n"
+        assert journal.intents(found) == journal.intents(path)
+        journal.close_out([found])
+        assert not journal.originals

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -438,6 +439,54 @@ def test_full_disk_costs_rows_and_is_over_when_there_is_room(path: Path, monkeyp
     assert writer.problem is None
     writer.close()
     assert rows(path, "SELECT count(*) FROM samples") == ((1,),)
+
+
+def test_texts_with_kernel_paths_that_are_no_utf8_are_stored(path: Path, store: Store):
+    odd = os.fsdecode(b"/cg/b\xffd/cpu.shares")
+    said = replace(decision(), reason=f"{odd}: ENOENT")
+    store.start()
+    store.add_samples(NOW, [sample(mips=Unavailable(odd))])
+    store.add_decision(NOW, said)
+    store.add_writes(NOW, [Write("batch", "cpu_weight", odd, "2", "1024", Stage.DEMOTE)], "ok")
+    store.add_event(NOW, "problem", f"{odd}: ENOENT")
+    store.close()
+    assert (store.problem, store.dropped_rows) == (None, 0)
+    shown = r"/cg/b\udcffd/cpu.shares"
+    assert rows(path, "SELECT path FROM writes") == ((shown,),)
+    assert rows(path, "SELECT data FROM events") == ((f"{shown}: ENOENT",),)
+    ((reasons,),) = rows(path, "SELECT reasons FROM samples")
+    assert json.loads(str(reasons))["mips"] == odd
+    ((record,),) = rows(path, "SELECT record FROM decisions")
+    assert decode_decision(str(record)) == said, "what is replayed is as it was, bit for bit"
+
+
+def test_what_cannot_be_stored_costs_its_batch_and_is_said(
+    path: Path, store: Store, caplog: pytest.LogCaptureFixture
+):
+    writer = store_module._Writer(path, DAY, 64 * MIB)
+    impossible = [("events", (NOW, "x", 1 << 70))]  # SQLite has no such number: OverflowError
+    assert writer.write([], [("events", (NOW, "x", "before"))])
+    assert not writer.write([(NOW, [sample()])], impossible)
+    assert not writer.write([], impossible)
+    assert writer.write([], [("events", (NOW, "x", "after"))])
+    assert "3 rows could not be stored and were dropped, the last for OverflowError" in str(writer.problem)
+    assert [record.exc_info is not None for record in caplog.records] == [True], "once, and where it was"
+    writer.close()
+    assert rows(path, "SELECT data FROM events") == (("before",), ("after",))
+    assert rows(path, "SELECT count(*) FROM samples") == ((0,),)
+
+
+def test_the_thread_outlives_what_cannot_be_stored(path: Path, store: Store):
+    store.start()
+    store._add_record("events", (NOW, "x", 1 << 70))
+    deadline = time.monotonic() + 30
+    while store.problem is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    store.add_event(NOW, "x", "after")
+    store.close()
+    assert "1 rows could not be stored" in str(store.problem)
+    assert store.dropped_rows == 1
+    assert rows(path, "SELECT data FROM events") == (("after",),)
 
 
 _CHILD = """

@@ -20,6 +20,8 @@ MOUNTS = "/proc/self/mounts"
 _V1_CONTROLLERS = frozenset(
     "cpu cpuacct cpuset memory blkio pids freezer net_cls net_prio hugetlb perf_event devices rdma misc".split()
 )
+_NO_TEXT = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+"""The kernel takes any bytes for a name. What becomes a workload is stored, sent and shown: it must be text."""
 
 
 class Layout(StrEnum):
@@ -79,20 +81,21 @@ def check_cgroup_path(text: str) -> str:
     """Return ``text`` if it is a safe cgroup path.
 
     Raises:
-        ParseError: not absolute, the root itself, ``..`` or ``.`` parts, empty parts, control characters.
+        ParseError: not absolute, the root itself, ``..`` or ``.`` parts, empty parts, control characters (also those
+            above ASCII), bytes that are no UTF-8.
     """
     parts = text.split("/")
     if (
         not text.startswith("/")
         or len(text) > 4000
         or any(part in ("", ".", "..") or len(part) > 255 for part in parts[1:])
-        or re.search(r"[\x00-\x1f\x7f]", text)
+        or _NO_TEXT.search(text)
     ):
         raise ParseError(
             "a cgroup path",
             text,
             "an absolute path below the cgroup root such as /system.slice/mariadb.service, "
-            "without '.', '..' or empty parts; not the root itself",
+            "without '.', '..' or empty parts, in UTF-8 without control characters; not the root itself",
         )
     return text
 
