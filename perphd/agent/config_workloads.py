@@ -87,8 +87,9 @@ class LraTable:
     version_from: str = setting(
         "auto",
         "what tells one version of it from another; each has a model of its own, a new one beginning from the last. "
-        "auto: a container's image, else the program's file; file:PATH: the first line of that; label:KEY: a label "
-        "of its container; none: all versions share one model",
+        "auto: a container's image, else the program's file; file:PATH: the first line of that, which everybody who "
+        "may ask is shown (so it takes root, or a file of the configuration); label:KEY: a label of its container; "
+        "none: all versions share one model",
     )
 
 

@@ -31,6 +31,7 @@ from perphd.control.access import Access, Peer, Right
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import Limits
 from perphd.control.model_routes import ModelRoutes
+from perphd.control.owner_only import check_harmless
 from perphd.control.port import AgentPort, Done
 from perphd.control.replay_routes import Recordings
 from perphd.control.sql import Queries
@@ -40,14 +41,12 @@ from perphd.domain.errors import ConfigError
 from perphd.domain.masking import without_secrets
 from perphd.domain.status import WorkloadStatus
 from perphd.domain.whatif import Arrival
-from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
+from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.cgroup.hierarchy import discover
 from perphd.host.fs import RealFs
 from perphd.monitor.sli import SLI_FIELDS, SliReading
 
 _BODY = "the request"
-_OWNER_SOURCES = ("command", "file")
-_OWNER_OPTIONS = ("password_file",)
 _MAX_LIMIT = 1000
 Handler: TypeAlias = Callable[[web.Request, Peer], Awaitable[Any]]
 
@@ -248,8 +247,8 @@ class Routes:
             raise ApiError(Code.REFUSED, f"{show(raw_kind)} is not a kind", "kind", ", ".join(Kind))
         kind = Kind(raw_kind)
         spec = read_workload(kind, body, _BODY, kind.value)
-        if spec.sli is not None and not self._access.is_owner(peer):
-            _check_harmless(spec.sli)
+        if not self._access.is_owner(peer):
+            check_harmless(spec)
         here = {item.spec.name: item.spec for item in self._agent.status().workloads}
         # A declaration has its name also when what was found for it has names of its own.
         here = {item.name: item for item in self._agent.declared} | here
@@ -394,17 +393,6 @@ async def _done(result: Done) -> None:
         await result
 
 
-def _check_harmless(sli: SliSpec) -> None:
-    """What the daemon would run or read with its own rights takes more than the admin group."""
-    for key in ("source", *(name for name, _ in sli.options)):
-        if (key == "source" and sli.source in _OWNER_SOURCES) or key in _OWNER_OPTIONS:
-            what = f"an SLI of source {sli.source!r}" if key == "source" else f"an SLI with {key}"
-            text = (
-                f"{what} may only be added by root, or in a file of /etc/perphd: it acts with root's rights"
-            )
-            raise ApiError(Code.NOT_PERMITTED, text, f"lra.sli.{key}")
-
-
 def _may_stand_in_a_file(spec: WorkloadSpec) -> bool:
     return not spec.match or is_lasting(spec.match)
 
@@ -447,8 +435,3 @@ def _table(spec: WorkloadSpec) -> dict[str, Any]:
 
 def _without_secrets(status: WorkloadStatus) -> WorkloadStatus:
     return status if status.spec.sli is None else replace(status, spec=without_secrets(status.spec))
-
-
-def json_of(value: Any) -> str:
-    """Strict JSON: a number that is not finite is a mistake of ours, not something to send."""
-    return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
