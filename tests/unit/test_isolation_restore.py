@@ -330,3 +330,18 @@ def test_nested_v2_groups_are_widened_from_the_top(tmp_path: Path) -> None:
     asyncio.run(confine())
     assert restore(kernel, tmp_path, boot_id="boot").complete
     assert kernel.read("/sys/fs/cgroup/db/inner/cpuset.cpus.effective") == b"0-3\n"
+
+
+@pytest.mark.parametrize("layout", ["v1", "v2"])
+def test_groups_whose_names_are_no_utf8_are_given_back(tmp_path: Path, layout: str) -> None:
+    kernel = FakeKernel(layout)
+    for group in ("/db", "/pi", "/pi/b\udcffd"):
+        kernel.mkdir(group, "0-3", populated=True)
+    before = kernel.texts()
+    asyncio.run(drive(kernel, str(tmp_path), [{"pi": Settings(cpus=CpuSet.of([1]))}]))
+    changed = [path for path, text in kernel.texts().items() if before[path] != text]
+    assert layout == "v2" or any("\udcff" in path for path in changed)
+    report = restore(kernel, tmp_path, boot_id="boot")
+    assert not report.failed, report
+    assert not report.foreign, report
+    assert kernel.texts() == before
