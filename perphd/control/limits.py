@@ -13,6 +13,11 @@ class Limits:
     so many only those can have who may change something. ``idle_s``: a connection
     that sends no complete request head for so long is closed. ``body_s``: for a request's body. ``write_s``: for the
     client to take an answer or one event. ``heartbeat_s``: between signs of life on an event stream.
+
+    ``queries_cpu_s``: of CPU time all queries may use within ``queries_cpu_within_s``, of which
+    ``reserved_queries_cpu_s`` only those who may change something. ``query_nice``: of the threads that answer them.
+    ``rest``: who may only read is answered one after the other, and after each answer nobody of them for so many times
+    the CPU time that it took, at least ``least_answer_s``: a fifth of a core for all of them, whatever they ask.
     """
 
     connections: int = 64
@@ -29,3 +34,9 @@ class Limits:
     reserved_queries: int = 1
     query_s: float = 10.0
     query_rows: int = 100_000
+    query_nice: int = 19
+    queries_cpu_s: float = 12.0
+    reserved_queries_cpu_s: float = 4.0
+    queries_cpu_within_s: float = 60.0
+    rest: float = 4.0
+    least_answer_s: float = 0.001

@@ -47,7 +47,7 @@ _STATUSES: Final[Mapping[int, str]] = {
     409: "it collides with something that exists",
     413: "the body is too large",
     500: "accepted, and it did not work",
-    503: "too many connections, queries or streams, or switched off here",
+    503: "too many connections, queries or streams, queries took too much CPU time of late, or switched off here",
 }
 
 

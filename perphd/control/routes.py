@@ -75,13 +75,17 @@ class Hooks:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """One path. The handler answers a JSON value (sent with ``status``) or a whole response."""
+    """One path. The handler answers a JSON value (sent with ``status``) or a whole response.
+
+    ``waits``: it takes long, and hardly any of that on the loop.
+    """
 
     method: str
     path: str
     right: Right
     handler: Handler
     status: int = 200
+    waits: bool = False
 
 
 class Routes:
@@ -98,6 +102,7 @@ class Routes:
         self._agent, self._reload_config, self._hooks = agent, reload, hooks
         self._limits, self._access = limits, access
         self._queries = Queries(agent.config, limits)
+        self._description: bytes | None = None
         self._metrics = metrics.exposition(agent.status)
         self._streams = Streams(agent, limits, self._clock)
         self._recordings = Recordings(agent, limits)
@@ -118,10 +123,10 @@ class Routes:
             Route("GET", "/v1/config", read, self._config),
             Route("GET", "/v1/metrics", read, self._exposition),
             Route("GET", "/metrics", read, self._exposition),
-            Route("GET", "/v1/events", read, self._events),
-            Route("GET", "/v1/recording", read, self._recording),
+            Route("GET", "/v1/events", read, self._events, waits=True),
+            Route("GET", "/v1/recording", read, self._recording, waits=True),
             Route("GET", "/v1/openapi.json", read, self._openapi),
-            Route("POST", "/v1/query", read, self._query),
+            Route("POST", "/v1/query", read, self._query, waits=True),
             Route("PUT", "/v1/mode", change, self._mode),
             Route("POST", "/v1/workloads", change, self._add, 201),
             Route("DELETE", "/v1/workloads/{name}", change, self._remove),
@@ -132,10 +137,11 @@ class Routes:
             Route("POST", "/v1/reload", change, self._reload),
         )
 
-    def end_streams(self) -> None:
-        """Let every event stream end: the daemon stops."""
+    def end(self) -> None:
+        """Let everything end that would go on by itself: the daemon stops."""
         self._streams.end()
         self._recordings.end()
+        self._queries.end()
 
     # --- reading -----------------------------------------------------------------------------------------------
 
@@ -206,9 +212,11 @@ class Routes:
         return web.Response(body=self._metrics(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def _openapi(self, request: web.Request, peer: Peer) -> web.Response:
-        from perphd.control import openapi  # seldom asked for, and it looks through many types
+        if self._description is None:
+            from perphd.control import openapi  # seldom asked for, and it looks through many types
 
-        return web.Response(text=openapi.text(), content_type="application/json")
+            self._description = openapi.text().encode()
+        return web.Response(body=self._description, content_type="application/json", charset="utf-8")
 
     async def _events(self, request: web.Request, peer: Peer) -> web.StreamResponse:
         _only(request.query, ("kind", "workload"))

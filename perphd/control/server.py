@@ -12,6 +12,7 @@ import functools
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
 from typing import Final
 
 from aiohttp import web
@@ -24,12 +25,15 @@ from perphd.control.errors import ApiError, Code
 from perphd.control.limits import Limits
 from perphd.control.port import AgentPort
 from perphd.control.routes import Hooks, Route, Routes
+from perphd.control.turns import Turn, Turns
 from perphd.control.wire import json_of
 from perphd.domain.errors import ConfigError, PerphError
 
 _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _LINGER_S = 1.0
+_turn: ContextVar[Turn | None] = ContextVar("perphd_turn", default=None)
+"""Of the request that is being answered."""
 _HTTP_CODES = {404: Code.NO_ROUTE, 405: Code.METHOD, 408: Code.TIMEOUT, 413: Code.TOO_LARGE}
 
 ONE_AT_A_TIME: Final = 1
@@ -68,6 +72,7 @@ class ControlServer:
         self._access = access or Access.of_groups(daemon.read_group, daemon.admin_group)
         hooks = hooks if hooks is not None else Hooks.of_host(config.host.root)
         self._routes = Routes(agent, reload, hooks, self._limits, self._access)
+        self._turns = Turns(self._limits)
         self._runner: web.AppRunner | None = None
         self._server: asyncio.AbstractServer | None = None
         self._listener: listen.Listener | None = None
@@ -115,7 +120,7 @@ class ControlServer:
         if self._server is not None:
             self._server.close()
             self._server = None
-        self._routes.end_streams()
+        self._routes.end()
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -132,6 +137,8 @@ class ControlServer:
     async def _answer(self, route: Route, request: web.Request) -> web.StreamResponse:
         peer = self._peer(request)
         self._check(peer, route.right)
+        if route.waits and (turn := _turn.get()) is not None:
+            turn.end()
         answer = await route.handler(request, peer)
         if isinstance(answer, web.StreamResponse):
             return answer
@@ -139,9 +146,14 @@ class ControlServer:
 
     @web.middleware
     async def _outermost(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
+        turn: Turn | None = None
         try:
             # Even to learn which paths exist takes the right to read; a route may ask for more.
-            self._check(self._peer(request), Right.READ)
+            peer = self._peer(request)
+            self._check(peer, Right.READ)
+            if not self._access.allows(peer, Right.CHANGE):
+                turn = await self._turns.take()
+            _turn.set(turn)
             response = await handler(request)
         except ApiError as exc:
             response = _error(exc)
@@ -157,6 +169,9 @@ class ControlServer:
             _log.exception("%s %s failed", request.method, request.path)
             text = "an error inside perphd; its log has the details"
             response = _error(ApiError(Code.FAILED, text))
+        finally:
+            if turn is not None:
+                turn.end()
         await self._deliver(request, response)
         return response
 

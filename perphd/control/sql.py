@@ -1,47 +1,114 @@
-"""SQL on the store for the control API: in a thread, few at a time, so that no query delays a tick."""
+"""SQL on the store for the control API: in threads of its own, few at a time, so that no query delays a tick.
+
+The daemon itself is before others on its CPUs (nice -10); whoever may only read must not have that for himself. So
+queries come last (nice 19), and all together have a share of CPU time: more is refused for the rest of a minute.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any, Final
 
 from perphd.agent.config import Config
+from perphd.control.cpu_share import CpuShare
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import Limits
 from perphd.control.wire import json_of
 from perphd.monitor.query import Cell, QueryError, QueryResult, run_query
 
+_ROWS_AT_ONCE: Final = 500
+"""Made JSON of without letting go of the interpreter, which the loop may be waiting for: below a millisecond or two."""
+
 
 class Queries:
-    """Answers queries on the store that a configuration names."""
+    """Answers queries on the store that a configuration names.
 
-    def __init__(self, config: Config, limits: Limits) -> None:
-        self._config, self._limits = config, limits
+    Args:
+        config: names the store.
+        limits: how many, how long, how much CPU time.
+        now_s: a clock that only goes forward.
+        cpu_s: the CPU time of the thread that asks.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        limits: Limits,
+        now_s: Callable[[], float] = time.monotonic,
+        cpu_s: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self._config, self._limits, self._cpu_s = config, limits, cpu_s
         self._running = 0
+        self._ended = False
+        self._share = CpuShare(limits.queries_cpu_within_s, now_s)
+        self._threads = ThreadPoolExecutor(
+            limits.queries, thread_name_prefix="perphd-query", initializer=_come_last, initargs=(limits,)
+        )
 
     async def answer(self, sql: str, limit: int, may_change: bool) -> bytes:
-        """The JSON answer. ``may_change``: who asks has the reserved queries as well.
+        """The JSON answer. ``may_change``: who asks has what is reserved as well: queries at a time, CPU time.
 
         Raises:
-            ApiError: the store is switched off, the query is refused, or too many are running.
+            ApiError: the store is switched off, the query is refused, too many are running or have just been.
         """
         if not self._config.store.enabled:
             raise ApiError(Code.UNAVAILABLE, "no store is kept here", "store.enabled", "true")
+        if self._ended:
+            raise ApiError(Code.UNAVAILABLE, "perphd stops")
         if self._running >= self._limits.queries - (0 if may_change else self._limits.reserved_queries):
             raise ApiError(Code.BUSY, f"{self._running} queries are running already; try again")
+        most_s = self._limits.queries_cpu_s - (0.0 if may_change else self._limits.reserved_queries_cpu_s)
+        if (free_s := self._share.free_in_s(most_s)) > 0:
+            raise ApiError(Code.BUSY, f"{self._used_up(most_s)}; try again in {math.ceil(free_s)} s")
         self._running += 1
         try:
-            return await asyncio.to_thread(self._run, sql, limit)
+            return await asyncio.get_running_loop().run_in_executor(
+                self._threads, self._run, sql, limit, most_s
+            )
         finally:
             self._running -= 1
 
-    def _run(self, sql: str, limit: int) -> bytes:
+    def end(self) -> None:
+        """Give up what is running, and take nothing more."""
+        self._ended = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def _run(self, sql: str, limit: int, most_s: float) -> bytes:
+        before_s = self._cpu_s()
+
+        def count() -> None:
+            nonlocal before_s
+            now_s = self._cpu_s()
+            self._share.add(now_s - before_s)
+            before_s = now_s
+
+        def stop() -> str:
+            count()
+            if self._ended:
+                return "the query was given up: perphd stops"
+            if self._share.used_s() >= most_s:
+                return f"the query was given up: {self._used_up(most_s)}; narrow it by workload and wall_s"
+            return ""
+
         try:
-            result = run_query(self._config.store_path, sql, limit, self._limits.query_s)
+            return _json(run_query(self._config.store_path, sql, limit, self._limits.query_s, stop))
         except QueryError as exc:
             raise ApiError(Code.REFUSED, str(exc), "sql", "one SELECT statement") from exc
-        return json_of(answer(result)).encode()
+        finally:
+            count()
+
+    def _used_up(self, most_s: float) -> str:
+        return (
+            f"queries have used {self._share.used_s():.1f} s of CPU time within the last "
+            f"{self._share.within_s:g} s, of the {most_s:g} s that they may"
+        )
 
 
 def answer(result: QueryResult) -> dict[str, Any]:
@@ -53,9 +120,25 @@ def answer(result: QueryResult) -> dict[str, Any]:
     }
 
 
+def _json(result: QueryResult) -> bytes:
+    """``answer`` as JSON, some rows at a time."""
+    parts = [
+        json_of([[_cell(cell) for cell in row] for row in result.rows[start : start + _ROWS_AT_ONCE]])[1:-1]
+        for start in range(0, len(result.rows), _ROWS_AT_ONCE)
+    ]
+    head = f'{{"columns":{json_of(result.columns)},"rows":['
+    return f'{head}{",".join(parts)}],"truncated":{json_of(result.truncated)}}}'.encode()
+
+
 def _cell(value: Cell) -> str | float | int | None:
     if isinstance(value, bytes):
         return value.hex()
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def _come_last(limits: Limits) -> None:
+    """Of this thread alone: on Linux each has a niceness of its own, which whoever it starts inherits."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), limits.query_nice)

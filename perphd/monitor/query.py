@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -18,7 +19,10 @@ MAX_ANSWER_BYTES: Final = 16 << 20
 """Of memory, as far as it can be told: what is asked for must not become a danger to the daemon."""
 _CELL_BYTES: Final = 48
 """What a cell takes beside its characters, while the answer is put together and written as JSON."""
-_STEPS_BETWEEN_CHECKS: Final = 10_000
+_STEPS_BETWEEN_CHECKS: Final = 4000
+"""Mostly less than a tenth of a millisecond, of which the check takes a twentieth; steps on long texts take longer."""
+MAX_PATTERN: Final = 200
+"""Of LIKE and GLOB, which compare each place of a text with all of it, in one step that nothing can end."""
 
 _READING: Final = frozenset(
     {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
@@ -63,7 +67,13 @@ def open_read_only(path: str | Path) -> sqlite3.Connection:
     return connection
 
 
-def run_query(db_path: str | Path, sql: str, limit: int = 1000, timeout_s: float = 10.0) -> QueryResult:
+def run_query(
+    db_path: str | Path,
+    sql: str,
+    limit: int = 1000,
+    timeout_s: float = 10.0,
+    stop: Callable[[], str] = lambda: "",
+) -> QueryResult:
     """Answer one SELECT (or table_info pragma). Blocks: call it in a thread.
 
     Args:
@@ -71,9 +81,10 @@ def run_query(db_path: str | Path, sql: str, limit: int = 1000, timeout_s: float
         sql: one statement.
         limit: most rows in the answer.
         timeout_s: the query is given up after so long.
+        stop: asked all the time; the reason for giving it up, in words, or empty.
 
     Raises:
-        QueryError: no store, wrong SQL, anything but reading, out of time.
+        QueryError: no store, wrong SQL, anything but reading, out of time, stopped.
     """
     if limit < 1 or timeout_s <= 0:
         raise QueryError("limit and timeout are to be more than 0")
@@ -82,6 +93,16 @@ def run_query(db_path: str | Path, sql: str, limit: int = 1000, timeout_s: float
     timer = threading.Timer(timeout_s, late.set)
     timer.daemon = True
     refused: list[str] = []
+    given_up: list[str] = []
+
+    def end() -> bool:
+        if late.is_set():
+            given_up.append(
+                f"the query took longer than {timeout_s:g} s and was given up; narrow it by workload and wall_s"
+            )
+        elif why := stop():
+            given_up.append(why)
+        return bool(given_up)
 
     def authorize(
         action: int, first: str | None, second: str | None, database: str | None, inner: str | None
@@ -96,14 +117,14 @@ def run_query(db_path: str | Path, sql: str, limit: int = 1000, timeout_s: float
     try:
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MAX_CELL_BYTES)
         connection.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, MAX_PATTERN)
         connection.set_authorizer(authorize)
-        connection.set_progress_handler(late.is_set, _STEPS_BETWEEN_CHECKS)
+        connection.set_progress_handler(end, _STEPS_BETWEEN_CHECKS)
         timer.start()
         return _fetch(connection, sql, limit)
     except (sqlite3.Error, sqlite3.Warning, ValueError) as exc:
-        if late.is_set():
-            text = f"the query took longer than {timeout_s:g} s and was given up; narrow it by workload and wall_s"
-            raise QueryError(text) from exc
+        if given_up:
+            raise QueryError(given_up[0]) from exc
         if refused:
             text = "the store can only be read: SELECT and PRAGMA table_info(...) are allowed"
             raise QueryError(text) from exc

@@ -78,6 +78,7 @@ def test_anything_but_reading_is_refused(path: Path, sql: str):
         ("", "no result"),
         ("-- only a comment", "no result"),
         ("SELECT zeroblob(100000000)", "too big"),
+        ("SELECT 'a' LIKE printf('%.*c', 201, '%')", "pattern too complex"),
         ("SELECT '\x00", "refused"),
         ("SELECT \ud800", "refused"),
     ],
@@ -187,3 +188,14 @@ def test_without_pyarrow_it_says_what_to_do(path: Path, tmp_path: Path, monkeypa
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(QueryError, match="needs the package pyarrow"):
         export(path, "samples", tmp_path / "out", "parquet")
+
+
+def test_a_query_is_given_up_for_a_reason_of_the_callers(path: Path):
+    asked: list[str] = []
+
+    def stop() -> str:
+        asked.append("")
+        return "no more" if len(asked) == 3 else ""
+
+    with pytest.raises(QueryError, match=r"^no more$"):
+        run_query(path, ENDLESS, timeout_s=600.0, stop=stop)
