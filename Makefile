@@ -60,7 +60,7 @@ bench-detector: $(VENV)/.stamp-dev ## how soon, how surely and how rightly troub
 bench-predictor: $(VENV)/.stamp-dev ## the models beside each other, before and after drift: the tables of docs/predictor_report.md
 	OPENBLAS_NUM_THREADS=1 $(PY) -m tools.bench.predictor
 
-soak: $(VENV)/.stamp-dev ## 25 minutes and two virtual hours at 10 Hz, 100 workloads coming and going: what grows? (root)
+soak: $(VENV)/.stamp-dev ## an hour and two virtual hours at 10 Hz, 100 workloads coming and going: what grows? (root)
 	$(SUDO) $(PY) -m tools.soak both
 
 faults: $(VENV)/.stamp-dev ## every fault at every operation; `make test` takes a sample of them (root)

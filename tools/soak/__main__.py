@@ -1,4 +1,4 @@
-"""``python -m tools.soak real --minutes 25``, ``... sim --hours 2``, ``... both``: soak, and tell what grows."""
+"""``python -m tools.soak real --minutes 60``, ``... sim --hours 2``, ``... both``: soak, and tell what grows."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _options() -> argparse.Namespace:
         choices=("real", "sim", "both"),
         help="the daemon on real cgroups, virtual time, or both at once",
     )
-    parser.add_argument("--minutes", type=float, default=25.0, help="of real time")
+    parser.add_argument("--minutes", type=float, default=60.0, help="of real time")
     parser.add_argument("--hours", type=float, default=2.0, help="of virtual time")
     parser.add_argument("--workloads", type=int, default=100)
     parser.add_argument("--rate", type=float, default=10.0, help="samples a second")
