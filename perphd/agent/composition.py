@@ -215,7 +215,12 @@ def _journal(config: Config, neighbours: Neighbours | None) -> Journal:
         return Journal(state_dir)
     journal = Journal(state_dir, guard=neighbours.recording)
     try:
-        neighbours.enter(config.sources[0] if config.sources else "")
+        for hidden in neighbours.enter(config.sources[0] if config.sources else ""):
+            log.warning(
+                "another perphd runs with the state directory %s, which cannot be seen from here (PrivateTmp=, "
+                "ProtectHome=): which groups it has changed is not known; let them have no group in common",
+                hidden,
+            )
     except KernelError as exc:
         modes = {config.daemon.mode, *(spec.mode for spec in (*config.workloads, *config.matches))}
         log.log(logging.WARNING if Mode.ENFORCE in modes else logging.INFO, "%s", exc)

@@ -15,7 +15,8 @@ class Limits:
     client to take an answer or one event. ``heartbeat_s``: between signs of life on an event stream.
 
     ``queries_cpu_s``: of CPU time all queries may use within ``queries_cpu_within_s``, of which
-    ``reserved_queries_cpu_s`` only those who may change something. ``query_nice``: of the threads that answer them.
+    ``reserved_queries_cpu_s`` only those who may change something. ``query_nice``: of the threads that answer them; not
+    more, since one that batch keeps from its CPU while it holds the interpreter keeps the loop waiting as well.
     ``rest``: who may only read is answered one after the other, and after each answer nobody of them for so many times
     the CPU time that it took, at least ``least_answer_s``: a fifth of a core for all of them, whatever they ask.
     """
@@ -34,7 +35,7 @@ class Limits:
     reserved_queries: int = 1
     query_s: float = 10.0
     query_rows: int = 100_000
-    query_nice: int = 19
+    query_nice: int = 0
     queries_cpu_s: float = 12.0
     reserved_queries_cpu_s: float = 4.0
     queries_cpu_within_s: float = 60.0

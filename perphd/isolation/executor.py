@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from posixpath import basename
 
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
-from perphd.domain.errors import Broken, Busy
+from perphd.domain.errors import Broken, Busy, KernelError
 from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
@@ -20,6 +20,7 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import CONTROLLERS, RESCTRL_SETTINGS
 from perphd.host.fs import KernelFs
 from perphd.host.kubelet import Kubelet
+from perphd.host.systemd_bus import NoAnswer
 from perphd.host.systemd_fs import Lasting
 from perphd.isolation.allowance import Allowance
 from perphd.isolation.applied import Applied
@@ -304,9 +305,9 @@ class Executor:
             self._pieces.too_slow(len(result.written))
         elif result.at_fault is not None and result.failed is not None:
             touched.add(result.at_fault.path)
-            key = (result.at_fault.workload, result.at_fault.knob)
-            target = planned[key][1] if key in planned else KEEP
-            self._refusals.failed(key, target, result.failed, self._planned_s)
+            for key in self._refused(result.at_fault, result.failed, writes):
+                target = planned[key][1] if key in planned else KEEP
+                self._refusals.failed(key, target, result.failed, self._planned_s)
         else:
             self._pieces.in_time(len(writes), self._clock() - started)
             self._refusals.succeeded({(write.workload, write.knob) for write in result.written}, planned)
@@ -318,6 +319,13 @@ class Executor:
         keys = {(write.workload, write.knob) for write in writes}
         self._giving_back.settle(keys, touched, result.texts, planned, late)
         return result
+
+    def _refused(self, at_fault: Write, error: KernelError, writes: Sequence[Write]) -> set[tuple[str, str]]:
+        """The knobs that this was about: a systemd that does not answer for one unit does not for the next either."""
+        about = [at_fault]
+        if isinstance(error, NoAnswer) and isinstance(self._fs, Lasting):
+            about += [write for write in writes if self._fs.outlives(write.path)]
+        return {(write.workload, write.knob) for write in about}
 
     def _tell(self, result: Result) -> None:
         if self._on_write is None:

@@ -44,6 +44,10 @@ _NOTHING_WRITTEN = "no kernel file is changed while its original cannot be recor
 Guard: TypeAlias = Callable[[Sequence[Original]], contextlib.AbstractContextManager[object]]
 
 
+class Taken(Busy):
+    """The file lies in a group that another perphd has changed: the others can be recorded."""
+
+
 class Journal:
     """The journal in a state directory (made with mode 0700 if absent), locked while this object is open.
 

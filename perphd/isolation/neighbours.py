@@ -19,7 +19,7 @@ from posixpath import dirname
 from perphd.domain.errors import Busy, KernelError
 from perphd.host.cgroup import Hierarchies
 from perphd.host.fs import Identity, KernelFs
-from perphd.isolation.journal import FILE
+from perphd.isolation.journal import FILE, Taken
 from perphd.isolation.journal_format import Original
 from perphd.isolation.journal_lock import holder
 from perphd.isolation.register import Register, open_originals
@@ -57,9 +57,13 @@ class Neighbours:
         self._others: tuple[str, ...] = ()
         self._claims: dict[str, set[_Claim]] = {}
 
-    def enter(self, config: str) -> None:
-        """Let the others know. Raises KernelError if that is not possible; ``config``: the configuration file."""
+    def enter(self, config: str) -> tuple[str, ...]:
+        """Let the others know; the state directories of those of which nothing can be known here.
+
+        ``config``: the configuration file. Raises KernelError if that is not possible.
+        """
         self._register.enter(self._state_dir, config)
+        return tuple(entry.state_dir for entry in self._register.others(self._state_dir) if entry.is_hidden)
 
     def close(self) -> None:
         """The end of this perphd: what it has not given back stays known to the others."""
@@ -83,7 +87,7 @@ class Neighbours:
             self._look(anew=True)
             for original in originals:
                 if why := self._why_taken(self._group(original.path)):
-                    raise Busy(original.path, "record its original", errno.EBUSY, advice=why)
+                    raise Taken(original.path, "record its original", errno.EBUSY, advice=why)
             yield
         finally:
             if fd >= 0:

@@ -29,7 +29,7 @@ class Pieces:
         if most is not None and len(writes) > most:
             writes = tuple(write for write in writes if not is_apart(write))
         self.more = most is not None and len(writes) > most
-        self.unfinished |= self.more
+        self.unfinished = self.more or (self.unfinished and bool(changes.writes))
         if most is None or not self.more:
             return changes
         end = most

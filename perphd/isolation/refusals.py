@@ -111,7 +111,9 @@ class Refusals:
         refusals[target] = _Refusal(failures, now_s, wait_s, str(error))
         if len(refusals) > KEPT:
             del refusals[next(iter(refusals))]
-        if key in self._retried:
+        if key in self._retried and not (
+            self._pause_s and self._paused_s == now_s
+        ):  # once for all of one try
             self._pause_s, self._paused_s = longer_s(self._pause_s), now_s
 
     def succeeded(self, keys: Iterable[Key], planned: Mapping[Key, tuple[Knob, Value]]) -> None:

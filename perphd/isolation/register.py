@@ -30,10 +30,16 @@ _INTENT: Final = b'{"kind":"intent"'
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A state directory, and the configuration file of who used it last (empty: none)."""
+    """A state directory, and of who used it last the configuration file (empty: none) and the process."""
 
     state_dir: str
     config: str
+    pid: int = 0
+
+    @property
+    def is_hidden(self) -> bool:
+        """True if whoever uses it lives and the directory cannot be seen from here (PrivateTmp=, ProtectHome=)."""
+        return self.pid > 0 and os.path.exists(f"/proc/{self.pid}") and not os.path.isdir(self.state_dir)
 
 
 class Register:
@@ -43,18 +49,20 @@ class Register:
         self.directory = DIRECTORY if directory is None else directory
 
     def enter(self, state_dir: str, config: str) -> None:
-        """Note that a perphd uses this directory, which is there. Forgets those that are not there any more.
+        """Note that a perphd uses this directory, which is there.
+
+        One whose directory is not to be seen stays: PrivateTmp= and ProtectHome= hide what is there for others.
 
         Raises:
             KernelError: it cannot be noted.
         """
-        entry = Entry(os.path.realpath(state_dir), os.path.abspath(config) if config else "")
+        entry = Entry(os.path.realpath(state_dir), os.path.abspath(config) if config else "", os.getpid())
         path = self._path(entry.state_dir)
         temporary = f"{path}.new"
         try:
             os.makedirs(os.path.dirname(self.directory), mode=0o755, exist_ok=True)
             os.makedirs(self.directory, mode=0o700, exist_ok=True)
-            text = json.dumps({"state_dir": entry.state_dir, "config": entry.config})
+            text = json.dumps({"state_dir": entry.state_dir, "config": entry.config, "pid": entry.pid})
             Path(temporary).write_text(f"{text}\n")
             os.rename(temporary, path)
         except OSError as exc:
@@ -62,9 +70,6 @@ class Register:
                 "nobody else learns which files are changed, and what is kept is found by its directory alone"
             )
             raise kernel_error(exc, path, "write", advice=advice) from exc
-        for other in self.entries():
-            if not os.path.isdir(other.state_dir):
-                self.forget(other.state_dir)
 
     def forget(self, state_dir: str) -> None:
         """Nothing of this directory's is to be given back any more."""
@@ -97,12 +102,12 @@ class Register:
 def _entry(path: Path) -> Entry | None:
     try:
         said = json.loads(path.read_text())
-        state_dir, config = said["state_dir"], said["config"]
+        state_dir, config, pid = said["state_dir"], said["config"], said.get("pid", 0)
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    if not isinstance(state_dir, str) or not isinstance(config, str) or not state_dir.startswith("/"):
+    if not isinstance(state_dir, str) or not isinstance(config, str) or not isinstance(pid, int):
         return None
-    return Entry(state_dir, config)
+    return Entry(state_dir, config, pid) if state_dir.startswith("/") else None
 
 
 def open_originals(state_dir: str) -> Mapping[str, Original]:

@@ -187,6 +187,7 @@ class Survey:
             return ""
         if setting in PROTECTIONS and target is not KEEP:
             self._note_bound(key, knob, int(target))  # type: ignore[arg-type]
+        wanted = target  # of a ceiling every step towards it counts as one: its text is another at each tick
         if setting in CEILINGS:
             if target is not KEEP and (refused := self._refusals.why_not(key, target, self._now_s)):
                 return refused  # no step on the way to what is refused
@@ -199,7 +200,7 @@ class Survey:
                 if isinstance(left, str):
                     return left
                 target = left
-        self.planned[key] = (knob, target)
+        self.planned[key] = (knob, wanted if setting in CEILINGS else target)
         lra = spec.kind is Kind.LRA
         if setting not in LIST_SETTINGS:
             return _make_wanted(_make_state(spec.name, knob, files, lra=lra), target)

@@ -21,7 +21,7 @@ from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, FOLLOWERS, LIST_SETTINGS, same
 from perphd.host.fs import Identity, KernelFs, read_text
 from perphd.isolation.below import Below
-from perphd.isolation.journal import Journal
+from perphd.isolation.journal import Journal, Taken
 from perphd.isolation.journal_format import Original
 from perphd.isolation.value import is_free, is_own, put
 from perphd.isolation.watch import Key
@@ -81,6 +81,9 @@ class Transaction:
         result = self.result
         try:
             self._record(writes)
+        except Taken as exc:
+            result.failed, result.at_fault = exc, self._at_fault(exc.path, writes)
+            return result
         except KernelError as exc:
             result.failed = exc
             return result
@@ -100,6 +103,11 @@ class Transaction:
             if write.workload in result.gone:
                 result.texts.pop(write.path, None)
         return result
+
+    def _at_fault(self, path: str, writes: Sequence[Write]) -> Write | None:
+        """Whose original this would have been: the others need not wait for it."""
+        below = {key for key, items in self._unrecorded.items() for item in items if item.file.path == path}
+        return next((w for w in writes if w.path == path or (w.workload, w.knob) in below), None)
 
     def _try(self, write: Write) -> KernelError | None:
         """Make one write; returns why it could not be made, if its group is still there."""

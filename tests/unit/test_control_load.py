@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.agent.config import Config, StoreConfig
+from perphd.agent.upkeep import OWN_NICE
 from perphd.control import openapi
 from perphd.control.client import Client, Refused
 from perphd.control.cpu_share import CpuShare
@@ -128,7 +129,8 @@ def test_queries_come_last_on_the_processors(config: Config, monkeypatch: pytest
     queries._cpu_s = cpu_s
     asked(queries, "SELECT 1")
     queries.end()
-    assert set_for == [(os.PRIO_PROCESS, ran_in[0], 19)]
+    assert set_for == [(os.PRIO_PROCESS, ran_in[0], Limits().query_nice)]
+    assert Limits().query_nice > OWN_NICE
     assert ran_in[0] != threading.get_native_id()
 
 

@@ -12,7 +12,8 @@ from typing import cast
 
 import pytest
 
-from perphd.domain.allocation import Settings
+from perphd.domain.allocation import UNTOUCHED, Settings
+from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Busy, KernelError
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.fs import KernelFs
@@ -21,6 +22,7 @@ from perphd.isolation.journal import FILE, this_boot
 from perphd.isolation.journal_copy import COPY
 from perphd.isolation.journal_format import Original
 from perphd.isolation.neighbours import Neighbours
+from perphd.isolation.refusals import TRIES_AT_ONCE
 from perphd.isolation.register import Entry, Register, open_originals
 from perphd.isolation.restore import restore
 from perphd.isolation.strays import restore_each, strays
@@ -170,6 +172,27 @@ async def test_without_a_register_nobody_is_known_and_nothing_is_held_back(
         pass
 
 
+async def test_one_group_of_anothers_below_a_workload_keeps_only_that_knob_from_being_set(
+    kernel: FakeKernel, start: Start
+) -> None:
+    for cgroup in ("/db", "/db/old"):
+        kernel.mkdir(cgroup)
+    first, second = start("first"), start("second")
+    old = WorkloadSpec("old", Kind.BATCH, "/db/old")
+    first_plan = first.executor.plan({"old": Settings(cpu_weight=50)}, [old])
+    assert (await first.executor.apply(first_plan)).ok
+    db = WorkloadSpec("db", Kind.LRA, "/db")
+    wanted = {"db": Settings(cpus=CpuSet.of([0])), "job": Settings(cpu_weight=20)}
+    for _ in range(TRIES_AT_ONCE + 1):
+        await second.executor.apply(second.executor.plan(wanted, [db, JOB]))
+    assert second.executor.in_force("job") == wanted["job"]
+    assert second.executor.in_force("db") == UNTOUCHED
+    reasons = " ".join(item.reason for item in second.executor.not_enforceable("db"))
+    assert "/db/old is changed by the perphd with the state directory" in reasons
+    await second.stop()
+    await first.stop()
+
+
 # -- the register --------------------------------------------------------------------------------------------------
 
 
@@ -192,7 +215,12 @@ def test_who_is_in_the_register(tmp_path: Path, register: Register) -> None:
         Path(register.directory, f"{name}.json").write_text(text)
     shutil.rmtree(states[2])
     register.enter(states[0], "/other.toml")
-    assert register.entries() == (Entry(states[0], "/other.toml"),), "what is no more is forgotten"
+    mine = os.getpid()
+    left = {Entry(states[0], "/other.toml", mine), Entry(states[2], "", mine)}
+    assert set(register.entries()) == left, "what is not seen here may be seen by others"
+    assert [entry.state_dir for entry in register.entries() if entry.is_hidden] == [states[2]]
+    Path(register.directory, "old.json").write_text('{"state_dir": "/old", "config": ""}')
+    assert Entry("/old", "") in register.entries(), "whose process is not told"
     assert os.stat(register.directory).st_mode & 0o777 == 0o700
 
 

@@ -14,9 +14,10 @@ from perphd.domain.allocation import IDLE, KEEP, UNTOUCHED, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Broken, Busy, Denied, KernelError
 from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.host.systemd_bus import NoAnswer
 from perphd.host.systemd_fs import refusal
 from perphd.isolation import Applied, Executor, Journal
-from perphd.isolation.refusals import Refusals
+from perphd.isolation.refusals import TRIES_AT_ONCE, Refusals
 from perphd.isolation.watch import FIRST_WAIT_S, LONGEST_WAIT_S, longer_s
 from tests.unit.isolation_kernel import FakeKernel
 from tests.unit.isolation_systemd import FakeSystemd
@@ -24,7 +25,7 @@ from tests.unit.isolation_systemd import FakeSystemd
 DB = WorkloadSpec("db", Kind.LRA, "/db")
 PI = WorkloadSpec("pi", Kind.BATCH, "/pi")
 APART = {"db": Settings(cpus=CpuSet.of([0])), "pi": Settings(cpus=CpuSet.of([1, 2, 3]), cpu_weight=IDLE)}
-HUNG = Busy("job.service", "SetUnitProperties", errno.ETIMEDOUT, detail="systemd timed out after 1.5 s")
+HUNG = NoAnswer("job.service", "SetUnitProperties", errno.ETIMEDOUT, detail="systemd timed out after 1.5 s")
 
 
 @dataclass
@@ -178,6 +179,74 @@ async def test_units_come_into_force_and_are_given_back_when_a_bus_that_hung_ans
         assert not any(executor.blocked(spec.name) for spec in specs)
         for spec in specs:
             assert executor.in_force(spec.name) == wanted.get(spec.name, UNTOUCHED)
+
+
+async def test_units_of_a_bus_that_hangs_do_not_keep_the_rest_waiting_one_after_the_other(
+    tmp_path: Path,
+) -> None:
+    systemd, now_s = FakeSystemd(), [100.0]
+    units = [f"job{number}.service" for number in range(20)]
+    for unit in units:
+        systemd.start(unit)
+    systemd.kernel.mkdir("/zz")
+    specs = [WorkloadSpec(unit[:-8], Kind.BATCH, f"/system.slice/{unit}") for unit in units]
+    specs.append(WorkloadSpec("zz", Kind.BATCH, "/zz"))
+    idle = {spec.name: Settings(cpu_weight=IDLE) for spec in specs}
+    fs, hierarchies = systemd.fs(), systemd.kernel.hierarchies
+    with Journal(tmp_path, boot_id="boot") as journal:
+        executor = Executor(fs, hierarchies, journal, in_thread=False, clock=lambda: now_s[0])
+        systemd.fault = HUNG
+        failed = 0
+        while executor.in_force("zz") == UNTOUCHED:
+            failed += not (await executor.apply(executor.plan(idle, specs))).ok
+            now_s[0] += 1.0
+            assert failed <= TRIES_AT_ONCE, "as many as one unit alone would have"
+        assert executor.blocked("zz") == ()
+        assert all(executor.blocked(spec.name) == ("cpu_weight",) for spec in specs[:-1])
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EBUSY])
+async def test_every_step_towards_a_ceiling_that_is_refused_counts_as_one(
+    tmp_path: Path, number: int
+) -> None:
+    kernel = FakeKernel("v2")
+    for cgroup in ("/pi", "/job"):
+        kernel.mkdir(cgroup)
+    specs = (WorkloadSpec("pi", Kind.BATCH, "/pi"), WorkloadSpec("job", Kind.BATCH, "/job"))
+    wanted = {"pi": Settings(memory_high_bytes=300 << 20), "job": Settings(cpu_weight=10)}
+    kernel.before_write = lambda _, path, __: number if path.endswith("pi/memory.high") else None
+    with Journal(tmp_path, boot_id="boot") as journal:
+        bench = Bench(kernel, journal, specs)
+        failed = 0
+        for tick in range(600):
+            # What it uses is another number each time, and so is the step down from there.
+            kernel.use("/sys/fs/cgroup/pi", (1000 << 20) + (tick * 7919 % 20_000) * 4096, 700 << 20)
+            failed += not (await bench.executor.apply(bench.executor.plan(wanted, specs))).ok
+            bench.now_s += 1.0
+        assert failed <= 20
+        assert bench.executor.in_force("job") == wanted["job"]
+
+
+async def test_a_plan_that_was_cut_is_done_with_once_nothing_is_left_to_write(tmp_path: Path) -> None:
+    kernel = FakeKernel("v1")
+    specs = (WorkloadSpec("x", Kind.BATCH, "/x"), WorkloadSpec("y", Kind.BATCH, "/y"))
+    for spec in specs:
+        kernel.mkdir(spec.cgroup)
+    with Journal(tmp_path, boot_id="boot") as journal:
+        bench = Bench(kernel, journal, specs)
+
+        def slow_and_refused(_number: int, path: str, _text: str) -> int | None:
+            bench.now_s += 2.5  # of the 2 s that a transaction has
+            return errno.EINVAL if "/y/" in path else None
+
+        kernel.before_write = slow_and_refused
+        wanted = {"x": Settings(cpu_weight=20), "y": Settings(cpu_weight=30)}
+        for _ in range(12):
+            await bench.go(wanted)
+        assert bench.executor.in_force("x") == wanted["x"]
+        kernel.before_write = None
+        assert not (await bench.go(wanted)).more
+        assert not bench.executor._pieces.unfinished
 
 
 async def test_a_plan_that_takes_too_long_is_made_in_pieces(tmp_path: Path) -> None:

@@ -12,7 +12,9 @@ from pathlib import Path
 from perphd.agent.composition import build_agent
 from perphd.agent.config import parse
 from perphd.agent.loop import Agent
+from perphd.agent.service import TRIM_EVERY_S
 from perphd.agent.simulated import simulated_sli
+from perphd.agent.upkeep import give_back_memory, spare_the_start
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.sim.host import Arrival, Departure, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
@@ -72,7 +74,8 @@ class Soak:
             )
             plan = churn.steps(self._places, int(self._seconds), self._seed, self._per_s)
             step = next(plan, None)
-            due_s = 0.0
+            due_s, trimmed_s = 0.0, 0.0
+            spare_the_start()  # and what else the daemon does for itself
             for tick in range(1, int(self._seconds * self._rate_hz) + 1):
                 clock.s = tick / self._rate_hz
                 if (
@@ -85,6 +88,9 @@ class Soak:
                     still.moved()
                     step = next(plan, None)
                 await agent.tick(clock.s)
+                if clock.s - trimmed_s >= TRIM_EVERY_S:
+                    trimmed_s = clock.s
+                    give_back_memory()
                 if clock.s >= due_s:
                     due_s += READ_EVERY_S
                     for cached in _CACHES:

@@ -13,7 +13,7 @@ from tools.soak.meter import Reading
 from tools.soak.trend import BLOCKS, CONFIDENCE, Trend, trend
 
 LIVES: Final = 9.0
-"""So many mean lives of a workload do not count: then hardly one in 8000 of those that are there was there at the start,
+"""So many mean lives of a workload do not count: then hardly one in 8000 of those there was there at the start,
 what is remembered of each (256 decisions, 1024 samples for rebuilds: full within a life at 10 Hz) is what it will be,
 and the allocators have got the most that was needed at a time until then: RSS climbs towards that for so long, measured
 while the blocks in use stay as many, and a leak is seen in any later hour as well."""
