@@ -1,7 +1,7 @@
 """SQL on the store for the control API: in threads of its own, few at a time, so that no query delays a tick.
 
 The daemon itself is before others on its CPUs (nice -10); whoever may only read must not have that for himself. So
-queries come last (nice 19), and all together have a share of CPU time: more is refused for the rest of a minute.
+queries run at normal priority, and all together have a share of CPU time: more is refused for the rest of a minute.
 """
 
 from __future__ import annotations
@@ -49,7 +49,10 @@ class Queries:
         self._ended = False
         self._share = CpuShare(limits.queries_cpu_within_s, now_s)
         self._threads = ThreadPoolExecutor(
-            limits.queries, thread_name_prefix="perphd-query", initializer=_come_last, initargs=(limits,)
+            limits.queries,
+            thread_name_prefix="perphd-query",
+            initializer=_at_normal_priority,
+            initargs=(limits,),
         )
 
     async def answer(self, sql: str, limit: int, may_change: bool) -> bytes:
@@ -138,7 +141,7 @@ def _cell(value: Cell) -> str | float | int | None:
     return value
 
 
-def _come_last(limits: Limits) -> None:
+def _at_normal_priority(limits: Limits) -> None:
     """Of this thread alone: on Linux each has a niceness of its own, which whoever it starts inherits."""
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), limits.query_nice)

@@ -116,7 +116,7 @@ def test_many_rows_are_answered_whole(config: Config):
     queries.end()
 
 
-def test_queries_come_last_on_the_processors(config: Config, monkeypatch: pytest.MonkeyPatch):
+def test_queries_have_not_the_daemons_priority(config: Config, monkeypatch: pytest.MonkeyPatch):
     set_for: list[tuple[int, int, int]] = []
     monkeypatch.setattr(os, "setpriority", lambda *call: set_for.append(call))
     queries = Queries(config, Limits())
