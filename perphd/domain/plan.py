@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeAlias
+
+Key: TypeAlias = tuple[str, str]
+"""(workload, knob)."""
 
 
 class Stage(IntEnum):
@@ -26,6 +31,11 @@ class Write:
     before: str
     stage: Stage
 
+    @property
+    def key(self) -> Key:
+        """The knob of which workload this is about."""
+        return self.workload, self.knob
+
 
 @dataclass(frozen=True, slots=True)
 class NotEnforceable:
@@ -34,6 +44,11 @@ class NotEnforceable:
     workload: str
     knob: str
     reason: str
+
+    @property
+    def key(self) -> Key:
+        """The knob of which workload this is about."""
+        return self.workload, self.knob
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,3 +61,11 @@ class ChangeSet:
 
     def __bool__(self) -> bool:
         return bool(self.writes)
+
+    def without(self, left_out: Collection[NotEnforceable]) -> ChangeSet:
+        """The same without any write of these knobs, which are told instead."""
+        if not left_out:
+            return self
+        keys = {left.key for left in left_out}
+        kept = tuple(write for write in self.writes if write.key not in keys)
+        return ChangeSet(kept, (*self.skipped, *left_out), self.reason)

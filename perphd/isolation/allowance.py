@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
-from perphd.domain.plan import ChangeSet, NotEnforceable
-from perphd.isolation.watch import Key
+from perphd.domain.plan import ChangeSet, Key, NotEnforceable
 
 BURST: Final = 20
 """So many changes of one knob are free at first, and again after a quiet time."""
@@ -32,15 +31,11 @@ class Allowance:
 
         The same knob of all workloads waits together: what one is to lose is what another is to gain.
         """
-        keys = dict.fromkeys((write.workload, write.knob) for write in changes.writes)
+        keys = dict.fromkeys(write.key for write in changes.writes)
         wanted = [key for key in keys if getattr(targets.get(key[0], UNTOUCHED), key[1]) is not KEEP]
         waits = {key[1]: why for key in wanted if (why := self.wait(key, now_s))}
         held = {key: waits[key[1]] for key in wanted if key[1] in waits}
-        if not held:
-            return changes
-        kept = tuple(write for write in changes.writes if (write.workload, write.knob) not in held)
-        told = tuple(NotEnforceable(*key, why) for key, why in held.items())
-        return ChangeSet(kept, (*changes.skipped, *told), changes.reason)
+        return changes.without([NotEnforceable(*key, why) for key, why in held.items()])
 
     def wait(self, key: Key, now_s: float) -> str:
         """Why this knob is not changed now, or empty."""

@@ -17,9 +17,9 @@ from typing import Final
 
 from perphd.domain.allocation import KEEP, NO_LIMIT, Keep, Limit
 from perphd.domain.errors import KernelError
+from perphd.domain.plan import Key
 from perphd.domain.units import PAGE_BYTES, format_bytes
 from perphd.host.fs import KernelFs, read_text
-from perphd.isolation.watch import Key
 
 CEILINGS: Final = ("memory_high_bytes", "memory_max_bytes")
 """The settings that this is about."""

@@ -13,7 +13,7 @@ from posixpath import basename
 
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.errors import Broken, Busy, KernelError
-from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
+from perphd.domain.plan import ChangeSet, Key, NotEnforceable, Stage, Write
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
 from perphd.host.cgroup.hierarchy import Hierarchies
@@ -204,7 +204,7 @@ class Executor:
         changes = self._pieces.cut(changes, lambda write: _is_reclaim(write) or self._caches.owns(write))
         writes = changes.writes
         if changes and (reason := self._watch.waits(targets, self._clock())):
-            keys = dict.fromkeys((write.workload, write.knob) for write in changes.writes)
+            keys = dict.fromkeys(write.key for write in changes.writes)
             waiting = tuple(NotEnforceable(*key, reason) for key in keys)
             changes = ChangeSet((), (*changes.skipped, *waiting), reason)
             writes = ()
@@ -231,7 +231,7 @@ class Executor:
         Does not raise for what the kernel refuses: see ``Applied.failed``.
         """
         if self._allowance is not None:
-            for key in dict.fromkeys((write.workload, write.knob) for write in changes.writes):
+            for key in dict.fromkeys(write.key for write in changes.writes):
                 self._allowance.changed(key, self._planned_s)
         reclaims = [write for write in changes.writes if _is_reclaim(write)]
         groups = [write for write in changes.writes if self._caches.owns(write)]
@@ -277,7 +277,7 @@ class Executor:
         if done.failed is not None and done.at_fault is not None:
             result.failed, result.at_fault = done.failed, done.at_fault
         else:
-            self._standing.written((write.workload, write.knob) for write in groups)
+            self._standing.written(write.key for write in groups)
         result.written += done.written
         result.undone += done.undone
         result.undo_problems += done.problems
@@ -310,22 +310,22 @@ class Executor:
                 self._refusals.failed(key, target, result.failed, self._planned_s)
         else:
             self._pieces.in_time(len(writes), self._clock() - started)
-            self._refusals.succeeded({(write.workload, write.knob) for write in result.written}, planned)
-            self._standing.written((write.workload, write.knob) for write in writes)
+            self._refusals.succeeded({write.key for write in result.written}, planned)
+            self._standing.written(write.key for write in writes)
         # systemd may yet do what it was asked in vain: then a file that holds its original proves nothing.
         asked = isinstance(result.failed, Busy | Broken) and not result.too_slow
         unclear = asked and isinstance(self._fs, Lasting)
         late = result.at_fault if unclear else None
-        keys = {(write.workload, write.knob) for write in writes}
+        keys = {write.key for write in writes}
         self._giving_back.settle(keys, touched, result.texts, planned, late)
         return result
 
-    def _refused(self, at_fault: Write, error: KernelError, writes: Sequence[Write]) -> set[tuple[str, str]]:
+    def _refused(self, at_fault: Write, error: KernelError, writes: Sequence[Write]) -> set[Key]:
         """The knobs that this was about: a systemd that does not answer for one unit does not for the next either."""
         about = [at_fault]
         if isinstance(error, NoAnswer) and isinstance(self._fs, Lasting):
             about += [write for write in writes if self._fs.outlives(write.path)]
-        return {(write.workload, write.knob) for write in about}
+        return {write.key for write in about}
 
     def _tell(self, result: Result) -> None:
         if self._on_write is None:

@@ -13,7 +13,7 @@ from posixpath import dirname
 
 from perphd.domain.allocation import KEEP, UNTOUCHED
 from perphd.domain.errors import Busy, Gone, KernelError
-from perphd.domain.plan import Write
+from perphd.domain.plan import Key, Write
 from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.group import Knob
 from perphd.host.cgroup.knobs import LIST_SETTINGS, Value
@@ -29,7 +29,7 @@ from perphd.isolation.restore import restore_journal
 from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.isolation.standing import Standing
 from perphd.isolation.value import is_original
-from perphd.isolation.watch import Key, Watch
+from perphd.isolation.watch import Watch
 
 
 class GivingBack:

@@ -21,8 +21,8 @@ from perphd.isolation.journal_format import (
     VERSION,
     Original,
     Record,
-    as_original,
     closed_line,
+    follow,
     header_line,
     intent_line,
     kept_line,
@@ -291,17 +291,14 @@ class Journal:
         )
 
     def _replay(self, record: Record) -> None:
+        follow(self._originals, record)
         kind, path = record["kind"], str(record.get("path", ""))
         if kind == "original":
-            entry = as_original(record)
-            self._originals.pop(path, None)
-            self._originals[path] = entry
             self._intents[path] = {}
-            self._sequence = max(self._sequence, entry.sequence)
+            self._sequence = max(self._sequence, self._originals[path].sequence)
         elif kind == "intent":
             self._remember(path, str(record["value"]))
         elif kind == "closed":
-            self._originals.pop(path, None)
             self._intents.pop(path, None)
 
     # -- writing -------------------------------------------------------------------------------------------------

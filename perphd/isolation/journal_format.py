@@ -97,6 +97,16 @@ def parse(line: bytes) -> Record | None:
     return dict(record)
 
 
+def follow(originals: dict[str, Original], record: Record) -> None:
+    """What is not given back after this line, in the order of first writes, by path."""
+    if record["kind"] == "original":
+        entry = as_original(record)
+        originals.pop(entry.path, None)
+        originals[entry.path] = entry
+    elif record["kind"] == "closed":
+        originals.pop(str(record.get("path", "")), None)
+
+
 def as_original(record: Record) -> Original:
     """The original of a record of that kind."""
     return Original(

@@ -80,7 +80,8 @@ class Neighbours:
         """While these are put on record nobody else records anything; theirs are known.
 
         Raises:
-            Busy: one of them lies in a group that another perphd has changed.
+            Taken: one of them lies in a group that another perphd has changed.
+            Busy: another perphd is stuck while it records.
         """
         fd = self._lock()
         try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from perphd.domain.plan import ChangeSet, NotEnforceable, Write
-from perphd.isolation.watch import Key
 
 
 class Pieces:
@@ -33,11 +32,11 @@ class Pieces:
         if most is None or not self.more:
             return changes
         end = most
-        while end and _key(writes[end]) == _key(writes[end - 1]):
+        while end and writes[end].key == writes[end - 1].key:
             end -= 1  # what belongs together stays together, if that leaves anything
         end = end or most
         why = f"comes next: with these writes the transaction took longer than {self._deadline_s:g} s"
-        left = dict.fromkeys(_key(write) for write in writes[end:])
+        left = dict.fromkeys(write.key for write in writes[end:])
         told = tuple(NotEnforceable(*key, why) for key in left)
         apart = filter(is_apart, changes.writes)
         return ChangeSet((*writes[:end], *apart), (*changes.skipped, *told), changes.reason)
@@ -55,7 +54,3 @@ class Pieces:
             self._most = None
         else:
             self._most = max(self._most, fit)
-
-
-def _key(write: Write) -> Key:
-    return write.workload, write.knob

@@ -112,7 +112,7 @@ def unless_stuck(
             reasons[write] = f"not confined while {loose[0].workload} is not: {loose[0].reason}"
     if not reasons:
         return changes
-    told = dict.fromkeys(NotEnforceable(write.workload, write.knob, why) for write, why in reasons.items())
+    told = dict.fromkeys(NotEnforceable(*write.key, why) for write, why in reasons.items())
     kept = tuple(write for write in changes.writes if write not in reasons)
     return ChangeSet(kept, (*changes.skipped, *told), changes.reason)
 

@@ -9,10 +9,10 @@ from typing import Final
 
 from perphd.domain.allocation import KEEP
 from perphd.domain.errors import Broken, Busy, Full, KernelError
-from perphd.domain.plan import ChangeSet, NotEnforceable
+from perphd.domain.plan import ChangeSet, Key, NotEnforceable
 from perphd.host.cgroup.group import Knob
 from perphd.host.cgroup.knobs import Value
-from perphd.isolation.watch import LONGEST_WAIT_S, Key, longer_s
+from perphd.isolation.watch import LONGEST_WAIT_S, longer_s
 
 TRIES_AT_ONCE: Final = 3
 """So many failures in a row of a value that the kernel might take later; from then on it waits between tries."""
@@ -61,7 +61,7 @@ class Refusals:
         self, changes: ChangeSet, planned: Mapping[Key, tuple[Knob, Value]], now_s: float
     ) -> tuple[ChangeSet, tuple[NotEnforceable, ...]]:
         """Without the knobs that are not tried now, and these. ``planned``: the targets; others are let through."""
-        keys = dict.fromkeys((write.workload, write.knob) for write in changes.writes)
+        keys = dict.fromkeys(write.key for write in changes.writes)
         held: dict[Key, str] = {}
         due: dict[Key, _Refusal] = {}
         for key in keys:
@@ -74,14 +74,11 @@ class Refusals:
                 due[key] = refusal
         held |= self._one_at_a_time(due, now_s)
         self._retried = frozenset(due.keys() - held.keys())
-        if not held:
-            return changes, ()
         told = tuple(
             NotEnforceable(*key, f"not given back, {why}" if planned[key][1] is KEEP else why)
             for key, why in held.items()
         )
-        kept = tuple(write for write in changes.writes if (write.workload, write.knob) not in held)
-        return ChangeSet(kept, (*changes.skipped, *told), changes.reason), told
+        return changes.without(told), told
 
     def _one_at_a_time(self, due: Mapping[Key, _Refusal], now_s: float) -> dict[Key, str]:
         """Which of these, that have waited long enough by themselves, wait all the same."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Final
 from perphd.domain.errors import kernel_error
 from perphd.isolation.journal import FILE, this_boot
 from perphd.isolation.journal_copy import COPY
-from perphd.isolation.journal_format import Original, Record, as_original, parse
+from perphd.isolation.journal_format import Original, Record, follow, parse
 
 DIRECTORY = "/run/perphd/journals"
 """Where the register is; tests put theirs elsewhere."""
@@ -122,14 +122,9 @@ def open_originals(state_dir: str) -> Mapping[str, Original]:
     return {}
 
 
-def _open_of(records: list[Record | None]) -> dict[str, Original]:
+def _open_of(records: Iterable[Record | None]) -> dict[str, Original]:
     found: dict[str, Original] = {}
     for record in records:
-        if record is None:  # damaged, or being written this moment
-            continue
-        if record["kind"] == "original":
-            original = as_original(record)
-            found[original.path] = original
-        elif record["kind"] == "closed":
-            found.pop(str(record.get("path", "")), None)
+        if record is not None:  # else it is damaged, or being written this moment
+            follow(found, record)
     return found

@@ -8,12 +8,11 @@ from posixpath import basename
 
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.plan import NotEnforceable, Write
+from perphd.domain.plan import Key, NotEnforceable, Write
 from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.group import Knob
 from perphd.host.cgroup.knobs import Value, decode
 from perphd.isolation.planner import FileState
-from perphd.isolation.watch import Key
 
 
 class Standing:
@@ -68,7 +67,7 @@ class Standing:
     ) -> None:
         """A plan was made for these targets."""
         self._targets = dict(targets)
-        self._pending = {(write.workload, write.knob) for write in writes}
+        self._pending = {write.key for write in writes}
         self._skipped, self._limited = _by_workload(skipped), _by_workload(limited)
 
     def waiting(self, targets: Mapping[str, Settings], specs: Sequence[WorkloadSpec]) -> None:

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from perphd.domain.allocation import KEEP, NO_LIMIT, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone, KernelError, ParseError
-from perphd.domain.plan import NotEnforceable, Stage, Write
+from perphd.domain.plan import Key, NotEnforceable, Stage, Write
 from perphd.domain.quick import maker
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.group import Cgroup, Cgroups, Knob, Refuses
@@ -33,7 +33,7 @@ from perphd.isolation.readback import ReadBack
 from perphd.isolation.reclaim import RECLAIM
 from perphd.isolation.refusals import Refusals
 from perphd.isolation.standing import Standing
-from perphd.isolation.watch import Key, Watch
+from perphd.isolation.watch import Watch
 
 Refuse: TypeAlias = Callable[[str], str | None]
 """cgroup path -> why its files must not be written directly (a systemd unit), or None."""
@@ -199,8 +199,8 @@ class Survey:
                 left = self._without_kubelets(key, target)
                 if isinstance(left, str):
                     return left
-                target = left
-        self.planned[key] = (knob, wanted if setting in CEILINGS else target)
+                target = wanted = left
+        self.planned[key] = (knob, wanted)
         lra = spec.kind is Kind.LRA
         if setting not in LIST_SETTINGS:
             return _make_wanted(_make_state(spec.name, knob, files, lra=lra), target)

@@ -14,7 +14,7 @@ from posixpath import basename, dirname
 from types import MappingProxyType
 
 from perphd.domain.errors import Broken, Busy, Gone, KernelError, ParseError
-from perphd.domain.plan import Write
+from perphd.domain.plan import Key, Write
 from perphd.domain.quick import maker
 from perphd.host.cgroup import lines
 from perphd.host.cgroup.group import parent_list
@@ -24,7 +24,6 @@ from perphd.isolation.below import Below
 from perphd.isolation.journal import Journal, Taken
 from perphd.isolation.journal_format import Original
 from perphd.isolation.value import is_free, is_own, put
-from perphd.isolation.watch import Key
 
 _make_original = maker(Original)
 
@@ -107,7 +106,7 @@ class Transaction:
     def _at_fault(self, path: str, writes: Sequence[Write]) -> Write | None:
         """Whose original this would have been: the others need not wait for it."""
         below = {key for key, items in self._unrecorded.items() for item in items if item.file.path == path}
-        return next((w for w in writes if w.path == path or (w.workload, w.knob) in below), None)
+        return next((w for w in writes if w.path == path or w.key in below), None)
 
     def _try(self, write: Write) -> KernelError | None:
         """Make one write; returns why it could not be made, if its group is still there."""
@@ -138,7 +137,7 @@ class Transaction:
         # Nothing is written meanwhile: one look at each parent, and at each directory, is enough.
         around: dict[str, str] = {}
         checked: dict[str, Identity] = {}
-        for key in dict.fromkeys((write.workload, write.knob) for write in writes):
+        for key in dict.fromkeys(write.key for write in writes):
             for item in self._unrecorded.get(key, ()):
                 with suppress(KernelError):  # gone: if it is to be written, that is found out below
                     self._record_below(key, item, originals, intents)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 from perphd.domain.allocation import Settings
 from perphd.domain.errors import KernelError
+from perphd.domain.plan import Key
 from perphd.host.cgroup.knobs import same
 from perphd.host.fs import Identity
 from perphd.isolation.journal import Journal
@@ -19,9 +20,6 @@ CONFLICTS_BEFORE_YIELD: Final = 2
 FIRST_WAIT_S: Final = 2.0
 LONGEST_WAIT_S: Final = 60.0
 """What failed and may succeed later waits 2, 4, 8 ... 60 s before it is tried again."""
-
-Key: TypeAlias = tuple[str, str]
-"""(workload, knob)."""
 
 
 @dataclass(frozen=True, slots=True)
