@@ -7,6 +7,7 @@ made. Threads that another program has put into a group of its own are left ther
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -63,6 +64,14 @@ class CacheResult:
     problems: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """The control group that perphd has put a workload's threads into; ``shared``: another workload's are there too."""
+
+    group: rdt.GroupRef
+    shared: bool
+
+
 Undo = Callable[[], object]
 
 
@@ -85,6 +94,7 @@ class Caches:
         self._looked_s = 0.0
         self._held = False
         self._members: dict[str, frozenset[str]] = {}
+        self._placed: dict[str, rdt.GroupRef] = {}
         self._foreign: dict[str, frozenset[int]] = {}
         self._values: dict[str, Value] = {}
         self._todo: dict[Write, Callable[[], Undo | None]] = {}
@@ -93,16 +103,23 @@ class Caches:
 
     def missing(self, setting: str, now_s: float) -> str:
         """Why this setting cannot be set here; empty if it can."""
-        groups = self._groups(now_s)
+        groups = self.groups(now_s)
         return groups if isinstance(groups, str) else why_not(groups, setting)
 
-    def _groups(self, now_s: float) -> rdt.Groups | str:
+    def groups(self, now_s: float) -> rdt.Groups | str:
+        """The mounted resctrl with perphd's groups, or why there is none."""
         if isinstance(self._found, rdt.Groups) and not self._found.resctrl.exists(rdt.DEFAULT_GROUP):
             self._found = None  # unmounted under us
         stale = isinstance(self._found, str) and not 0 <= now_s - self._looked_s < LOOK_AGAIN_S
         if self._found is None or stale:
             self._found, self._looked_s = open_groups(self._fs), now_s
         return self._found
+
+    def placement(self) -> Mapping[str, Placement]:
+        """The control group of every workload that perphd has put into one; all others are in the default group."""
+        placed = dict(self._placed)
+        crowd = Counter(placed.values())
+        return {name: Placement(group, crowd[group] > 1) for name, group in placed.items()}
 
     # -- plan ----------------------------------------------------------------------------------------------------
 
@@ -122,7 +139,7 @@ class Caches:
                     self._standing.drop((spec.name, setting))
         if not asked and not self._made():
             return CachePlan()
-        groups = self._groups(now_s)
+        groups = self.groups(now_s)
         if isinstance(groups, str):
             told = [
                 NotEnforceable(spec.name, setting, groups)
@@ -237,6 +254,10 @@ class Caches:
         inside = groups.resctrl.tasks(group) if exists else frozenset[int]()
         for spec in members:
             threads = self._cgroups.group(spec.cgroup).threads()
+            if threads & inside:
+                self._placed[spec.name] = group
+            elif self._placed.get(spec.name) == group:
+                del self._placed[spec.name]  # emptied by somebody else, or everything in it has ended
             foreign = threads & self._foreign.get(spec.name, frozenset())
             if foreign:
                 why = f"{len(foreign)} of its threads are in groups of another program and left there"
@@ -260,8 +281,12 @@ class Caches:
         path = groups.resctrl.access.path("tasks")
         write = Write(spec.name, KNOB, path, spec.cgroup, "", Stage.GROW)
         threads = self._cgroups.group(spec.cgroup).threads
-        self._todo[write] = lambda: self._done(groups.release(threads))
+        self._todo[write] = lambda: self._release(groups, spec.name, threads)
         return write
+
+    def _release(self, groups: rdt.Groups, name: str, threads: rdt.TidSource) -> None:
+        groups.release(threads)
+        self._placed.pop(name, None)
 
     # -- apply ---------------------------------------------------------------------------------------------------
 
@@ -318,18 +343,28 @@ class Caches:
     def _fill(self, groups: rdt.Groups, group: rdt.GroupRef, spec: WorkloadSpec) -> Undo:
         filled = groups.fill(group, self._cgroups.group(spec.cgroup).threads)
         self._foreign[spec.name] = filled.left_to_others
-        return lambda: groups.release(filled.moved)
+        before = self._placed.get(spec.name)
+        self._placed[spec.name] = group
+        return lambda: self._unfill(groups, spec.name, filled.moved, before)
+
+    def _unfill(
+        self, groups: rdt.Groups, name: str, moved: frozenset[int], before: rdt.GroupRef | None
+    ) -> None:
+        groups.release(moved)
+        if before is None:
+            self._placed.pop(name, None)
+        else:
+            self._placed[name] = before
 
     def _remove(self, groups: rdt.Groups, key: str, path: str) -> None:
         groups.remove(groups.control(key), with_others_monitors=True)
         self._members.pop(key, None)
+        group = groups.control(key)
+        for name in [name for name, placed in list(self._placed.items()) if placed == group]:
+            self._placed.pop(name, None)
         self._watch.forget(f"{path}/schemata")
         with suppress(KernelError):  # the journal then still names a group that is gone
             self._journal.close_out([path])
-
-    @staticmethod
-    def _done(_result: object) -> None:
-        return None
 
     # -- giving back ---------------------------------------------------------------------------------------------
 
@@ -354,7 +389,7 @@ class Caches:
                     continue
                 for name in members - left:
                     if name in specs:
-                        groups.release(self._cgroups.group(specs[name].cgroup).threads)
+                        self._release(groups, name, self._cgroups.group(specs[name].cgroup).threads)
                 self._members[key] = left
         except rdt.ResctrlError as exc:
             raise as_kernel_error(exc) from exc

@@ -154,6 +154,11 @@ class Executor:
         self._adopted -= self._adopted if workload is None else {workload}
 
     @property
+    def caches(self) -> Caches:
+        """The resctrl groups: what is mounted, and who is in which group."""
+        return self._caches
+
+    @property
     def journal_entries(self) -> int:
         """How many files are changed and not given back."""
         return len(self._journal.originals)

@@ -16,6 +16,7 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import discover
 from perphd.host.resctrl import as_kernel_error, open_groups, why_not
 from perphd.isolation import Applied, Executor, Journal, restore
+from perphd.isolation.caches import Placement
 from perphd.isolation.journal_format import Original
 from perphd.sim.host import SimHost
 from perphd.sim.machine import Machine
@@ -311,3 +312,25 @@ def test_a_group_in_the_journal_survives_the_disk(tmp_path: Path) -> None:
     with Journal(tmp_path, boot_id="boot") as journal:
         (entry,) = journal.originals.values()
         assert (entry.path, entry.identity, entry.raw) == (f"{ROOT}/perphd.pi", (7, 9), b"")
+
+
+async def test_the_placement_names_the_group_of_each_workload(bench: Bench) -> None:
+    caches = bench.executor.caches
+    assert caches.placement() == {}
+    await bench.go(BATCH)
+    group = rdt.GroupRef("perphd.pi")
+    assert caches.placement() == {"pi": Placement(group, True), "sort": Placement(group, True)}
+    wider = Settings(llc_masks=((0, 0xF),))
+    await bench.go({"pi": NARROW, "sort": wider})
+    assert caches.placement() == {
+        "pi": Placement(group, False),
+        "sort": Placement(rdt.GroupRef("perphd.sort"), False),
+    }
+    bench.again()
+    bench.executor.plan({"pi": NARROW, "sort": wider}, SPECS, 60.0)
+    assert bench.executor.caches.placement() == caches.placement(), "found out again after a restart"
+    await bench.executor.restore(["sort"])
+    assert bench.executor.caches.placement() == {"pi": Placement(group, False)}
+    assert (await bench.go({})).ok
+    assert bench.executor.caches.placement() == {}
+    assert isinstance(bench.executor.caches.groups(100.0), rdt.Groups)
