@@ -20,7 +20,7 @@ POLICY_ARGS ?=
 SUITE ?= bookworm
 
 # Not every target is for people: only those with ## are listed.
-.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv test check lab bench bench-policies bench-costs bench-smoke bench-detector bench-predictor soak faults deb test-vm format lock clean
+.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab bench bench-policies bench-costs bench-smoke bench-detector bench-predictor soak faults deb test-vm format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
@@ -31,13 +31,16 @@ demo: $(VENV)/.stamp-runtime ## the whole loop on a simulated host: no root, no 
 
 venv: $(VENV)/.stamp-runtime ## perphd and perphctl in .venv/bin, to run them from here: no root, no compiler
 
+dev: $(VENV)/.stamp-dev ## the same with every optional part and the tools of development: may install Debian packages
+
 test: $(VENV)/.stamp-dev ## all tests; those that lack root, cgroups or a VM skip and say so
 	$(PY) -m pytest $(PYTEST_ARGS)
 
-check: $(VENV)/.stamp-dev ## lint, types, layers of imports
+check: $(VENV)/.stamp-dev ## lint, types, layers of imports, plain English in documents
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-logo
+	$(PY) -m tools.prose
 
 lab: $(VENV)/.stamp-dev ## the real experiment: MariaDB beside batch jobs, scheme by scheme (root)
 	@packaging/apt-install lab

@@ -16,7 +16,12 @@ from perphd.control.cli import cli as perphctl
 from perphd.control.daemon import main as perphd
 
 ROOT = Path(__file__).parents[2]
-DOCUMENTS = ("README.md", "CONTRIBUTING.md")
+DOCUMENTS = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs/how-to").glob("*.md"))),
+)
 TARGETS = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 IMPORTED_AS = {

@@ -26,12 +26,22 @@ def test_what_the_package_s_readme_names_is_shipped() -> None:
     assert named == shipped
 
 
+PAGES = (
+    "openapi.json",
+    "faults.md",
+    "knobs.md",
+    "predictor.md",
+    "profiles.md",
+    "architecture.md",
+    "glossary.md",
+)
+"""Documents that the package installs beside the manual pages."""
+
+
 def test_what_the_package_s_rules_ship_is_there() -> None:
     shipped = re.search(r"/usr/share/doc/perphd (docs/.+)", (DEBIAN / "rules").read_text())
     assert shipped is not None
-    assert shipped[1].split() == [
-        f"docs/{name}" for name in ("openapi.json", "faults.md", "knobs.md", "predictor.md", "profiles.md")
-    ]
+    assert shipped[1].split() == [f"docs/{name}" for name in PAGES]
     assert all((ROOT / name).is_file() for name in shipped[1].split())
 
 

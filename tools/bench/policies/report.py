@@ -72,7 +72,7 @@ def _head(about: About) -> list[str]:
 
 
 def _short(runs: Sequence[Result], cells: list[dict[str, Any]], about: About) -> list[str]:
-    """The table for the README, with the command that makes it and what the columns mean."""
+    """The table for docs/benchmarks.md, with the command that makes it and what the columns mean."""
     table = [line for line in _headline(runs) if line.startswith("|")]
     return [
         f"From `{about.command}` ({len({r.scenario for r in runs})} scenarios, {len(runs)} runs). {about.cut}",

@@ -1,0 +1,1 @@
+"""A prose lint for documents: patterns that a professional editor would rewrite."""
