@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import Gone
 from perphd.sim import memory, rdt
 from perphd.sim.accounting import Running, count, count_pressure
@@ -22,8 +23,9 @@ from perphd.sim.events import Arrival, Becomes, Departure, Event, LoadChange
 from perphd.sim.inforce import InForce, Tenant
 from perphd.sim.kernel import Directory, SimFs
 from perphd.sim.kernel.cgroup2 import CgroupTree, SimCgroup
+from perphd.sim.kernel.proc import add_locks
 from perphd.sim.kernel.resctrl import MOUNT_POINT, ResctrlTree
-from perphd.sim.machine import CGROUP_ROOT, Machine, add_proc, add_processors
+from perphd.sim.machine import CGROUP_ROOT, Machine, add_proc, add_processors, show_cpus
 from perphd.sim.node.grant import Array
 from perphd.sim.node.load import LoadTrace
 from perphd.sim.node.model import Node
@@ -52,7 +54,8 @@ class SimHost:
         seed: of everything random.
         pmu: hardware counters exist.
         step_s: resolution of the physics, in virtual seconds.
-        resctrl: cache and bandwidth allocation exist and are mounted at /sys/fs/resctrl (``host.resctrl``).
+        resctrl: cache and bandwidth allocation exist and are mounted at /sys/fs/resctrl (``host.resctrl``); a text:
+            with these options (``cdp``).
         loads: how what is asked of an LRA changes over time, by name; multiplies with ``LoadChange``.
         jobs: operations after which a batch job ends by itself, by name (``finished_s`` tells when).
     """
@@ -66,7 +69,7 @@ class SimHost:
         seed: int = 0,
         pmu: bool = False,
         step_s: float = 0.25,
-        resctrl: bool = False,
+        resctrl: bool | str = False,
         loads: Mapping[str, LoadTrace] | None = None,
         jobs: Mapping[str, float] | None = None,
     ) -> None:
@@ -76,19 +79,21 @@ class SimHost:
         self._random = Random(seed)
         root = Directory()
         self._proc = root.make("/proc")
-        add_processors(root, self.machine, lambda: self.cgroups.online)
         self.cgroups = CgroupTree(
             root.make(CGROUP_ROOT), self.machine.online, self.machine.nodes, self.machine.cpus
         )
+        add_processors(root, self.machine, lambda: self.cgroups.online)
         self.cgroups.on_memory_max = self._memory_max_lowered
         self.cgroups.on_kill = lambda group, process: self._killed(process)
-        self.resctrl: ResctrlTree | None = (
-            rdt.mounted(self.machine, root.make(MOUNT_POINT), self.cgroups) if resctrl else None
-        )
+        self.resctrl: ResctrlTree | None = None
+        if resctrl is not False:
+            options = resctrl if isinstance(resctrl, str) else ""
+            self.resctrl = rdt.mounted(self.machine, root.make(MOUNT_POINT), self.cgroups, options)
         top = self.cgroups.root
-        mounts = self.resctrl.mount_line() if self.resctrl else ""
         used = lambda: top.memory.current_bytes  # noqa: E731
+        mounts = self.resctrl.mount_line if self.resctrl else str
         add_proc(root, self.machine, OWN_CGROUP, top.pressure, used, mounts)
+        add_locks(root, [self.resctrl.directory] if self.resctrl else [])
         self.fs = SimFs(root)
         self.perf_opener = SimPerf(self.cgroups, pmu)
         self._works = {work.name: work for work in workloads}
@@ -128,6 +133,14 @@ class SimHost:
                 until = min(until, max(self._events[0].at_s, self.now_s + 1e-3))
             self._step(until - self.now_s)
             self.now_s = until
+
+    def set_online(self, cpus: CpuSet) -> None:
+        """Only these CPUs are on from now: control groups, sysfs and resctrl follow. The physics sees it by cpusets."""
+        self._written = True
+        self.cgroups.set_online(cpus)
+        if self.resctrl is not None:
+            self.resctrl.set_online(cpus)
+        show_cpus(self.fs.root, self.machine, lambda: self.cgroups.online)
 
     # -- what an observer of the experiment may know -----------------------------------------------------
 

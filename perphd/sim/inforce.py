@@ -20,6 +20,7 @@ from perphd.sim.node.workload import NodeWorkload
 WAKER_BONUS: Final = 1.5
 """In shares, for those that sleep between bursts: EEVDF and CFS owe them time."""
 _THREAD_WEIGHT: Final = 100.0
+_MIB: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +84,7 @@ class InForce:
         tree = self._resctrl
         if tree is not None and tree.mounted:
             closid, _ = self.ids(tenant)
-            domains = range(self._machine.sockets)
-            masks = tuple(tree.value("L3", d, closid) for d in domains)
-            levels = tuple(tree.value("MB", d, closid) for d in domains)
+            masks, levels = _cache_limits(tree, self._machine, closid)
         return Grant(
             cpus=group.effective_cpus,
             limit_cores=min(quotas, default=math.inf),
@@ -110,6 +109,29 @@ class InForce:
         made.mine, made.theirs = mine, theirs
         made.flat = np.array([[0.0 if t.group.has("cpu") else 1.0 for t in tenants]])
         return made
+
+
+def _cache_limits(
+    tree: ResctrlTree, machine: Machine, closid: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """(masks, per cents of bandwidth) of a class of service, one for each domain; one that is away limits nobody.
+
+    With code and data prioritisation the data's mask counts: the model's programs are data.
+    """
+    masks: list[int] = []
+    levels: list[int] = []
+    cache = "L3DATA" if "cdp" in tree.options else "L3"
+    for domain in range(machine.sockets):
+        if not machine.socket_cpus(domain).mask & tree.online:
+            masks.append(machine.full_mask)
+            levels.append(100)
+            continue
+        masks.append(tree.value(cache, domain, closid))
+        limit = tree.value("MB", domain, closid)
+        if "mba_MBps" in tree.options:
+            limit = math.floor(min(1.0, limit * _MIB / machine.memory_bytes_per_s) * 100)
+        levels.append(max(10, limit))
+    return tuple(masks), tuple(levels)
 
 
 def _way(tenant: Tenant) -> _Way:

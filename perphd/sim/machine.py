@@ -31,8 +31,7 @@ def add_processors(root: Directory, machine: Machine, online: Callable[[], CpuSe
     for name, text in files:
         folder, _, last = name.rpartition("/")
         (system.make(folder) if folder else system).add(last, text)
-    for cpu in range(machine.cpus):
-        _add_cpu(system.make(f"cpu{cpu}"), machine, cpu)
+    show_cpus(root, machine, online)
     nodes = root.make("/sys/devices/system/node")
     for name in ("online", "possible", "has_cpu", "has_memory"):
         nodes.add(name, f"{machine.nodes}\n")
@@ -44,10 +43,31 @@ def add_processors(root: Directory, machine: Machine, online: Callable[[], CpuSe
         here.add("meminfo", f"Node {node} MemTotal:       {kib} kB\n")
 
 
-def _add_cpu(directory: Directory, machine: Machine, cpu: int) -> None:
+def show_cpus(root: Directory, machine: Machine, online: Callable[[], CpuSet]) -> None:
+    """Bring the directories of all CPUs up to date: one that is off has neither topology nor caches."""
+    system = root.make("/sys/devices/system/cpu")
+    for cpu in range(machine.cpus):
+        directory = system.make(f"cpu{cpu}")
+        if cpu:
+            directory.add("online", lambda cpu=cpu: f"{int(cpu in online())}\n")  # type: ignore[misc]
+        there = "topology" in directory.children
+        if cpu in online() and not there:
+            _add_cpu(directory, machine, cpu, online)
+        elif cpu not in online() and there:
+            directory.remove("topology")
+            directory.remove("cache")
+
+
+def _add_cpu(directory: Directory, machine: Machine, cpu: int, online: Callable[[], CpuSet]) -> None:
     core = cpu % machine.cores
     socket = core // machine.cores_per_socket
-    siblings, package = f"{machine.siblings(core)}\n", f"{machine.socket_cpus(socket)}\n"
+
+    def siblings() -> str:
+        return f"{machine.siblings(core) & online()}\n"
+
+    def package() -> str:
+        return f"{machine.socket_cpus(socket) & online()}\n"
+
     topology = directory.make("topology")
     topology.add("core_id", f"{core % machine.cores_per_socket}\n")
     topology.add("physical_package_id", f"{socket}\n")
@@ -66,12 +86,10 @@ def _add_cpu(directory: Directory, machine: Machine, cpu: int) -> None:
             ("level", f"{level}\n"),
             ("type", f"{kind}\n"),
             ("size", f"{size >> 10}K\n"),
-            ("shared_cpu_list", shared),
             ("id", f"{socket if level == 3 else core}\n"),
         ):
             cache.add(name, text)
-    if cpu:
-        directory.add("online", "1\n")
+        cache.add("shared_cpu_list", shared)
 
 
 def add_proc(
@@ -80,9 +98,9 @@ def add_proc(
     own_cgroup: str,
     pressure: dict[str, PressureState],
     memory_used_bytes: Callable[[], float],
-    more_mounts: str = "",
+    more_mounts: Callable[[], str] = str,
 ) -> None:
-    """/proc as far as perphd reads it. ``own_cgroup``: where the reader itself lives; ``more_mounts``: lines."""
+    """/proc as far as perphd reads it. ``own_cgroup``: where the reader itself lives; ``more_mounts``: lines, now."""
 
     def trigger(data: bytes) -> None:
         formats.check_trigger(data[:-1])  # /proc/pressure drops the last byte of a write
@@ -105,10 +123,12 @@ def add_proc(
     own = proc.make("self")
     own.add(
         "mounts",
-        "proc /proc proc rw,nosuid,nodev,noexec,relatime 0 0\n"
-        "sysfs /sys sysfs rw,nosuid,nodev,noexec,relatime 0 0\n"
-        f"cgroup2 {CGROUP_ROOT} cgroup2 rw,nosuid,nodev,noexec,relatime,nsdelegate,memory_recursiveprot 0 0\n"
-        f"{more_mounts}",
+        lambda: (
+            "proc /proc proc rw,nosuid,nodev,noexec,relatime 0 0\n"
+            "sysfs /sys sysfs rw,nosuid,nodev,noexec,relatime 0 0\n"
+            f"cgroup2 {CGROUP_ROOT} cgroup2 rw,nosuid,nodev,noexec,relatime,nsdelegate,memory_recursiveprot 0 0\n"
+            f"{more_mounts()}"
+        ),
     )
     own.add("cgroup", f"0::{own_cgroup}\n")
     own.add("schedstat", "12000000 340000 21\n")

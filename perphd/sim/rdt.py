@@ -56,16 +56,16 @@ def rdt_machine(machine: Machine) -> RdtMachine:
         name="simulated",
         source="the simulated host: one L3 domain a socket",
         cpus=machine.online,
-        caches=(CacheControl("L3", domains, machine.l3_bytes, machine.llc_ways, _CLOSIDS),),
+        caches=(CacheControl("L3", domains, machine.l3_bytes, machine.llc_ways, _CLOSIDS, cdp=True),),
         bandwidths=(BandwidthControl("MB", domains, _MBA_CLOSIDS),),
         monitoring=Monitoring(domains, machine.l3_bytes, _RMIDS_PER_CPU * machine.cpus, _UNIT_BYTES),
     )
 
 
-def mounted(machine: Machine, mount_point: Directory, cgroups: CgroupTree) -> ResctrlTree:
-    """The tree, mounted."""
+def mounted(machine: Machine, mount_point: Directory, cgroups: CgroupTree, options: str = "") -> ResctrlTree:
+    """The tree, mounted with ``-o options``."""
     tree = ResctrlTree(rdt_machine(machine), mount_point, CgroupThreads(cgroups))
-    tree.mount()
+    tree.mount(options)
     return tree
 
 

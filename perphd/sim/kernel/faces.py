@@ -11,10 +11,8 @@ from contextlib import contextmanager
 from typing import Final
 
 from perphd.domain.errors import ParseError, kernel_error
-from perphd.sim.kernel.vfs import Directory, File, Node, OpenFile, caller_uid, refuse
+from perphd.sim.kernel.vfs import DEVICE, Directory, File, Node, OpenFile, caller_uid, refuse
 
-DEVICE: Final = 0x1D
-"""st_dev of everything in a simulated tree."""
 _LOCK_POLL_S: Final = 0.01
 
 

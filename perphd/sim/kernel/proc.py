@@ -6,12 +6,13 @@ What ``perphd.sim.machine`` has put there already is kept.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
 from perphd.sim.kernel.cgroup2 import CgroupTree
-from perphd.sim.kernel.vfs import Directory
+from perphd.sim.kernel.vfs import DEVICE, Directory
 
 _TICKS_PER_S: Final = 100
 
@@ -46,6 +47,43 @@ def set_mounts(root: Directory, mounts: Sequence[Mount], more: str = "") -> None
     text = "".join(str(mount) for mount in mounts) + more
     root.make("/proc").add("mounts", text)
     root.make("/proc/self").add("mounts", text)
+
+
+def add_locks(root: Directory, lockable: Sequence[Directory]) -> None:
+    """/proc/locks with the flock(2) locks on these directories, in the order in which they were taken."""
+
+    def show() -> str:
+        lines: list[str] = []
+        for place in lockable:
+            for held in place.flocks:
+                kind = "WRITE" if held.exclusive else "READ "
+                where = f"{DEVICE >> 8:02x}:{DEVICE & 0xFF:02x}:{place.inode}"
+                lines.append(f"{len(lines) + 1}: FLOCK  ADVISORY  {kind} {held.pid} {where} 0 EOF\n")
+        return "".join(lines)
+
+    root.make("/proc").add("locks", show)
+
+
+@contextmanager
+def foreign_lock(
+    root: Directory, place: Directory, *, exclusive: bool = True, pid: int = 4711, comm: str = "flock"
+) -> Iterator[int]:
+    """Another program, process ``pid``, holds flock(2) on ``place`` meanwhile. Raises BlockingIOError if it cannot.
+
+    It keeps nobody from reading, writing, making or removing anything: it only keeps others from the lock, and the
+    open directory keeps the file system from being unmounted.
+    """
+    if not place.try_lock(exclusive=exclusive, pid=pid):
+        raise BlockingIOError(f"the lock is held by {place.flocks}")
+    proc = root.make("/proc")
+    process = proc.make(str(pid))
+    process.add("comm", f"{comm}\n")
+    process.add("status", f"Name:\t{comm}\nPid:\t{pid}\nUid:\t65534\t65534\t65534\t65534\n")
+    try:
+        yield pid
+    finally:
+        place.unlock(exclusive=exclusive, pid=pid)
+        proc.remove(str(pid))
 
 
 def add_host_files(root: Directory, tree: CgroupTree, clock: Callable[[], float]) -> None:

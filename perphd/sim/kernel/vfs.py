@@ -11,6 +11,7 @@ import errno
 import os
 from collections.abc import Callable
 from contextvars import ContextVar
+from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
@@ -21,11 +22,23 @@ Writer = Callable[[bytes], None]
 MAX_WRITE_BYTES: Final = 4096
 """kernfs takes one page as one command (``atomic_write_len``); more is E2BIG."""
 MAX_NAME_BYTES: Final = 255
+DEVICE: Final = 0x1D
+"""st_dev of everything in a simulated tree."""
+OWN_PID: Final = 1
+"""The process that makes system calls on a simulated tree, unless somebody says otherwise."""
 
 caller_uid: ContextVar[int] = ContextVar("caller_uid", default=0)
 """Who makes the present system call: set by the faces, asked where a kernel file checks more than its mode."""
 
 _inodes = count(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Flock:
+    """A lock of flock(2) that process ``pid`` holds on a directory."""
+
+    pid: int
+    exclusive: bool
 
 
 def refuse(number: int) -> OSError:
@@ -138,10 +151,9 @@ class Directory:
     """
 
     __slots__ = (
-        "_exclusive",
-        "_shared",
         "children",
         "dead",
+        "flocks",
         "gid",
         "inode",
         "mode",
@@ -161,7 +173,7 @@ class Directory:
         self.on_mkdir: Callable[[str], None] | None = None
         self.on_rmdir: Callable[[], None] | None = None
         self.on_rename: Callable[[Directory, str], None] | None = None
-        self._shared, self._exclusive = 0, False
+        self.flocks: list[Flock] = []
 
     def add(
         self,
@@ -236,22 +248,16 @@ class Directory:
         """Whether the caller has these rights (4 read, 2 change, 1 pass through) here; OSError: EACCES."""
         _check_mode(self, caller_uid.get(), wanted)
 
-    def try_lock(self, *, exclusive: bool) -> bool:
-        """flock(2) without waiting: True if it is held now; give it back with ``unlock``."""
-        if self._exclusive or (exclusive and self._shared):
+    def try_lock(self, *, exclusive: bool, pid: int = OWN_PID) -> bool:
+        """flock(2) by process ``pid`` without waiting: True if it is held now; give it back with ``unlock``."""
+        if any(exclusive or held.exclusive for held in self.flocks):
             return False
-        if exclusive:
-            self._exclusive = True
-        else:
-            self._shared += 1
+        self.flocks.append(Flock(pid, exclusive))
         return True
 
-    def unlock(self, *, exclusive: bool) -> None:
-        """Give back a lock that was taken with the same kind."""
-        if exclusive:
-            self._exclusive = False
-        else:
-            self._shared -= 1
+    def unlock(self, *, exclusive: bool, pid: int = OWN_PID) -> None:
+        """Give back a lock that was taken with the same kind by the same process."""
+        self.flocks.remove(Flock(pid, exclusive))
 
     def _child(self, name: str) -> File | Directory:
         child = self.children.get(name)

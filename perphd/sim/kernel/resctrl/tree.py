@@ -95,11 +95,13 @@ class ResctrlTree:
     def umount(self) -> None:
         """All groups go, all values are the default again; OSError: EINVAL if it is not mounted.
 
-        The kernel answers EBUSY while a file is open or a shell stands in the tree: whoever holds the open files
-        (the FUSE mount) must refuse that itself.
+        EBUSY while somebody holds the tree's lock, since that is an open directory. The kernel answers so while any
+        file is open or a shell stands in the tree: who holds those (the FUSE mount) must refuse that itself.
         """
         if not self.mounted:
             raise refuse(errno.EINVAL)
+        if self.directory.flocks:
+            raise refuse(errno.EBUSY)
         self.membership.forget()
         self.lifecycle.remove_all()
         self.registry = Registry(Group("", Kind.CONTROL, self.directory))
