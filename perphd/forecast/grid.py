@@ -1,0 +1,115 @@
+"""Distributions on a fixed grid: sums of independent usages by convolution, rounded to the safe side.
+
+A grid of G cells over [0, capacity] holds P(X = k w), w = capacity / G, k = 0..G, and one more cell for "more than
+the capacity". Every value is rounded up to its cell. A sum of n terms is therefore over-estimated by at most n w and
+never under-estimated. The cost is one convolution a term, whatever the number of outcomes.
+
+    P(A + B = x) = sum_k P(A = k) P(B = x - k)
+
+Convolution assumes independence. Tasks of one job share one draw of their usage: ``multiplied`` takes n times one draw.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perphd.forecast.histogram import Floats, Histogram, shares_to
+
+CELLS: Final = 1024
+"""Cells of a grid. 20 tasks and a true probability of .0428 give .0473 with 1024 cells and .0632 with 256."""
+_ROUNDING: Final = 1e-9
+"""A value this fraction of a cell above a grid point is that point: 0.1 + 0.2 is not more than 0.3."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class GridDistribution:
+    """``shares[k]`` is the probability of ``k * cell``, and ``over`` that of more than ``capacity``."""
+
+    capacity: float
+    shares: Floats
+    over: float
+
+    @property
+    def cells(self) -> int:
+        """Cells between 0 and the capacity."""
+        return len(self.shares) - 1
+
+    @property
+    def cell(self) -> float:
+        """Width of one cell."""
+        return self.capacity / self.cells
+
+
+def nothing(capacity: float, cells: int = CELLS) -> GridDistribution:
+    """The usage 0 for certain: the neutral element of ``added``."""
+    return of_outcomes({0.0: 1.0}, capacity, cells)
+
+
+def of_outcomes(outcomes: Mapping[float, float], capacity: float, cells: int = CELLS) -> GridDistribution:
+    """The distribution with these probabilities of these values; they are scaled to sum to 1."""
+    total = sum(outcomes.values())
+    if capacity <= 0 or cells < 1 or total <= 0 or any(v < 0 or p < 0 for v, p in outcomes.items()):
+        raise ValueError(
+            "a grid needs a positive capacity, and outcomes that are not negative and not all impossible"
+        )
+    shares, over = np.zeros(cells + 1), 0.0
+    for value, probability in outcomes.items():
+        place = math.ceil(value * cells / capacity - _ROUNDING)
+        if place <= cells:
+            shares[place] += probability / total
+        else:
+            over += probability / total
+    return GridDistribution(capacity, shares, over)
+
+
+def of_histogram(histogram: Histogram, capacity: float, cells: int = CELLS) -> GridDistribution:
+    """A histogram of values that are not negative, each cell taking what lies above the cell before it."""
+    if histogram.least < 0 or capacity <= 0:
+        raise ValueError("a grid starts at 0 and ends at a positive capacity")
+    up_to = shares_to(histogram, np.linspace(0.0, capacity, cells + 1))
+    return GridDistribution(capacity, np.diff(up_to, prepend=0.0), float(1.0 - up_to[-1]))
+
+
+def added(first: GridDistribution, second: GridDistribution) -> GridDistribution:
+    """The distribution of the sum of two independent usages."""
+    if (first.capacity, first.cells) != (second.capacity, second.cells):
+        raise ValueError("distributions on different grids do not add")
+    sums = np.convolve(first.shares, second.shares)
+    shares = np.maximum(sums[: first.cells + 1], 0.0)
+    return GridDistribution(first.capacity, shares, max(0.0, 1.0 - float(np.sum(shares))))
+
+
+def sum_of(usages: Iterable[GridDistribution], capacity: float, cells: int = CELLS) -> GridDistribution:
+    """The distribution of the sum of independent usages."""
+    total = nothing(capacity, cells)
+    for usage in usages:
+        total = added(total, usage)
+    return total
+
+
+def multiplied(usage: GridDistribution, times: int) -> GridDistribution:
+    """``times`` tasks that all use the same amount, one draw of ``usage``."""
+    if times < 1:
+        raise ValueError("a job has at least one task")
+    fits = usage.cells // times + 1
+    shares = np.zeros_like(usage.shares)
+    shares[: (fits - 1) * times + 1 : times] = usage.shares[:fits]
+    return GridDistribution(usage.capacity, shares, usage.over + float(np.sum(usage.shares[fits:])))
+
+
+def probability_over(
+    running: GridDistribution, task: GridDistribution | None = None, tasks: int = 1
+) -> float:
+    """The probability that what runs, with ``tasks`` tasks of one job added, needs more than the capacity."""
+    return running.over if task is None else added(running, multiplied(task, tasks)).over
+
+
+def quantile_of(usage: GridDistribution, share: float) -> float:
+    """The smallest grid point that ``share`` of the usage does not exceed; infinity beyond the capacity."""
+    reached = np.nonzero(np.cumsum(usage.shares) >= share - 1e-12)[0]
+    return float(reached[0] * usage.cell) if len(reached) else math.inf

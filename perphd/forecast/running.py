@@ -1,0 +1,45 @@
+"""Running jobs: a distribution conditioned on what a job has used already.
+
+A job that has run for e seconds has the survival  S(t | e) = S(t) / S(e),  t >= e.
+
+A job that outlives every earlier one has none. Its end is then estimated by exponential increments (Tsafrir 2007): when
+the estimate passes, it moves 1, 2, 4, 8 ... cycles beyond the elapsed time. Its remaining work is taken to be the work
+done (half complete; Harchol-Balter 1997).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from perphd.forecast.histogram import Histogram, mean_given, survival_given
+
+
+@dataclass(frozen=True, slots=True)
+class Overrun:
+    """A job beyond all history: how often its end was moved, and where it is now."""
+
+    moved: int = 0
+    end_s: float = math.nan
+
+
+def moved_end(overrun: Overrun, longest_s: float, elapsed_s: float, cycle_s: float) -> Overrun:
+    """The estimated end after one cycle of the planner: moved if the job has reached it."""
+    reached = overrun.end_s if overrun.moved else longest_s
+    if elapsed_s < reached:
+        return overrun
+    return Overrun(overrun.moved + 1, elapsed_s + 2**overrun.moved * cycle_s)
+
+
+def still_running(history: Histogram, elapsed_s: float, ahead_s: float, overrun: Overrun) -> float:
+    """The probability that a job which has run for ``elapsed_s`` still runs ``ahead_s`` from now."""
+    known = survival_given(history, elapsed_s + ahead_s, elapsed_s) if history.count else math.nan
+    if not math.isnan(known):
+        return known
+    return 1.0 if ahead_s <= 0 or elapsed_s + ahead_s < overrun.end_s else 0.0
+
+
+def remaining_work(history: Histogram, done: float) -> float:
+    """The expected work left for a job that has done ``done``: never negative; ``done`` if that exceeds all history."""
+    expected = mean_given(history, done) if history.count else math.nan
+    return done if math.isnan(expected) else max(0.0, expected - done)
