@@ -21,6 +21,7 @@ from rdt.errors import (
     Full,
     Gone,
     Invalid,
+    Locked,
     Mismatch,
     ResctrlError,
     Unsupported,
@@ -29,6 +30,7 @@ from rdt.fill import Filled, TidSource
 from rdt.frozen import FrozenDict
 from rdt.fs import Fs, RealFs
 from rdt.groups import Groups, Limits, Made
+from rdt.holders import Holder, lock_holders
 from rdt.info import BandwidthInfo, BandwidthUnit, CacheInfo, Info, MonitoringInfo
 from rdt.monitor import Monitor
 from rdt.mount import DEFAULT_ROOT, Mount, find_mount, mount_command, mount_options, mount_resctrl, support
@@ -45,5 +47,6 @@ __all__ = [
     "Mount", "mount_resctrl", "mount_options", "mount_command", "find_mount", "support", "DEFAULT_ROOT",
     "Monitor", "GroupReading", "Reading", "Unavailable", "Why",
     "Fs", "RealFs",
-    "ResctrlError", "Busy", "Full", "Gone", "Invalid", "Unsupported", "Denied", "Broken", "Mismatch",
+    "Holder", "lock_holders",
+    "ResctrlError", "Busy", "Locked", "Full", "Gone", "Invalid", "Unsupported", "Denied", "Broken", "Mismatch",
 ]  # fmt: skip

@@ -13,8 +13,9 @@ import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rdt.errors import Busy, from_oserror
+from rdt.errors import Locked, from_oserror
 from rdt.fs import Fs, OpenFile
+from rdt.holders import lock_holders
 
 STATUS_FILE = "info/last_cmd_status"
 # With these the write never reached the part of the kernel that clears the status.
@@ -38,13 +39,18 @@ class Access:
     Args:
         fs: the file operations, the running kernel's or a simulated tree's.
         root: where resctrl is mounted, absolute.
-        lock_timeout_s: how long to wait for other programs that hold the tree's lock.
+        lock_timeout_s: how long to wait for other programs that hold the tree's lock; None: take no lock at all. The
+            kernel serialises single operations anyway; what is lost is that several of them belong together.
     """
 
-    def __init__(self, fs: Fs, root: str = "/sys/fs/resctrl", *, lock_timeout_s: float = 2.0) -> None:
+    def __init__(self, fs: Fs, root: str = "/sys/fs/resctrl", *, lock_timeout_s: float | None = 2.0) -> None:
         self.fs = fs
         self.root = root.rstrip("/")
         self._lock_timeout_s = lock_timeout_s
+
+    def patient(self, lock_timeout_s: float | None) -> Access:
+        """The same tree with another waiting time for its lock."""
+        return Access(self.fs, self.root, lock_timeout_s=lock_timeout_s)
 
     def path(self, *parts: str) -> str:
         """The absolute path of a file of the tree; empty parts are left out."""
@@ -129,20 +135,42 @@ class Access:
     @contextmanager
     def lock(self, *, exclusive: bool) -> Iterator[None]:
         """The lock that the kernel's documentation asks of programs: shared to read several files that belong
-        together, exclusive to change. Not to be taken twice by one caller. Raises Busy when others hold it too long.
+        together, exclusive to change. Not to be taken twice by one caller. Raises Locked when others hold it too long.
         """
+        if self._lock_timeout_s is None:
+            yield
+            return
         held = self.fs.lock(self.path(), exclusive=exclusive, timeout_s=self._lock_timeout_s)
         try:
             held.__enter__()
         except TimeoutError as error:
-            reason = f"another program has held the lock for {self._lock_timeout_s:g} s"
-            raise Busy(self.path(), doing="locking", reason=reason) from error
+            raise Locked(self.path(), doing="locking", reason=self._who_holds_it()) from error
         except OSError as error:
             raise from_oserror(error, self.path(), doing="locking") from error
         try:
             yield
         finally:
             held.__exit__(None, None, None)
+
+    def is_locked(self) -> str:
+        """Who keeps this program from changing anything now, by the lock; empty if nobody does. Does not wait."""
+        if self._lock_timeout_s is None:
+            return ""
+        held = self.fs.lock(self.path(), exclusive=True, timeout_s=0.0)
+        try:
+            held.__enter__()
+        except TimeoutError:
+            return self._who_holds_it()
+        except OSError as error:
+            raise from_oserror(error, self.path(), doing="locking") from error
+        held.__exit__(None, None, None)
+        return ""
+
+    def _who_holds_it(self) -> str:
+        holders = lock_holders(self.fs, self.path())
+        if not holders:
+            return "another program holds the lock (/proc/locks does not name it)"
+        return f"the lock is held by {', '.join(map(str, holders))}"
 
     def _status(self) -> list[str]:
         """The lines of the status file now; none where it says ok, is missing or cannot be read."""

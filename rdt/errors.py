@@ -83,6 +83,10 @@ class Busy(ResctrlError):
     advice = "try again later"
 
 
+class Locked(Busy):
+    """Another program holds the tree's lock (flock on the mount point). The reason names it where it can be found."""
+
+
 class Full(ResctrlError):
     """No CLOSID or RMID is left. Groups must be removed or shared first."""
 

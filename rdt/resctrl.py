@@ -44,13 +44,21 @@ class Resctrl:
         self._tasks = TaskWriter(access)
 
     @classmethod
-    def open(cls, fs: Fs | None = None, root: str = DEFAULT_ROOT, *, lock_timeout_s: float = 2.0) -> Resctrl:
+    def open(
+        cls, fs: Fs | None = None, root: str = DEFAULT_ROOT, *, lock_timeout_s: float | None = 2.0
+    ) -> Resctrl:
         """Read the description of what is mounted at ``root``. Nothing is mounted or changed.
+
+        ``lock_timeout_s``: how long to wait for other programs that hold the tree's lock; None: ignore the lock.
 
         Raises Unsupported where no resctrl is mounted there, with what an operator can do about it.
         """
         access = Access(fs or RealFs(), root, lock_timeout_s=lock_timeout_s)
         return cls(access, read_info(access))
+
+    def patient(self, lock_timeout_s: float | None) -> Resctrl:
+        """The same resctrl with another waiting time for its lock, to be used beside this one; None: ignore it."""
+        return Resctrl(self.access.patient(lock_timeout_s), self.info)
 
     def groups(self, prefix: str) -> Groups:
         """The groups of one program, told by their prefix: the usual way to make, fill and remove groups."""
@@ -128,10 +136,9 @@ class Resctrl:
     # --- schemata and mode --------------------------------------------------------------------------------
 
     def schemata(self, group: GroupRef = DEFAULT_GROUP) -> Schemata:
-        """A control group's values now."""
+        """A control group's values now. One file is read as a whole, which needs no lock."""
         path = self._schemata_path(group)
-        with self.reading():
-            return Schemata.parse(self.access.read(group.relative, "schemata"), path)
+        return Schemata.parse(self.access.read(group.relative, "schemata"), path)
 
     def apply(self, group: GroupRef, wanted: Schemata) -> Applied:
         """Write what differs from ``wanted`` (maybe partial) in one write, and read it back.

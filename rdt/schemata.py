@@ -172,13 +172,15 @@ class Schemata:
     def to_write(self) -> str:
         """The text of one write: a line per resource, masks first, domains ascending, each line ended.
 
+        Equal schemata have equal texts, in whatever order their resources were given or read.
+
         Masks come first because with mba_MBps the kernel takes bandwidths while it still parses: a bad mask behind
         them would leave them changed.
 
         Raises Invalid when nothing is to be written or the text is longer than the kernel takes in one write.
         """
         lines = []
-        for name, values in sorted(self.values.items(), key=lambda item: not is_cache(item[0])):
+        for name, values in sorted(self.values.items(), key=lambda item: _written_order(item[0])):
             cells = ";".join(
                 f"{domain}={_value_text(name, value)}" for domain, value in sorted(values.items())
             )
@@ -212,8 +214,14 @@ class Schemata:
         return " ".join(
             f"{name}:"
             + ";".join(f"{domain}={_value_text(name, value)}" for domain, value in sorted(cells.items()))
-            for name, cells in self.values.items()
+            for name, cells in sorted(self.values.items(), key=lambda item: _written_order(item[0]))
         )
+
+
+def _written_order(resource: str) -> tuple[bool, int, str]:
+    """Masks before bandwidths, then the kernel's order, then by name."""
+    known = SHOWN_ORDER.index(resource) if resource in SHOWN_ORDER else len(SHOWN_ORDER)
+    return not is_cache(resource), known, resource
 
 
 def _parse_cells(name: str, rest: str) -> Values | None:

@@ -244,7 +244,7 @@ def test_the_tour_in_the_readme_works(
     assert told[:4] == [
         "8 control groups, the default one included",
         "L3 11 ways in domains (0, 1)",
-        "wrote L3:0=f MB:0=50 and to undo it: MB:0=100 L3:0=7ff",
+        "wrote L3:0=f MB:0=50 and to undo it: L3:0=7ff MB:0=100",
         "1f ()",
     ]
     assert told[4].startswith("domain 0 (11 ways): 12 exclusive ways are wanted")

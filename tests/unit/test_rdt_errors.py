@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import errno
+import os
 import pickle
 
 import pytest
 
+from perphd.sim.host import SimHost
+from perphd.sim.kernel.proc import foreign_lock
+from perphd.sim.machine import Machine
+from perphd.sim.workload import Batch
 from rdt import (
     Broken,
     Busy,
@@ -14,11 +19,17 @@ from rdt import (
     Full,
     Gone,
     GroupRef,
+    Holder,
     Invalid,
+    Locked,
+    RealFs,
+    Resctrl,
     ResctrlError,
     Schemata,
     Unsupported,
+    lock_holders,
 )
+from rdt.access import Access
 from rdt.errors import class_of, from_oserror
 from tests.unit.rdt_world import ROOT, World
 
@@ -118,13 +129,44 @@ def test_when_the_kernels_buffer_is_full_no_old_line_is_taken():
 def test_waiting_for_the_lock_in_vain_is_busy():
     world = World()
     resctrl = world.open()
+    change = Schemata.of({"L3": {0: 1}})
     with world.fs.lock(ROOT, exclusive=True, timeout_s=0.0):
-        with pytest.raises(Busy, match="another program"):
-            resctrl.schemata()
-        with pytest.raises(Busy):
-            resctrl.apply(GroupRef(), Schemata.of({"L3": {0: 1}}))
+        assert resctrl.schemata(), "one file is read as a whole: nobody has to wait for that"
+        with pytest.raises(Locked, match="another program"):
+            resctrl.list_groups()
+        with pytest.raises(Locked):
+            resctrl.apply(GroupRef(), change)
     with world.fs.lock(ROOT, exclusive=False, timeout_s=0.0):
-        assert resctrl.schemata()  # readers do not keep each other out
+        assert resctrl.list_groups()  # readers do not keep each other out
         with pytest.raises(Busy):
-            resctrl.apply(GroupRef(), Schemata.of({"L3": {0: 1}}))
-    assert resctrl.apply(GroupRef(), Schemata.of({"L3": {0: 1}})).wrote
+            resctrl.apply(GroupRef(), change)
+    assert resctrl.apply(GroupRef(), change).wrote
+
+
+def test_who_holds_the_lock_is_named():
+    host = SimHost([Batch("pi", "/batch/pi")], machine=Machine(1, 2), resctrl=True)
+    assert host.resctrl is not None
+    resctrl = Resctrl.open(host.fs.raw, ROOT, lock_timeout_s=0.0)
+    assert resctrl.access.is_locked() == ""
+    assert lock_holders(host.fs.raw, ROOT) == ()
+    with foreign_lock(host.fs.root, host.resctrl.directory, pid=4711):
+        assert lock_holders(host.fs.raw, ROOT) == (Holder(4711, True, "flock", 65534),)
+        assert resctrl.access.is_locked() == "the lock is held by pid 4711 (flock, uid 65534, exclusive)"
+        with pytest.raises(Locked, match=r"pid 4711 \(flock, uid 65534"):
+            resctrl.list_groups()
+        host.fs.root.make("/proc").remove("4711")
+        assert "a process that inherited the lock" in resctrl.access.is_locked()
+        ignoring = resctrl.patient(None)
+        assert ignoring.access.is_locked() == ""
+        assert ignoring.apply(GroupRef(), Schemata.of({"L3": {0: 1}})).wrote
+        host.fs.root.make("/proc/4711").add("comm", "flock\n")
+    assert resctrl.access.is_locked() == ""
+
+
+def test_the_holder_of_a_real_lock_is_named(tmp_path):
+    fs = RealFs()
+    with fs.lock(str(tmp_path), exclusive=False, timeout_s=0.0):
+        (holder,) = lock_holders(fs, str(tmp_path))
+        assert (holder.pid, holder.exclusive, holder.uid) == (os.getpid(), False, os.getuid())
+        assert Access(fs, str(tmp_path)).is_locked().endswith("shared)")
+    assert lock_holders(fs, str(tmp_path)) == ()

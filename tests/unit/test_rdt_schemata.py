@@ -36,6 +36,27 @@ def test_what_the_kernel_shows_is_read(shown, values):
     assert Schemata.parse(shown) == Schemata.of(values)
 
 
+def test_equal_schemata_write_equal_texts_whatever_the_order_of_their_lines():
+    shown = Schemata.parse("    MB:0= 40;1=100\nL3DATA:0=7c0;1=7c0\nL3CODE:0=7c0;1=7c0\n")
+    made = Schemata.of(
+        {"L3CODE": {1: 0x7C0, 0: 0x7C0}, "L3DATA": {0: 0x7C0, 1: 0x7C0}, "MB": {0: 40, 1: 100}}
+    )
+    assert shown == made
+    assert shown.to_write() == made.to_write() == "L3DATA:0=7c0;1=7c0\nL3CODE:0=7c0;1=7c0\nMB:0=40;1=100\n"
+    assert str(shown) == str(made)
+
+
+@given(schematas, st.randoms())
+def test_the_text_depends_on_the_values_alone(schemata, random):
+    items = list(schemata.values.items())
+    random.shuffle(items)
+    other = Schemata.of(dict(items))
+    assert other == schemata
+    assert str(other) == str(schemata)
+    if schemata:
+        assert other.to_write() == schemata.to_write()
+
+
 def test_lines_that_are_not_understood_are_kept_and_never_written():
     text = "    L3:uninitialized\n    MB:0= 50\nNEWRES:0=a,b;1=c\n"
     schemata = Schemata.parse(text)
