@@ -14,6 +14,7 @@ import socket
 import subprocess
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from tools.vm.image import Image, VmError
@@ -35,12 +36,31 @@ those that matter: Linux 6.12, whose allocator lives by that instruction, panics
 using it; programs, which use it with a lock or not at all, still see it (numpy asks for it)."""
 
 
+@dataclass(frozen=True, slots=True)
+class Emulator:
+    """Which QEMU runs a machine, and the processor that it emulates. ``kvm``: whether it may use KVM instead."""
+
+    command: tuple[str, ...] = ("qemu-system-x86_64",)
+    processor: str = "max"
+    kvm: bool = True
+
+
 class Machine:
     """One machine, whose files are in ``folder``; a machine that runs there already is taken over."""
 
-    def __init__(self, image: Image, folder: Path, *, cpus: int = 2, memory_mb: int = 1536) -> None:
+    def __init__(
+        self,
+        image: Image,
+        folder: Path,
+        *,
+        cpus: int = 2,
+        sockets: int = 1,
+        memory_mb: int = 1536,
+        emulator: Emulator | None = None,
+    ) -> None:
         self.image, self.folder = image, folder
-        self._cpus, self._memory_mb = cpus, memory_mb
+        self._cpus, self._sockets, self._memory_mb = cpus, sockets, memory_mb
+        self._emulator = emulator or Emulator()
         self._shell: Shell | None = None
 
     @property
@@ -80,8 +100,8 @@ class Machine:
         """
         if self.pid is not None:
             raise VmError(f"a machine runs in {self.folder} already (process {self.pid})")
-        if shutil.which("qemu-system-x86_64") is None:
-            raise VmError("needs qemu-system-x86_64: packaging/apt-install vm")
+        if shutil.which(self._emulator.command[0]) is None:
+            raise VmError(f"needs {self._emulator.command[0]}: packaging/apt-install vm")
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         (self.folder / "port").write_text(str(_free_port()))
@@ -102,14 +122,15 @@ class Machine:
     def _command(self, overlay: str) -> list[str]:
         port = (self.folder / "port").read_text()
         # Not by default: where machines are nested, /dev/kvm may be there and fail after a while.
-        kvm = os.environ.get("PERPHD_VM_ACCEL", "tcg") == "kvm"
+        kvm = self._emulator.kvm and os.environ.get("PERPHD_VM_ACCEL", "tcg") == "kvm"
         fast = ["-accel", "kvm", "-cpu", "host"]
-        emulated = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", "max"]
+        emulated = ["-accel", "tcg,thread=multi,tb-size=512", "-cpu", self._emulator.processor]
+        shape = f"{self._cpus},sockets={self._sockets}"
         told = COMMAND_LINE if kvm else COMMAND_LINE + EMULATED
         return [
-            "qemu-system-x86_64",
+            *self._emulator.command,
             *(fast if kvm else emulated),
-            *("-machine", "q35", "-smp", str(self._cpus), "-m", str(self._memory_mb)),
+            *("-machine", "q35", "-smp", shape, "-m", str(self._memory_mb)),
             *("-nodefaults", "-no-user-config", "-display", "none"),
             *("-kernel", str(self.image.kernel), "-initrd", str(self.image.initrd), "-append", told),
             *("-drive", f"file={overlay},if=none,id=disk,cache=unsafe,format=qcow2"),
