@@ -69,7 +69,7 @@ def arbitrate(
     elif grant is not None:
         _divide_cpus(topology, lras, batch, protections, grant, result)
     _divide_memory(topology, lras, batch, protections, settings, result)
-    ladder.divide(host, batch, tuple(protections.values()), result)
+    ladder.divide(host, lras, batch, protections, result)
     return result
 
 

@@ -3,8 +3,8 @@
 Protecting all of them from batch does not protect them from each other, so each gets cores that nobody else may use.
 How many is guessed from how busy it keeps them and learned from what came of it (``partition``); who is short gets
 enough for its target at once, from batch first, then from whoever can spare it; what is more than enough goes back to
-batch, a core at a time where that is a guess (``crowd_cores``). Cache and bandwidth are taken from batch as one
-(``crowd_cache``).
+batch, a core at a time where that is a guess (``crowd_cores``). Cache and bandwidth are taken from batch in each L3
+domain by what the LRAs there need (``domain_caches``).
 
 One tick is one pass over values: ``Crowd`` goes in and comes out, nothing else is remembered.
 """
@@ -20,11 +20,11 @@ from perphd.admission import crowd_records, memory, partition
 from perphd.admission.backoff import doubled_s
 from perphd.admission.cause import nothing_to_give
 from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, total_cores
-from perphd.admission.crowd_cache import CacheTurn
 from perphd.admission.crowd_cores import SharedCores, Shares, divide
 from perphd.admission.crowd_records import Draft
 from perphd.admission.crowd_state import Crowd, Result, floor_cores, present
 from perphd.admission.detector import DetectorState
+from perphd.admission.domain_caches import DomainCaches
 from perphd.admission.member import (
     STEPS,
     Look,
@@ -85,7 +85,7 @@ class CrowdTick:
             can_lend=bool(giving) and all("cpu_weight" in v.enforceable for v in giving),
             now_s=self.now_s,
         )
-        self.cache = CacheTurn(settings, snapshot, self.crowd.cache, giving)
+        self.cache = DomainCaches(settings, snapshot, self.crowd.caches, self.crowd.placed, giving)
 
     def run(self) -> Result:
         """Learn from the samples, decide, and say what is to be in force."""
@@ -268,8 +268,7 @@ class CrowdTick:
 
     def _judge_cache(self) -> None:
         """What came of the last change of cache or bandwidth."""
-        name = self.cache.judge_tightened(self.members, self.looks)
-        if name is not None:
+        for name in self.cache.judge_tightened(self.members, self.looks):
             until_s = self.now_s + self.looks[name].settings.regret_s
             self.members[name] = replace(self.members[name], idle_cache_until_s=until_s)
             text = "less cache and bandwidth for batch did not help it: undone"
@@ -286,28 +285,25 @@ class CrowdTick:
             return
         if any(counts[n] != m.cores or m.trial is not None for n, m in self.members.items()):
             return
-        if self.cache.loosen(self.members):
+        if (name := self.cache.loosen(self.members)) is not None:
             text = "everybody has room: batch gets back some cache or bandwidth"
-            self.drafts[next(iter(self.looks))] = Draft(Action.SHRINK, text)
+            self.drafts[name] = Draft(Action.SHRINK, text)
 
     # -- the end ------------------------------------------------------------------------------------
 
     def _finish(self, shares: Shares) -> Result:
         topology, counts, floor = self.snapshot.host.topology, shares.counts, self.cores.floor
-        if self.new:
-            self.cache.begin()
-        if not self.cores.has_batch:
-            self.cache.end()
         placed = place(topology, counts, self.crowd.placed)
+        self.cache.move(placed, self.cores.has_batch)
         left = self.cores.total - sum(counts.values())
         lent = self._lent(floor - left, placed, counts) if shares.lends and left < floor else ()
         left += len(lent)
         weight: Weight = IDLE if lent else 100
-        cache = self.cache.state.ways, self.cache.state.pct
         decisions: list[Decision] = []
         protections: dict[str, Allocation] = {}
         for name, count in counts.items():
             member, look, draft = self.members[name], self.looks[name], self.drafts[name]
+            cache = self.cache.protection(name)
             if count != member.cores:
                 trial = None
                 if member.cores and draft.action is not Action.ROLLBACK:
@@ -329,7 +325,7 @@ class CrowdTick:
             placed=placed,
             batch_cores=left,
             lent=lent,
-            cache=self.cache.state,
+            caches=self.cache.states,
         )
         decisions += crowd_records.waiting(self.snapshot, self.looks)
         return Result(crowd, tuple(decisions), tuple(self.outcomes), protections)

@@ -1,4 +1,4 @@
-"""Cache and bandwidth of several LRAs: what batch may not use, one for all, by the ladder and by what came of it.
+"""Cache and bandwidth of the LRAs of one L3 domain: what batch may not use there, by the ladder and by what came of it.
 
 For who is short more is taken from batch, and given back at once if that did not help; where everybody has room, batch
 gets a step back, and loses it again if somebody misses it. What was missed is not tried again for a while that doubles.

@@ -30,16 +30,16 @@ class Crowd:
 
     ``members``, ``placed``: by name; ``trouble_was_quiet``: batch was not even there when they got into each other's
     way; ``quiet_since_s``: since when batch is idle or gone; ``lent``: cores of an LRA on which batch, which has none
-    of its own, is an idle guest.
+    of its own, is an idle guest; ``caches``: by L3 domain.
     """
 
     members: Mapping[str, Member] = field(default_factory=dict)
     placed: Mapping[str, Cores] = field(default_factory=dict)
     batch_cores: int = 0
     lent: Cores = ()
-    cache: CacheState = CacheState()
     quiet_since_s: float | None = None
     trouble_was_quiet: bool = False
+    caches: Mapping[int, CacheState] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,10 @@ bandwidth. The LRA itself keeps the whole cache and is never throttled. Growing 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from perphd.admission.domains import domains_of
 from perphd.domain.allocation import Allocation, Settings
 from perphd.domain.decision import Cause
 from perphd.domain.policy import HostView, WorkloadView
@@ -125,19 +126,34 @@ def strictest_cache(protections: Sequence[Allocation]) -> tuple[int, int]:
 
 def divide(
     host: HostView,
+    lras: Sequence[WorkloadView],
     batch: Sequence[WorkloadView],
-    protections: Sequence[Allocation],
+    protections: Mapping[str, Allocation],
     result: dict[str, Settings],
 ) -> None:
-    """Put batch's masks and throttles into ``result``: the strictest of all protections, on every L3 domain."""
-    protected, throttle = strictest_cache(protections)
-    domains = [domain.domain for domain in host.topology.l3_domains]
-    for view in batch:
-        settings = result[view.spec.name]
+    """Put batch's masks and throttles into ``result``: in each L3 domain the strictest protection of an LRA there.
+
+    In a domain without such an LRA batch keeps all ways and its bandwidth. ``result`` already has everybody's CPUs.
+    """
+    homes = {
+        view.spec.name: domains_of(host.topology, view, result[view.spec.name].cpus)
+        for view in lras
+        if view.spec.name in protections
+    }
+    masks: list[tuple[int, int]] = []
+    levels: list[tuple[int, int]] = []
+    for domain in (each.domain for each in host.topology.l3_domains):
+        here = [protections[name] for name, domains in homes.items() if domain in domains]
+        protected, throttle = strictest_cache(here)
         if protected and host.llc_ways:
             left = max(host.min_cbm_bits, host.llc_ways - protected)
-            mask = batch_mask(left, host.llc_ways)
-            settings = replace(settings, llc_masks=tuple((domain, mask) for domain in domains))
+            masks.append((domain, batch_mask(left, host.llc_ways)))
         if throttle < 100 and host.mba_levels_pct:
-            settings = replace(settings, mba_pct=tuple((domain, throttle) for domain in domains))
+            levels.append((domain, throttle))
+    for view in batch:
+        settings = result[view.spec.name]
+        if masks:
+            settings = replace(settings, llc_masks=tuple(masks))
+        if levels:
+            settings = replace(settings, mba_pct=tuple(levels))
         result[view.spec.name] = settings

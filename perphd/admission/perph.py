@@ -122,5 +122,6 @@ def _how_lras_fare(snapshot: Snapshot, target: TargetState) -> Lras:
     good = Health.HEALTHY, Health.OVERPROVISIONED
     well = all(d.verdict.health in good and d.action is Action.HOLD for d in decisions)
     crowd = target.memory.crowd if isinstance(target.memory, PerphMemory) else None
-    calm = crowd is None or (crowd.cache.loosened is None and crowd.cache.tightened is None)
+    caches = crowd.caches.values() if crowd is not None else ()
+    calm = all(state.loosened is None and state.tightened is None for state in caches)
     return Lras(there=bool(decisions), well=well, calm=calm)

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perphd.admission import inferer, ladder
-from perphd.admission.context import SMT_SLOWER, lras, model_context
+from perphd.admission.context import SMT_SLOWER, model_context
 from perphd.admission.detector import Judgement, Target
+from perphd.admission.domains import protections_beside
 from perphd.admission.inferer import Assessed
 from perphd.admission.outcomes import FEW, HELPED_RATIO, PATIENCE
 from perphd.admission.scatter import mean
@@ -245,10 +246,10 @@ def _barred(allocation: Allocation, regretted: Sequence[Allocation]) -> bool:
 def _cache_options(scene: Scene, cause: Cause) -> tuple[Allocation, ...]:
     """The present allocation, and those that protect more of cache, of bandwidth, or of both.
 
-    More than what is in force on batch, whoever asked for that.
+    More than what is in force on batch in its L3 domains, whoever asked for that.
     """
-    others = (v.protection for v in lras(scene.snapshot) if v.protection is not None)
-    ways, pct = ladder.strictest_cache([scene.current, *others])
+    beside = protections_beside(scene.snapshot, scene.view)
+    ways, pct = ladder.strictest_cache([scene.current, *beside])
     in_force = replace(scene.current, llc_ways=ways, mbw_pct=pct)
     giving = tuple(v for v in scene.giving() if v.sample is not None)
     rungs = ladder.stronger(in_force, cause, scene.snapshot.host, giving)

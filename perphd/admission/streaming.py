@@ -23,6 +23,7 @@ from typing import Final
 from perphd.admission.backoff import doubled_s
 from perphd.admission.batch_rates import Rates, changes, is_busy, rate_of, standard_error
 from perphd.admission.context import batches
+from perphd.admission.domains import domains_of
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.decision import Outcome
@@ -144,7 +145,7 @@ class _Turn:
         self.snapshot, self.settings, self.policy, self.at_s = snapshot, settings, policy, snapshot.at_s
         there = {view.spec.name for view in batches(snapshot)}
         self.jobs = {v.spec.name: v for v in batches(snapshot) if _can(v, snapshot.host, settings)}
-        self.busy = tuple(name for name, view in self.jobs.items() if is_busy(view))
+        self.busy = self._busy()
         self.outcomes: list[Outcome] = []
         # What is confined stays so over a pause in which it cannot be set; who left the list is forgotten.
         self.now = replace(
@@ -153,6 +154,20 @@ class _Turn:
             settled=tuple(s for s in before.settled if s.name in there),
             trial=before.trial if before.trial is not None and before.trial.name in there else None,
             last=before.last if before.last is not None and before.last.name in there else None,
+        )
+
+    def _busy(self) -> tuple[str, ...]:
+        """The busy jobs that share an L3 domain with another busy one: alone in a cache, nobody has to gain there."""
+        topology = self.snapshot.host.topology
+        homes = {
+            name: frozenset(domains_of(topology, view, self.settings[name].cpus))
+            for name, view in self.jobs.items()
+            if is_busy(view)
+        }
+        return tuple(
+            name
+            for name, mine in homes.items()
+            if any(mine & other or not mine for n, other in homes.items() if n != name)
         )
 
     def run(self, lras: Lras) -> None:
@@ -341,9 +356,10 @@ def _misses(view: WorkloadView) -> float:
 def _least(host: HostView, settings: Settings) -> tuple[tuple[int, int], ...]:
     """The smallest mask inside of what it has, at the end that devices do not share (see ``ladder.batch_mask``)."""
     least = (1 << host.min_cbm_bits) - 1
-    if settings.llc_masks is KEEP:
-        return tuple((domain.domain, least) for domain in host.topology.l3_domains)
-    return tuple((domain, least << ((mask & -mask).bit_length() - 1)) for domain, mask in settings.llc_masks)
+    masks = {} if settings.llc_masks is KEEP else dict(settings.llc_masks)
+    domains = (each.domain for each in host.topology.l3_domains)
+    # In a domain without a mask it has all ways: the lowest bit of its mask is then bit 0.
+    return tuple((d, least << ((masks.get(d, 1) & -masks.get(d, 1)).bit_length() - 1)) for d in domains)
 
 
 def _caches_and_cores(settings: Settings) -> Settings:

@@ -53,6 +53,7 @@ from perphd.isolation.journal import Journal
 from perphd.isolation.neighbours import Neighbours
 from perphd.monitor.hostload import HostLoad
 from perphd.monitor.links import LinkLoad
+from perphd.monitor.residence import Residence
 from perphd.monitor.sampler import Monitor
 from perphd.monitor.sli import open_source
 from perphd.monitor.store import Store
@@ -188,6 +189,7 @@ def build_agent(
         bounds=bounds,
         actuators=lambda: _actuators(fs),
         discovery=Discovery(fs, Lookup(fs, hierarchies)),
+        residence=Residence(fs, hierarchies),
         waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)
         if real and clock is not None
         else None,

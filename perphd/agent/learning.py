@@ -16,6 +16,7 @@ from perphd.admission.context import (
     model_context,
     total_cores,
 )
+from perphd.admission.domains import protections_beside
 from perphd.admission.inferer import untouched
 from perphd.admission.ladder import strictest_cache
 from perphd.domain.allocation import Allocation
@@ -37,7 +38,6 @@ def observations(
     held = any(protection != nothing for protection in protections)
     quiet = available(use) and batch_is_quiet(snapshot, batch_idle_cores, held)
     in_force = strictest([protection.cpu for protection in protections])
-    ways, pct = strictest_cache(protections)
     samples = [view.sample for view in lras(snapshot) if view.sample is not None]
     bandwidth, used = _Sums(samples, "mbw_bytes_per_s"), _Sums(samples, "cpu_usage_cores")
     per_cpu = cores_per_cpu(snapshot)
@@ -47,10 +47,12 @@ def observations(
         allocation = view.protection if view.protection is not None else nothing
         apart = False
         if in_force is not None:
-            # Batch is held back by whoever asked for most: that is what this LRA's sample was taken under.
+            # Batch is held back by whoever asked for most, its ways and bandwidth only by those with whom this LRA
+            # shares a cache: that is what its sample was taken under.
             own = allocation.cpu.own_cores
             cpu = replace(in_force, exclusive=allocation.cpu.exclusive, own_cores=own)
             apart = own is not None
+            ways, pct = strictest_cache(protections_beside(snapshot, view))
             allocation = replace(allocation, cpu=cpu.as_its_lra_sees_it(), llc_ways=ways, mbw_pct=pct)
         yield (
             view.spec.name,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from perphd.admission.inferer import untouched
 from perphd.agent.modes import Modes
 from perphd.agent.state import Enforceable, Protection, State
@@ -23,6 +25,7 @@ class Protections:
 
     def __init__(self, state: State, modes: Modes) -> None:
         self._state, self._modes = state, modes
+        self._bounds_s = -math.inf
 
     def flagged(self, sample: Sample) -> Sample:
         """The sample, flagged if what was set last is still taking effect."""
@@ -39,8 +42,7 @@ class Protections:
         known = self._state.enforceable.get(spec.name)
         if known is None or known.present != present or now_s - known.looked_s >= ENFORCEABLE_S:
             knobs, missing = self._state.parts.executor.enforceable(spec)
-            if knobs & {"llc_masks", "mba_pct"} and self._state.actuators == Actuators():
-                self._state.actuators = self._state.parts.actuators()  # resctrl was mounted after the start
+            self._look_at_bounds(bool(knobs & {"llc_masks", "mba_pct"}), now_s)
             # All are looked at when they are first seen, and then in turns, so that no later tick pays for all.
             early_s = len(self._state.enforceable) % ENFORCEABLE_S if known is None else 0.0
             known = Enforceable(knobs, missing, now_s - early_s, present)
@@ -48,6 +50,13 @@ class Protections:
         # What is left to somebody else cannot be counted on, however well it could be written.
         conflicts = self._state.parts.executor.conflicts()
         return known.knobs.difference(c.knob for c in conflicts if c.workload == spec.name and c.yielded)
+
+    def _look_at_bounds(self, settable: bool, now_s: float) -> None:
+        """What resctrl offers: looked at again now and then, and when it was mounted after the start."""
+        mounted = settable and self._state.actuators == Actuators()
+        if mounted or now_s - self._bounds_s >= ENFORCEABLE_S:
+            self._bounds_s = now_s
+            self._state.actuators = self._state.parts.actuators()
 
     def note(self, target: TargetState, now_s: float, changed: bool, again: bool = False) -> None:
         """Remember what is now in force for each LRA: its decision's choice, if it and some batch are enforced.

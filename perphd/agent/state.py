@@ -32,6 +32,7 @@ from perphd.host.topology import Processors
 from perphd.isolation.executor import Executor
 from perphd.monitor.hostload import HostLoad
 from perphd.monitor.links import LinkLoad
+from perphd.monitor.residence import Residence
 from perphd.monitor.sampler import Monitor
 
 
@@ -65,6 +66,7 @@ class Parts:
     waker: Waker | None = None
     links: LinkLoad | None = None
     discovery: Discovery | None = None
+    residence: Residence | None = None
     owned: tuple[Closable, ...] = ()
 
 

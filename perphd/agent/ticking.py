@@ -19,7 +19,9 @@ from perphd.domain.quick import maker
 from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
+from perphd.host.actuators import Actuators
 from perphd.isolation import RestoreReport
+from perphd.monitor.residence import NOWHERE
 
 RESYNC_S = 5.0
 """The kernel is read back so often even when nothing new is wanted, to notice foreign writers."""
@@ -63,6 +65,7 @@ class Ticking:
             if self._state.parts.links is not None:
                 self._network_pct = self._state.parts.links.read(now_s)
             self._take_samples(samples)
+            self._look_where_they_run(now_s)
             snapshot = self.snapshot(now_s, period_s)
             self.learn(snapshot)
             deciding = time.perf_counter()
@@ -121,6 +124,17 @@ class Ticking:
     def _take_samples(self, samples: Sequence[Sample]) -> None:
         self._state.samples = {sample.workload: self._protections.flagged(sample) for sample in samples}
 
+    def _look_where_they_run(self, now_s: float) -> None:
+        """Which L3 domains workloads use: of interest only where there are several and something can be set in each."""
+        residence, topology = self._state.parts.residence, self._state.topology
+        if residence is None:
+            return
+        asked = len(topology.l3_domains) > 1 and self._state.actuators != Actuators()
+        specs = self._state.all_specs() if asked else ()
+        here = {s.name: s.cgroup for s in specs if not self._state.samples[s.name].has(Quality.GONE)}
+        lras = {s.name for s in specs if s.kind is Kind.LRA}
+        residence.follow(here, lras, topology, now_s)
+
     def snapshot(self, now_s: float, period_s: float | None = None) -> Snapshot:
         """Everything that a policy may know at ``now_s``. ``period_s``: as ``tick`` has it."""
         views = tuple(self._view(spec, now_s) for spec in self._state.all_specs())
@@ -146,6 +160,8 @@ class Ticking:
         present = sample is not None and not sample.has(Quality.GONE)
         is_lra = spec.kind is Kind.LRA
         protection = self._state.protections.get(spec.name)
+        residence = self._state.parts.residence
+        home = NOWHERE if residence is None else residence.home(spec.name)
         return _make_view(
             spec=spec,
             sample=sample if present else None,
@@ -154,6 +170,8 @@ class Ticking:
             protected_since_s=protection.since_s if protection is not None else 0.0,
             enforceable=self._protections.knobs(spec, present, now_s),
             enforced=self._modes.of(spec) is Mode.ENFORCE,
+            allowed=home.allowed,
+            seen_domains=home.domains,
         )
 
     def learn(self, snapshot: Snapshot) -> None:

@@ -66,8 +66,10 @@ def decode_tagged(data: Any) -> Any:
         made = _class(data["type"])
         result = object.__new__(made)
         # Past __init__: fields that it computes are in the record, too.
+        known = {field.name for field in fields(made)}
         for name, item in data["fields"].items():
-            object.__setattr__(result, name, decode_tagged(item))
+            if name in known:  # else older than this version, which remembers it in another way
+                object.__setattr__(result, name, decode_tagged(item))
         for field in fields(made):
             if field.name not in data["fields"]:  # younger than the record
                 object.__setattr__(result, field.name, _default(field))

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from perphd.domain.allocation import Allocation, Settings
+from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Decision, Outcome
 from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import Sample
@@ -87,6 +88,8 @@ class WorkloadView:
     ``enforceable``: knob names (fields of Settings) that can be written for it here; ``enforced``: the operator
     wants it enforced (else it is only observed).
     ``model``, ``protection`` (what is in force for it) and ``protected_since_s``: only LRAs have them.
+    ``allowed``: the CPUs that its cgroup may use; None: not known. ``seen_domains``: the L3 domains in which its
+    threads have lately run; empty: not known.
     """
 
     spec: WorkloadSpec
@@ -96,6 +99,8 @@ class WorkloadView:
     protected_since_s: float = 0.0
     enforceable: frozenset[str] = frozenset()
     enforced: bool = False
+    allowed: CpuSet | None = None
+    seen_domains: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

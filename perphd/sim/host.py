@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from random import Random
 from typing import Final
 
@@ -258,8 +259,9 @@ class SimHost:
         own.add("comm", f"{process.comm}\n")
         own.add("cgroup", lambda: f"0::{running.group.path}\n")
         own.add("schedstat", schedstat)
-        for tid in process.tids:
+        for nth, tid in enumerate(process.tids):
             task = own.make(f"task/{tid}")
+            task.add("stat", partial(_stat, running, tid, nth))
             task.add("comm", f"{process.comm}\n")
             task.add("schedstat", schedstat)
 
@@ -346,3 +348,11 @@ def _patience(node: NodeWorkload) -> float:
         return node.requests.queue_limit
     rate = node.requests.rate_per_s
     return max(_BACKLOG, _BACKLOG_S * (rate or 0.0))
+
+
+def _stat(running: Running, tid: int, nth: int) -> str:
+    """A thread's line as proc(5) has it: threads lie on their group's CPUs in turns and share the CPU time evenly."""
+    cpus, threads = list(running.group.effective_cpus), len(running.process.tids)
+    ticks, cpu = int(running.run_s / threads * 100), cpus[nth % len(cpus)] if cpus else 0
+    before, between = "S 1 1 1 0 -1 4194304 0 0 0 0", "0 0 20 0 1 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 17"
+    return f"{tid} ({running.process.comm}) {before} {ticks} 0 {between} {cpu} 0 0 0 0 0 0 0 0 0 0 0 0 0\n"

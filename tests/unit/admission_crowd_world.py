@@ -64,6 +64,8 @@ class CrowdWorld:
     seed: int = 1
     settings: PolicySettings = field(default_factory=PolicySettings)
     min_cores: float = 1.0
+    ways: int = 0
+    levels: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         self.policy = PerphPolicy(self.settings)
@@ -118,10 +120,16 @@ class CrowdWorld:
                 cpu_some_pct=90.0, memory_current_bytes=1 << 28, memory_working_set_bytes=1 << 28,
             )  # fmt: skip
             spec = WorkloadSpec("pi", Kind.BATCH, "/pi", min_cores=self.min_cores)
-            views.append(WorkloadView(spec, sample, enforceable=KNOBS, enforced=True))
+            knobs = KNOBS | {"llc_masks", "mba_pct"} if self.ways else KNOBS
+            views.append(WorkloadView(spec, sample, enforceable=knobs, enforced=True))
         busy = float(len(self.topology.usable)) if self.batch else 1.0
         snapshot = Snapshot(
-            self.tick, self.now_s, 1.0, HostView(self.topology, busy), tuple(views), self.memory
+            self.tick,
+            self.now_s,
+            1.0,
+            HostView(self.topology, busy, self.ways, 1, self.levels),
+            tuple(views),
+            self.memory,
         )
         target = self.policy.decide(snapshot)
         self.memory, self.tick = target.memory, self.tick + 1

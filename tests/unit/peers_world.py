@@ -51,9 +51,10 @@ class Play:
         self.memory: Any = None
         self.target = TargetState({})
 
-    def step(self, *views: WorkloadView) -> dict[str, Settings]:
+    def step(self, *views: WorkloadView, machine: HostView | None = None) -> dict[str, Settings]:
         self.now_s += self.period_s
-        snapshot = Snapshot(self.tick, self.now_s, self.period_s, self.host, tuple(views), self.memory)
+        here = self.host if machine is None else machine
+        snapshot = Snapshot(self.tick, self.now_s, self.period_s, here, tuple(views), self.memory)
         self.target = self.policy.decide(snapshot)
         assert self.policy.decide(snapshot) == self.target, "not pure"
         self.memory = self.target.memory

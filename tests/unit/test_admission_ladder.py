@@ -175,15 +175,51 @@ def test_batch_has_the_highest_ways(left: int, total: int, mask: int) -> None:
     assert ladder.batch_mask(left, total) == mask
 
 
-def test_the_strictest_protection_binds_batch_on_every_domain() -> None:
+MILD = Allocation(untouched(4).cpu, llc_ways=3, mbw_pct=80)
+STRICT = Allocation(untouched(4).cpu, llc_ways=5)
+
+
+def a_lra(name: str, allowed: str | None = None, seen: tuple[int, ...] = ()) -> WorkloadView:
+    cpus = None if allowed is None else CpuSet.parse(allowed)
+    return WorkloadView(WorkloadSpec(name, Kind.LRA, f"/{name}"), None, allowed=cpus, seen_domains=seen)
+
+
+def divided(*lras: WorkloadView, decided: dict[str, CpuSet] | None = None) -> Settings:
+    """What batch gets beside a mild LRA ``db`` and a strict one ``web``; domain 0 has CPUs 0-1, domain 7 has 2-3."""
+    cpus = decided or {}
     result = {"pi": Settings()}
-    protections = [
-        Allocation(untouched(4).cpu, llc_ways=3, mbw_pct=80),
-        Allocation(untouched(4).cpu, llc_ways=5),
-    ]
-    ladder.divide(host(), BATCH, protections, result)
-    assert result["pi"].llc_masks == ((0, 0x7E0), (7, 0x7E0))
-    assert result["pi"].mba_pct == ((0, 80), (7, 80))
+    result |= {
+        v.spec.name: Settings(cpus=cpus[v.spec.name]) if v.spec.name in cpus else Settings() for v in lras
+    }
+    ladder.divide(host(), lras, BATCH, {"db": MILD, "web": STRICT}, result)
+    return result["pi"]
+
+
+def test_where_nothing_is_known_the_strictest_protection_binds_batch_on_every_domain() -> None:
+    found = divided(a_lra("db"), a_lra("web"))
+    assert found.llc_masks == ((0, 0x7E0), (7, 0x7E0))
+    assert found.mba_pct == ((0, 80), (7, 80))
+
+
+def test_each_domain_has_the_strictest_protection_of_the_lras_that_run_there() -> None:
+    found = divided(a_lra("db", "0-1"), a_lra("web", "2-3"))
+    assert found.llc_masks == ((0, 0x7F8), (7, 0x7E0))
+    assert found.mba_pct == ((0, 80),)
+    both = divided(a_lra("db", "0-1"), a_lra("web", "0-3"))
+    assert both.llc_masks == ((0, 0x7E0), (7, 0x7E0))
+
+
+def test_cpus_that_are_decided_now_count_before_those_that_the_cgroup_had() -> None:
+    decided = {"db": CpuSet.parse("2-3"), "web": CpuSet.parse("2")}
+    found = divided(a_lra("db", "0-1"), a_lra("web", "0-3", seen=(0,)), decided=decided)
+    assert found.llc_masks == ((7, 0x7E0),)
+    assert found.mba_pct == ((7, 80),)
+
+
+def test_a_domain_that_an_lra_may_use_and_does_not_is_left_alone() -> None:
+    found = divided(a_lra("db", "0-3", seen=(0,)), a_lra("web", "0-3", seen=(0,)))
+    assert found.llc_masks == ((0, 0x7E0),)
+    assert found.mba_pct == ((0, 80),)
 
 
 class Uncounted(CacheWorld):

@@ -299,3 +299,41 @@ def test_whatever_is_asked_cores_are_divided_and_never_shared(
         return world
 
     assert play().history == play().history
+
+
+def masks_of(world: CrowdWorld) -> dict[int, int]:
+    masks = world.in_force["pi"].llc_masks
+    return {} if masks is KEEP else dict(masks)
+
+
+def test_batch_loses_cache_only_in_the_domains_of_lras_and_by_what_those_need() -> None:
+    services = {"a": Service(2.0), "b": Service(3.0), "c": Service(1.0)}
+    world = CrowdWorld(machine(4, 8), services, ways=11, levels=(10, 50, 60, 100))
+    world.step(2)
+    assert isinstance(world.memory, PerphMemory)
+    assert world.memory.crowd is not None
+    used = {core // 8 for cores in world.memory.crowd.placed.values() for core in cores}
+    assert len(used) == 3, "kept apart while that costs nothing"
+    assert set(masks_of(world)) == used == set(world.memory.crowd.caches)
+    world.services["b"].present = False
+    world.step(5)
+    assert isinstance(world.memory, PerphMemory)
+    assert world.memory.crowd is not None
+    left = {core // 8 for cores in world.memory.crowd.placed.values() for core in cores}
+    assert len(left) == 2
+    assert set(masks_of(world)) == left == set(world.memory.crowd.caches)
+
+
+def test_what_is_given_back_in_one_domain_is_not_given_back_in_the_other() -> None:
+    """The LRA on the one socket has room, the other one is only just on target."""
+    world = CrowdWorld(
+        machine(2, 8), {"a": Service(0.5), "b": Service(6.0, knee=0.45)}, ways=11, levels=(10, 50, 60, 100)
+    )
+    seen = set()
+    for _ in range(120):
+        world.step()
+        assert isinstance(world.memory, PerphMemory)
+        crowd = world.memory.crowd
+        if crowd is not None:
+            seen.add(tuple(sorted((domain, state.ways) for domain, state in crowd.caches.items())))
+    assert any(len({ways for _, ways in each}) == 2 for each in seen), seen

@@ -153,3 +153,18 @@ def test_units_are_conserved_and_nobody_falls_below_one(latencies, seed, cores):
 @pytest.mark.parametrize("gone", [(), (batch(),)])
 def test_without_anybody_to_watch_nothing_is_set(gone):
     assert play().step(*gone) == {}
+
+
+def test_ways_and_bandwidth_that_are_there_later_are_divided_then_and_go_with_their_mount():
+    world = play()
+    bare, whole = host(ways=0), host()
+    world.step(lra("a"), lra("b"), batch(), machine=bare)
+    world.step(lra("a", 9.8), lra("b"), batch(), machine=bare)  # a core moves: what was found out stays
+    cores = {owner: units.cores for owner, units in world.memory.parts.items()}
+    assert {units.ways for units in world.memory.parts.values()} == {0}
+    settings = world.step(lra("a", 9.0), lra("b", 9.0), batch(), machine=whole)
+    assert [ways_of(settings[n]) for n in ("a", "b", "be")] == [4, 4, 3]
+    assert [units.mba for units in world.memory.parts.values()] == [4, 3, 3]
+    assert {owner: units.cores for owner, units in world.memory.parts.items()} == cores
+    world.step(lra("a"), lra("b"), batch(), machine=bare)
+    assert {(units.ways, units.mba) for units in world.memory.parts.values()} == {(0, 0)}

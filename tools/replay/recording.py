@@ -13,6 +13,7 @@ from perphd.control.recording import FORMAT, head, line, round_out, target_out
 from perphd.control.tagged import decode_tagged
 from perphd.control.wire import decode
 from perphd.domain.allocation import Allocation
+from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import PerphError
 from perphd.domain.policy import HostView, Policy, Snapshot, TargetState, WorkloadView
 from perphd.domain.sample import Sample
@@ -171,6 +172,8 @@ def _view_in(value: Mapping[str, Any], answers: Mapping[str, Any]) -> WorkloadVi
         protected_since_s=value["protected_since_s"],
         enforceable=frozenset(value["enforceable"]),
         enforced=value["enforced"],
+        allowed=None if value.get("allowed") is None else decode(CpuSet, value["allowed"]),
+        seen_domains=tuple(value.get("seen_domains", ())),
     )
 
 

@@ -86,7 +86,7 @@ class PartiesPolicy:
         if tuple(memory.parts) != owners:
             memory = self._start(snapshot, owners)
         else:
-            memory = self._step(snapshot, memory)
+            memory = self._step(snapshot, _with_what_there_is(memory, capacity(snapshot)))
         named = [(pool if owner == BATCH else (owner,), units) for owner, units in memory.parts.items()]
         return TargetState(settings_of(snapshot.host, named), memory=memory)
 
@@ -122,6 +122,21 @@ class PartiesPolicy:
             if free[best] > DOWNSIZE_ABOVE:
                 return _downsize(memory, best, slacks, wheel)
         return memory
+
+
+def _with_what_there_is(memory: PartiesMemory, total: Units) -> PartiesMemory:
+    """A resource of which there is now more or less than was divided is divided equally again.
+
+    Ways and bandwidth are used this way when resctrl is mounted after the start; other resources stay as they are.
+    """
+    parts = dict(memory.parts)
+    fresh = dict(zip(parts, equal_parts(total, len(parts)), strict=True))
+    changed = [r for r in RESOURCES if sum(units.get(r) for units in parts.values()) != total.get(r)]
+    if not changed:
+        return memory
+    for owner, units in parts.items():
+        parts[owner] = replace(units, **{resource: fresh[owner].get(resource) for resource in changed})
+    return replace(memory, parts=parts, trial=None)
 
 
 def _can_give(units: Units, wheel: tuple[str, ...]) -> bool:

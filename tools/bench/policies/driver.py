@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
@@ -13,7 +13,7 @@ from perphd.admission.inferer import untouched
 from perphd.admission.settings import PolicySettings
 from perphd.agent.config import DaemonConfig
 from perphd.agent.learning import observations
-from perphd.domain.allocation import Allocation
+from perphd.domain.allocation import KEEP, UNTOUCHED, Allocation, Settings
 from perphd.domain.decision import Action
 from perphd.domain.policy import Policy, Snapshot, TargetState, WorkloadView
 from perphd.domain.sample import Quality, Sample, lies_after
@@ -78,6 +78,7 @@ class Seat:
         self._registry = Registry() if models else None
         self._protections: dict[str, tuple[Allocation, float]] = {}
         self._memory: Any = None
+        self._in_force: Mapping[str, Settings] = {}
         self._tick = 0
         self._host = host_view(scenario.machine)
         self.decide_s = self.learn_s = 0.0
@@ -97,7 +98,7 @@ class Seat:
         learned = time.perf_counter()
         target = self._policy.decide(snapshot)
         self.decide_s, self.learn_s = time.perf_counter() - learned, learned - began
-        self._memory = target.memory
+        self._memory, self._in_force = target.memory, target.settings
         self._tick += 1
         now_s = snapshot.at_s
         started = [name for name, at_s in self._starts_s.items() if abs(now_s - at_s) < 1e-6]
@@ -135,6 +136,7 @@ class Seat:
 
     def _view(self, spec: Any, sample: Sample | None) -> WorkloadView:
         known = self._protections.get(spec.name)
+        cpus = self._in_force.get(spec.name, UNTOUCHED).cpus
         is_lra = self._registry is not None and any(a.name == spec.name for a in self._scenario.lras)
         return WorkloadView(
             spec=spec,
@@ -144,6 +146,7 @@ class Seat:
             protected_since_s=known[1] if known is not None else 0.0,
             enforceable=KNOBS,
             enforced=True,
+            allowed=self._scenario.machine.online if cpus is KEEP else cpus,
         )
 
     def _learn(self, snapshot: Snapshot, registry: Registry) -> None:

@@ -1,0 +1,157 @@
+"""Where workloads run: the CPUs that a cgroup may use, and the L3 domains in which its threads get their CPU time.
+
+On a host with several L3 domains an LRA that lives on one socket needs protection there and nowhere else. What its
+cpuset allows is read from the kernel. Where that spans several domains, ``/proc/PID/task/TID/stat`` tells on which CPU
+each thread ran last and how much CPU time it has used since the look before; that time counts for that CPU's domain.
+
+A domain counts as used at once and as left slowly: its share of the time is smoothed, and starts as if every domain
+were used alike. So an LRA is without protection somewhere only after it has been away for about a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Mapping
+from dataclasses import dataclass, field
+from posixpath import dirname
+from typing import Final
+
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.errors import KernelError, ParseError
+from perphd.domain.topology import Topology
+from perphd.host.cgroup import Hierarchies
+from perphd.host.cgroup.group import Cgroups
+from perphd.host.fs import KernelFs, read_text
+
+LOOK_S: Final = 5.0
+"""Seconds between two looks at one workload."""
+MAX_THREADS: Final = 64
+"""Threads read in one look, spread evenly over all of them: 64 files take about a millisecond."""
+ENTERS: Final = 0.05
+"""Share of the CPU time since the last look from which a domain counts as used."""
+LEAVES: Final = 0.02
+"""Smoothed share below which a domain counts as left."""
+SMOOTHING: Final = 0.3
+"""Weight of the newest look: half a share falls below ``LEAVES`` after ten looks without any."""
+_UTIME, _STIME, _PROCESSOR = 11, 12, 36
+"""Places in /proc/PID/task/TID/stat, counted after the command's closing parenthesis: proc(5)."""
+_EFFECTIVE: Final = {1: ("cpuset.effective_cpus", "cpuset.cpus"), 2: ("cpuset.cpus.effective",)}
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """Where one workload runs. ``allowed`` None, ``domains`` empty: not known."""
+
+    allowed: CpuSet | None = None
+    domains: tuple[int, ...] = ()
+
+
+NOWHERE: Final = Home()
+
+
+@dataclass(slots=True)
+class _Watched:
+    looked_s: float
+    ticks: dict[int, int] = field(default_factory=dict)
+    shares: dict[int, float] = field(default_factory=dict)
+    home: Home = NOWHERE
+
+
+class Residence:
+    """Looks at workloads in turns, each one every ``LOOK_S``; keeps no descriptors."""
+
+    def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
+        self._fs, self._cgroups = fs, Cgroups(fs, hierarchies)
+        self._cpusets = hierarchies.of("cpuset")
+        self._watched: dict[str, _Watched] = {}
+
+    def follow(
+        self, cgroups: Mapping[str, str], closely: Container[str], topology: Topology, now_s: float
+    ) -> None:
+        """Look at those workloads (name -> cgroup) whose turn it is, and forget all others.
+
+        The threads are read of those that are named in ``closely``; of others only what their cgroups allow.
+        """
+        for name in self._watched.keys() - cgroups.keys():
+            del self._watched[name]
+        for name, cgroup in cgroups.items():
+            watched = self._watched.get(name)
+            if watched is None:
+                watched = self._watched[name] = _Watched(now_s - LOOK_S - len(self._watched) % LOOK_S)
+            if now_s - watched.looked_s >= LOOK_S:
+                watched.looked_s = now_s
+                self._look(watched, cgroup, topology, threads=name in closely)
+
+    def home(self, name: str) -> Home:
+        """What the last look at a workload has shown."""
+        watched = self._watched.get(name)
+        return NOWHERE if watched is None else watched.home
+
+    def _look(self, watched: _Watched, cgroup: str, topology: Topology, *, threads: bool) -> None:
+        allowed = self._allowed(cgroup)
+        may = topology.usable if allowed is None else allowed & topology.usable
+        domains = tuple(each.domain for each in topology.l3_domains if each.cpus & may)
+        if len(domains) < 2 or not threads:
+            watched.ticks, watched.shares = {}, {}
+            watched.home = Home(allowed, domains)
+            return
+        used = self._used(watched, cgroup, topology)
+        total = sum(used.values())
+        if watched.shares.keys() != set(domains):
+            watched.shares = dict.fromkeys(domains, 1.0 / len(domains))
+        if total:
+            for domain in domains:
+                share = used.get(domain, 0) / total
+                smooth = (1.0 - SMOOTHING) * watched.shares[domain] + SMOOTHING * share
+                watched.shares[domain] = max(smooth, ENTERS) if share >= ENTERS else smooth
+        there = tuple(domain for domain in domains if watched.shares[domain] >= LEAVES)
+        watched.home = Home(allowed, there)
+
+    def _allowed(self, cgroup: str) -> CpuSet | None:
+        """The CPUs of the nearest group upwards that says which it has; None where no group says so."""
+        if self._cpusets is None:
+            return None
+        while True:
+            for name in _EFFECTIVE[self._cpusets.version]:
+                try:
+                    found = CpuSet.parse(read_text(self._fs, self._cpusets.path(cgroup, name)).strip())
+                except (KernelError, ParseError):
+                    continue
+                if found:
+                    return found
+            if cgroup in ("/", ""):
+                return None
+            cgroup = dirname(cgroup)
+
+    def _used(self, watched: _Watched, cgroup: str, topology: Topology) -> dict[int, int]:
+        """Clock ticks of CPU time since the look before, by the L3 domain where each thread ran last."""
+        now: dict[int, int] = {}
+        used: dict[int, int] = {}
+        for pid, tid in _some(self._threads(cgroup)):
+            try:
+                text = read_text(self._fs, f"/proc/{pid}/task/{tid}/stat")
+                words = text.rsplit(")", 1)[1].split()
+                ticks, cpu = int(words[_UTIME]) + int(words[_STIME]), int(words[_PROCESSOR])
+            except (KernelError, IndexError, ValueError):
+                continue  # it has ended
+            now[tid] = ticks
+            grown = ticks - watched.ticks.get(tid, ticks)
+            for each in topology.l3_domains:
+                if grown > 0 and cpu in each.cpus:
+                    used[each.domain] = used.get(each.domain, 0) + grown
+        watched.ticks = now
+        return used
+
+    def _threads(self, cgroup: str) -> list[tuple[int, int]]:
+        found: list[tuple[int, int]] = []
+        for pid in sorted(self._cgroups.group(cgroup).procs()):
+            try:
+                found += [(pid, int(tid)) for tid in self._fs.listdir(f"/proc/{pid}/task")]
+            except (KernelError, ValueError):
+                continue
+        return sorted(found)
+
+
+def _some(threads: list[tuple[int, int]]) -> Iterable[tuple[int, int]]:
+    if len(threads) <= MAX_THREADS:
+        return threads
+    return [threads[index * len(threads) // MAX_THREADS] for index in range(MAX_THREADS)]
