@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import sparse
-from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy import sparse  # type: ignore[import-untyped]
+from scipy.optimize import Bounds, LinearConstraint, milp  # type: ignore[import-untyped]
 
 from perphd.forecast.matching import minimum_weight_pairs
 
