@@ -21,6 +21,7 @@ from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.loop import Agent
 from perphd.agent.models import Models
+from perphd.agent.pauses import Pauses
 from perphd.agent.rebuilds import Rebuilds
 from perphd.agent.records import Records
 from perphd.agent.rounds import RoundTap
@@ -128,6 +129,8 @@ def build_agent(
         taskstats = found if isinstance(found, TaskStats) else None
     kept = _store(config) if store and config.store.enabled else None
     records = Records(kept, wall_clock)
+    pauses = Pauses(Path(config.daemon.state_dir), wall_clock, config.daemon.pause_file)
+    pauses.look()
     through_systemd = real and config.isolation.units == "systemd" and asks_systemd(fs, hierarchies)
     units = open_bus() if through_systemd else None
     written = fs if units is None else unit_files(fs, hierarchies, units)
@@ -147,7 +150,7 @@ def build_agent(
         kubelet=Kubelet(fs),
         deadline_s=config.isolation.deadline_s,
         changes_per_s=config.isolation.changes_per_s,
-        adopt_s=config.isolation.adopt_s,
+        adopt_s=0.0 if pauses.all() else config.isolation.adopt_s,
         on_write=None
         if kept is None
         else lambda write, result: kept.add_writes(wall_clock(), (write,), result),
@@ -177,6 +180,7 @@ def build_agent(
         rounds=tap,
         sli=SliBoard(sli_opener, SLI_TIMEOUT_SHARE * config.daemon.period_s),
         records=records,
+        pauses=pauses,
         models=_models(
             config,
             records,

@@ -86,6 +86,11 @@ class DaemonConfig:
         "the same when systemd stops the daemon in order to start it again (systemctl restart; an upgrade of the "
         "Debian package gives everything back)",
     )
+    pause_file: str = setting(
+        "/etc/perphd/pause",
+        "while this file exists, perphd changes nothing and everything is restored; its first line is the reason",
+        kind="path",
+    )
     model_save_s: float = setting(
         300.0,
         "what was learned about LRAs is written to state_dir so often, and at stop; 0: never",

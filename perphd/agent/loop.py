@@ -27,6 +27,7 @@ from perphd.agent.wake import Waker
 from perphd.domain.allocation import Settings
 from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
+from perphd.domain.control import Actor, Pause
 from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.errors import KernelError
 from perphd.domain.event import Event, EventKind
@@ -157,7 +158,7 @@ class Agent:
         """What was written when this was decided, and what came of it."""
         return self._state.parts.records.aftermath(decision)
 
-    def set_mode(self, mode: Mode, workload: str | None = None) -> None:
+    def set_mode(self, mode: Mode, workload: str | None = None, by: Actor | None = None) -> None:
         """Observe or enforce: for one workload, or for all (which forgets what was set for single ones).
 
         For a declaration it is the mode of everything that is found for it.
@@ -166,13 +167,50 @@ class Agent:
         Raises:
             ConfigError: no such workload.
         """
-        self._modes.set(mode, workload)
+        self._modes.set(mode, workload, by)
 
-    async def add_workload(self, spec: WorkloadSpec) -> None:
+    async def pause(
+        self, workload: str | None, for_s: float | None, reason: str, by: Actor | None = None
+    ) -> tuple[Pause, RestoreReport]:
+        """Change nothing more of a workload (None: of any), and give back at once what was set on it.
+
+        The pause outlives reload, restart and upgrade. ``for_s`` None: until ``resume``.
+
+        Raises:
+            ConfigError: no such workload, or the pause cannot be kept.
+        """
+        names = None if workload is None else self._modes.names(workload)
+        async with self._state.lock:
+            pause = self._state.parts.pauses.begin(workload or "", for_s, reason, str(by or "perphd"))
+            report = await self._state.parts.executor.restore(names)
+            for name in names if names is not None else tuple(self._state.protections):
+                self._state.protections.pop(name, None)
+            self._state.planned = None
+        text = f"{workload or 'all workloads'}: paused{f' ({reason})' if reason else ''}; {report}"
+        self._state.tell(EventKind.PAUSE, text, workload or "", by)
+        return pause, report
+
+    def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
+        """End the pause of a workload (None: every pause that was set by hand). Returns those that were ended.
+
+        Raises:
+            ConfigError: no such workload, or the end cannot be kept.
+        """
+        if workload is not None:
+            self._modes.names(workload)
+        ended = self._state.parts.pauses.end(workload)
+        self._state.parts.executor.forget_conflicts()
+        self._state.planned = None
+        for pause in ended:
+            text = f"{pause.workload or 'all workloads'}: resumed"
+            self._state.tell(EventKind.PAUSE, text, pause.workload, by)
+        return ended
+
+    async def add_workload(self, spec: WorkloadSpec, by: Actor | None = None) -> None:
         """Take a workload, already checked against the others, into the loop; replaces one of that name."""
-        await self._roster.add(spec)
+        await self._roster.add(spec, by)
 
-    async def remove_workload(self, name: str) -> None:
+    async def remove_workload(self, name: str, by: Actor | None = None) -> None:
         """Give a workload's settings back and forget it. An LRA's protection ends at the next tick.
 
         A declaration takes along what was found for it.
@@ -180,7 +218,7 @@ class Agent:
         Raises:
             ConfigError: no such workload, or one that was found: it would be found again.
         """
-        await self._roster.remove(name)
+        await self._roster.remove(name, by)
 
     def push_sli(self, workload: str, reading: SliReading) -> None:
         """A reading that the application itself delivers. Raises ConfigError if its SLI source is not ``push``."""
@@ -188,19 +226,19 @@ class Agent:
         if self._state.parts.waker is not None and workload in self._state.specs:
             self._state.parts.waker.heard(workload, self._state.specs[workload].objective, reading)
 
-    async def restore(self) -> RestoreReport:
+    async def restore(self, by: Actor | None = None) -> RestoreReport:
         """Go back to observing and put every original value back."""
         async with self._state.lock:
             self._modes.halt()
             report = await self._state.parts.executor.restore()
             self._state.protections.clear()
             self._state.planned = None
-        self._state.tell(EventKind.RESTORE, str(report))
+        self._state.tell(EventKind.RESTORE, f"{report}; all workloads: observe", by=by)
         return report
 
-    async def reload(self, config: Config) -> None:
+    async def reload(self, config: Config, by: Actor | None = None) -> None:
         """Take over a configuration that was read and checked. Models of workloads that stay are kept."""
-        await self._roster.reload(config)
+        await self._roster.reload(config, by)
 
     def models(self) -> tuple[ModelSummary, ...]:
         """The LRAs' models, in a line each."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from perphd.agent.state import State
+from perphd.domain.control import Actor, Pause
 from perphd.domain.errors import ConfigError
 from perphd.domain.event import EventKind
 from perphd.domain.workload import Mode, WorkloadSpec
@@ -18,7 +19,12 @@ class Modes:
         self._halted = False  # by restore: whatever mode a workload has of its own, or is found with
 
     def of(self, spec: WorkloadSpec) -> Mode:
-        """The mode in force for a workload: set at run time, else observe after a restore, else its own or all's."""
+        """The mode in force for a workload.
+
+        Observe while it is paused; else what was set at run time; else observe after a restore; else its own, or all's.
+        """
+        if self.pause_of(spec) is not None:
+            return Mode.OBSERVE
         own = self._own.get(spec.name)
         if own is None and (found := self._state.found.get(spec.name)) is not None:
             own = self._own.get(found.declaration)
@@ -26,21 +32,38 @@ class Modes:
             own = Mode.OBSERVE if self._halted else spec.mode
         return own if own is not None else self.general
 
-    def set(self, mode: Mode, workload: str | None) -> None:
+    def pause_of(self, spec: WorkloadSpec) -> Pause | None:
+        """The pause that holds for a workload."""
+        found = self._state.found.get(spec.name)
+        return self._state.parts.pauses.of(spec.name, None if found is None else found.declaration)
+
+    def set(self, mode: Mode, workload: str | None, by: Actor | None = None) -> None:
         """See ``Agent.set_mode``."""
         state = self._state
         if workload is None:
             self.begin(mode)
-        elif workload in state.specs or workload in state.declared:
+        else:
+            self.names(workload)
             if workload in state.declared:
                 self.forget_declaration(workload)
             self._own[workload] = mode
-        else:
-            known = ", ".join(state.declared | state.specs)
-            raise ConfigError("request", "workload", f"no workload is named {workload!r}", known)
         state.parts.executor.forget_conflicts()
         who = workload if workload is not None else "all workloads"
-        state.tell(EventKind.MODE, f"{who}: {mode}", workload or "")
+        state.tell(EventKind.MODE, f"{who}: {mode}", workload or "", by)
+
+    def names(self, workload: str) -> tuple[str, ...]:
+        """The workloads behind a name: itself, or what was found for a declaration.
+
+        Raises:
+            ConfigError: there is neither.
+        """
+        state = self._state
+        if workload in state.declared:
+            return tuple(one for one, known in state.found.items() if known.declaration == workload)
+        if workload in state.specs:
+            return (workload,)
+        known = ", ".join(state.declared | state.specs)
+        raise ConfigError("request", "workload", f"no workload is named {workload!r}", known)
 
     def begin(self, mode: Mode) -> None:
         """This mode for all; what was set for single ones is forgotten."""

@@ -98,7 +98,8 @@ class Records:
     def event(self, event: Event) -> None:
         """Announce to every subscriber; one that lags loses its oldest events."""
         if event.kind is not EventKind.TICK and self._store is not None:
-            self._store.add_event(self._wall_clock(), event.kind.value, f"{event.workload}: {event.text}")
+            by = f"; by {event.by}" if event.by else ""
+            self._store.add_event(self._wall_clock(), event.kind.value, f"{event.workload}: {event.text}{by}")
         for queue in self._subscribers:
             if queue.full():
                 queue.get_nowait()

@@ -9,6 +9,7 @@ from perphd.agent.match import is_lasting
 from perphd.agent.modes import Modes
 from perphd.agent.records import KEPT_LEFT
 from perphd.agent.state import FoundAs, State
+from perphd.domain.control import Actor
 from perphd.domain.errors import ConfigError
 from perphd.domain.event import EventKind
 from perphd.domain.workload import WorkloadSpec
@@ -63,7 +64,7 @@ class Roster:
                 report = RestoreReport() if back else await self._state.parts.executor.restore((name,))
                 self._note_left(name, report, now_s)
 
-    async def add(self, spec: WorkloadSpec) -> None:
+    async def add(self, spec: WorkloadSpec, by: Actor | None = None) -> None:
         """Take a workload, already checked against the others, into the loop; replaces one of that name."""
         async with self._state.lock:
             if not spec.cgroup:  # to be found
@@ -72,9 +73,9 @@ class Roster:
                 return
             self._state.specs[spec.name] = spec
             await self._state.parts.sli.follow(self._state.all_specs())
-        self._state.tell(EventKind.WORKLOAD, f"{spec.kind} added", spec.name)
+        self._state.tell(EventKind.WORKLOAD, f"{spec.kind} {spec.name} added", spec.name, by)
 
-    async def remove(self, name: str) -> None:
+    async def remove(self, name: str, by: Actor | None = None) -> None:
         """Give a workload's settings back and forget it. An LRA's protection ends at the next tick.
 
         A declaration takes along what was found for it.
@@ -85,7 +86,7 @@ class Roster:
         if self._state.declared.pop(name, None) is not None:
             self._state.parts.records.problem(f"match:{name}", None, self._state.now_s)
             for found in [one for one, known in self._state.found.items() if known.declaration == name]:
-                await self.let_go(found)
+                await self.let_go(found, by)
             self._modes.forget_declaration(name)
             if self._state.parts.discovery is not None:
                 self._state.parts.discovery.forget_processes(tuple(self._state.declared.values()))
@@ -96,11 +97,14 @@ class Roster:
         if (one := self._state.found.get(name)) is not None and one.declaration in self._state.declared:
             problem = f"{name!r} was found for {one.declaration!r} and would be found again"
             raise ConfigError("request", "workload", problem, one.declaration)
-        await self.let_go(name)
+        await self.let_go(name, by)
         self._modes.forget(name)
 
-    async def reload(self, config: Config) -> None:
-        """Take over a configuration that was read and checked. Models of workloads that stay are kept."""
+    async def reload(self, config: Config, by: Actor | None = None) -> None:
+        """Take over a configuration that was read and checked. Models of workloads that stay are kept.
+
+        A mode that was set by hand stays, unless the configured mode itself has changed.
+        """
         new = {spec.name: spec for spec in config.workloads}
         declared = {spec.name: spec for spec in config.matches}
         for name, spec in self._state.declared.items():
@@ -118,8 +122,10 @@ class Roster:
             if name not in new or (new[name].cgroup, new[name].kind) != (old.cgroup, old.kind):
                 await self.let_go(name)
         async with self._state.lock:
+            configured = self._state.config.daemon.mode
             self._state.config, waiting = reloaded(self._state.config, config)
-            self._modes.begin(config.daemon.mode)
+            if config.daemon.mode is not configured:
+                self._modes.begin(config.daemon.mode)
             for name, old in self._state.specs.items():
                 self._state.parts.models.keep_if_counted_alike(old, new.get(name, old), self._state.now_s)
             # What is there beside them was found, or added, while others were let go.
@@ -133,9 +139,11 @@ class Roster:
         text = "configuration read again"
         if waiting:
             text += f"; a restart is needed for {', '.join(waiting)}"
-        self._state.tell(EventKind.RELOAD, text)
+        if self._modes.general is not config.daemon.mode:
+            text += f"; the mode stays {self._modes.general}, set by hand (configured: {config.daemon.mode})"
+        self._state.tell(EventKind.RELOAD, text, by=by)
 
-    async def let_go(self, name: str) -> None:
+    async def let_go(self, name: str, by: Actor | None = None) -> None:
         """Give back what was set on a workload, and forget it. What it was found for is still looked for.
 
         Nor is the mode forgotten that somebody set for it: it may be back in a minute.
@@ -151,7 +159,7 @@ class Roster:
             self._state.parts.models.forget(name, self._state.now_s)
             self._state.parts.records.forget(name)
             self._state.parts.records.problem(f"missing:{name}", None, self._state.now_s)
-        self._state.tell(EventKind.WORKLOAD, "removed", name)
+        self._state.tell(EventKind.WORKLOAD, f"{name} removed", name, by)
 
     async def _move(self, spec: WorkloadSpec) -> None:
         """A workload that has another control group now; what was set on the one before goes back."""

@@ -18,6 +18,7 @@ from perphd.agent.loop import Agent
 from perphd.agent.notify import Notifier
 from perphd.agent.upkeep import Complaints, give_back_memory, spare_the_start
 from perphd.agent.wake import Waker
+from perphd.domain.control import Actor
 from perphd.domain.errors import PerphError
 from perphd.domain.workload import Mode
 from perphd.host.cgroup import discover
@@ -49,7 +50,7 @@ class Server(Protocol):
         """End serving."""
 
 
-Reload = Callable[[], Awaitable[Config]]
+Reload = Callable[[Actor], Awaitable[Config]]
 ServerFactory = Callable[[Agent, Reload], Server]
 
 
@@ -69,7 +70,7 @@ class Service:
             PerphError: the daemon cannot start (another one runs, the configuration does not fit this host ...).
         """
         agent = self._simulated() if self._config.host.kind == "simulated" else self._real()
-        server = self._serve(agent, lambda: self._reload(agent))
+        server = self._serve(agent, lambda by: self._reload(agent, by))
         try:
             await server.start()
             self._watch_signals(agent)
@@ -249,14 +250,14 @@ class Service:
         except PerphError as exc:
             log.error("configuration not taken over: %s", exc)
 
-    async def _reload(self, agent: Agent) -> Config:
+    async def _reload(self, agent: Agent, by: Actor | None = None) -> Config:
         self._notifier.reloading()
         try:
             config = load(self._path)
             fs = RealFs(config.host.root)
             for warning in check_against_host(config, fs, discover(fs)):
                 log.warning("%s", warning)
-            await agent.reload(config)
+            await agent.reload(config, by)
             self._config, waiting = reloaded(self._config, config)
             if waiting:
                 log.warning("read again; a restart is needed for %s", ", ".join(waiting))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ from perphd.admission.attention import Attention, next_in_s
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.models import Models
+from perphd.agent.pauses import Pauses
 from perphd.agent.records import Records
 from perphd.agent.rounds import RoundTap
 from perphd.agent.selfcost import CostMeter
@@ -19,6 +21,7 @@ from perphd.agent.sli import SliBoard
 from perphd.agent.wake import Waker
 from perphd.domain.allocation import Allocation, Settings
 from perphd.domain.capability import Capabilities
+from perphd.domain.control import Actor
 from perphd.domain.errors import ConfigError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import NotEnforceable
@@ -34,6 +37,8 @@ from perphd.monitor.hostload import HostLoad
 from perphd.monitor.links import LinkLoad
 from perphd.monitor.residence import Residence
 from perphd.monitor.sampler import Monitor
+
+log = logging.getLogger("perphd")
 
 
 class Closable(Protocol):
@@ -60,6 +65,7 @@ class Parts:
     sli: SliBoard
     records: Records
     models: Models
+    pauses: Pauses
     bounds: Actuators = Actuators()
     actuators: Callable[[], Actuators] = Actuators
     rounds: RoundTap | None = None
@@ -174,6 +180,10 @@ class State:
         self.planned = None
         self.sli_followed = False
 
-    def tell(self, kind: EventKind, text: str, workload: str = "") -> None:
-        """Announce an event of now."""
-        self.parts.records.event(Event(self.now_s, kind, text, workload))
+    def tell(self, kind: EventKind, text: str, workload: str = "", by: Actor | None = None) -> None:
+        """Announce an event of now; one that somebody asked for is logged, too, with who it was."""
+        event = Event(self.now_s, kind, text, workload, by="" if by is None else str(by))
+        self.parts.records.event(event)
+        if by is not None:
+            fields = {"event": kind, "workload": workload, "by_uid": by.uid, "by_pid": by.pid}
+            log.info("%s; by %s", text, by, extra={"fields": fields})

@@ -37,6 +37,8 @@ def status_of(state: State, modes: Modes) -> AgentStatus:
         cost=state.cost.cost(),
         problems=(*state.config.warnings, *records.problems, *_untrue(state.detector_test)),
         detector_test=state.detector_test,
+        configured_mode=state.config.daemon.mode,
+        pauses=state.parts.pauses.all(),
     )
 
 
@@ -66,6 +68,7 @@ def _of(state: State, modes: Modes, spec: WorkloadSpec) -> WorkloadStatus:
             *_ceiling_missing(state, modes, spec, known),
         ),
         expected_false_alarms_per_day=_false_alarms(state, spec),
+        pause=modes.pause_of(spec),
         problem="" if present else f"waiting for {f'cgroup {spec.cgroup}' if spec.cgroup else spec.match}",
     )
 

@@ -58,6 +58,7 @@ class Ticking:
             self._state.now_s = now_s
             self._state.began_s = now_s if self._state.began_s is None else self._state.began_s
             self._follow_processors(now_s)
+            self._follow_pauses()
             specs = self._state.all_specs()
             self._state.parts.models.follow(specs, now_s)
             samples = self._state.parts.monitor.sample(now_s, specs, readings)
@@ -120,6 +121,12 @@ class Ticking:
         self._state.enforceable.clear()
         self._state.parts.executor.forget_conflicts()
         self._state.parts.records.event(Event(now_s, EventKind.HOST, text))
+
+    def _follow_pauses(self) -> None:
+        """Announce pauses that began or ended by themselves, and plan again."""
+        for text in self._state.parts.pauses.look():
+            self._state.planned = None
+            self._state.tell(EventKind.PAUSE, text)
 
     def _take_samples(self, samples: Sequence[Sample]) -> None:
         self._state.samples = {sample.workload: self._protections.flagged(sample) for sample in samples}

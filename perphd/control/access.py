@@ -10,10 +10,14 @@ import struct
 from dataclasses import dataclass
 from enum import StrEnum
 
+from perphd.domain.control import Actor
+from perphd.domain.utf8 import printable
+
 _SO_PEERGROUPS = 59  # asm-generic/socket.h, Linux 4.13; the socket module has no name for it
 _UCRED = struct.Struct("3i")
 _PEERGROUPS_BYTES = 1024  # what socket.getsockopt takes at most: 256 groups
 _GID = struct.Struct("I")
+_COMMAND_BYTES = 200  # of a command line, for the record
 
 
 class Right(StrEnum):
@@ -32,11 +36,26 @@ class Peer:
     gids: frozenset[int]
 
     def __str__(self) -> str:
+        named = self.user if self.user != str(self.uid) else "without a name"
+        return f"user {named} (uid {self.uid}, pid {self.pid})"
+
+    @property
+    def user(self) -> str:
+        """The user's name, or its number where it has none."""
         try:
-            user = pwd.getpwuid(self.uid).pw_name
+            return pwd.getpwuid(self.uid).pw_name
         except KeyError:
-            user = "without a name"
-        return f"user {user} (uid {self.uid}, pid {self.pid})"
+            return str(self.uid)
+
+    def actor(self) -> Actor:
+        """Who this is, for the record: with the command line, where the process still runs."""
+        try:
+            with open(f"/proc/{self.pid}/cmdline", "rb") as file:
+                words = file.read(_COMMAND_BYTES).rstrip(b"\0").split(b"\0")
+        except OSError:
+            words = []
+        command = " ".join(word.decode(errors="replace") for word in words)
+        return Actor(self.user, self.uid, self.pid, printable(command))
 
 
 def peer_of(connection: socket.socket) -> Peer:

@@ -14,6 +14,7 @@ from perphd import __version__
 from perphd.control.cli_admission import add_admission_commands
 from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Out, command
 from perphd.control.cli_models import add_model_commands
+from perphd.control.cli_pause import add_pause_commands
 from perphd.control.cli_store import add_store_commands
 from perphd.control.cli_workloads import add_workload_commands
 from perphd.control.client import SOCKET_VARIABLE, NotPermitted, Unreachable
@@ -49,6 +50,7 @@ _host_of = click.option(
 )
 
 add_workload_commands(cli)
+add_pause_commands(cli)
 add_admission_commands(cli)
 add_store_commands(cli)
 add_model_commands(cli)
@@ -143,11 +145,12 @@ def doctor(out: Out, local: bool, config_path: str) -> None:
 def mode(out: Out, wanted: str | None, workload: str | None) -> None:
     """Show or set the mode.
 
-    observe decides and writes nothing, enforce writes.
+    observe decides and writes nothing, enforce writes. A mode that is set here outlives reload. It lasts until the
+    daemon restarts, or until the configured mode is changed and read again. A pause outlives restarts, too.
     """
     if wanted is not None:
         answer = out.client.send("PUT", "mode", {"mode": wanted, "workload": workload})
-        out.say(answer, f"{workload or 'all workloads'}: {wanted}")
+        out.say(answer, *_mode_answer(answer))
         return
     data = out.client.get("status")
     modes = {item["spec"]["name"]: item["mode"] for item in data["workloads"]}
@@ -212,6 +215,7 @@ def restore(out: Out, force: bool, state_dir: str | None, config_path: str) -> N
     had to guess where that is, since the configuration cannot be read.
     """
     from perphd.control.render_restore import restore_parts
+    from perphd.control.table import text
     from perphd.control.wire import decode, encode
     from perphd.isolation.restore_report import RestoreReport
 
@@ -222,7 +226,7 @@ def restore(out: Out, force: bool, state_dir: str | None, config_path: str) -> N
             data = None
     else:
         data = None
-    is_guessed = False
+    is_guessed, by_daemon = False, data is not None
     if data is None:
         from perphd.host.fs import RealFs
         from perphd.isolation.strays import restore_each
@@ -233,7 +237,8 @@ def restore(out: Out, force: bool, state_dir: str | None, config_path: str) -> N
             restore_each(RealFs(place.root), (state_dir,) if state_dir else place.state_dirs, force)
         )
     report = decode(RestoreReport, data)
-    out.show(data, lambda: restore_parts(report))
+    observing = [text("All workloads: observe, until the mode is set again.")] if by_daemon else []
+    out.show(data, lambda: [*restore_parts(report), *observing])
     if not report.complete or is_guessed:
         sys.exit(EXIT_FAILED)
 
@@ -360,6 +365,17 @@ def groups(out: Out, limit: int, everything: bool, config_path: str) -> None:
     out.show(
         {"cgroups": data}, lambda: [table("", ("CGROUP", "PROCESSES", "POD OR CONTAINER"), rows, right=(1,))]
     )
+
+
+def _mode_answer(answer: dict[str, Any]) -> list[str]:
+    wanted, configured = answer["mode"], answer["configured_mode"]
+    who = answer["workload"] or "all workloads"
+    same = answer["workload"] is None and wanted == configured
+    lasts = "as configured" if same else f"until perphd restarts (the configuration says {configured})"
+    said = [f"{who}: {wanted}, {lasts}"]
+    if answer["paused"] and wanted == "enforce":
+        said.append("A pause is in force, so nothing is written until it ends: perphctl resume")
+    return said
 
 
 def _host(config_path: str) -> tuple[RealFs, str]:

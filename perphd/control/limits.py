@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+MAX_PAUSE_S: Final = 366 * 86400.0
+"""The longest pause that ends by itself; a longer one is one without an end."""
+MAX_REASON: Final = 500
+"""Characters of the reason for a pause."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,11 @@ from perphd import __version__
 from perphd.agent.config_schema import Key, keys_of
 from perphd.agent.config_workloads import WORKLOAD_TABLES
 from perphd.control.errors import Code
+from perphd.control.limits import MAX_PAUSE_S, MAX_REASON
 from perphd.control.wire_schema import Components, Schema
 from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capability
+from perphd.domain.control import Pause
 from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import EventKind
 from perphd.domain.status import AgentStatus
@@ -172,11 +174,40 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("PUT", "/v1/mode"): Operation(
         "Observe or enforce, for one workload or for all",
-        _of(mode=TEXT, workload={"type": ["string", "null"]}),
+        _of(
+            mode=TEXT,
+            workload={"type": ["string", "null"]},
+            configured_mode=TEXT,
+            paused={"type": "boolean"},
+        ),
         body={
             "type": "object",
             "properties": {"mode": {"enum": list(Mode)}, "workload": {"type": ["string", "null"]}},
             "required": ["mode"],
+            "additionalProperties": False,
+        },
+        changes=True,
+    ),
+    ("POST", "/v1/pause"): Operation(
+        "Change nothing more of one workload or of all, and restore; outlives restarts",
+        {"pause": Pause, "restored": RestoreReport},
+        body={
+            "type": "object",
+            "properties": {
+                "workload": {"type": ["string", "null"]},
+                "for_s": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": MAX_PAUSE_S},
+                "reason": {"type": "string", "maxLength": MAX_REASON},
+            },
+            "additionalProperties": False,
+        },
+        changes=True,
+    ),
+    ("POST", "/v1/resume"): Operation(
+        "End the pause of one workload, or every pause that was set by hand",
+        {"ended": tuple[Pause, ...], "still": tuple[Pause, ...]},
+        body={
+            "type": "object",
+            "properties": {"workload": {"type": ["string", "null"]}},
             "additionalProperties": False,
         },
         changes=True,

@@ -9,6 +9,7 @@ from perphd.agent.config import Config
 from perphd.agent.rounds import Round
 from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
+from perphd.domain.control import Actor, Pause
 from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import Event
 from perphd.domain.status import AgentStatus
@@ -69,19 +70,27 @@ class AgentPort(Protocol):
     async def reset_model(self, lra: str) -> None:
         """Begin anew with an LRA."""
 
-    def set_mode(self, mode: Mode, workload: str | None = None) -> Done:
+    def set_mode(self, mode: Mode, workload: str | None = None, by: Actor | None = None) -> Done:
         """Observe or enforce, for one workload or for all that have no mode of their own."""
 
-    def add_workload(self, spec: WorkloadSpec) -> Done:
+    async def pause(
+        self, workload: str | None, for_s: float | None, reason: str, by: Actor | None = None
+    ) -> Any:
+        """Change nothing more and restore; answers the pause and what was restored, as dataclasses."""
+
+    def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
+        """End a pause (None: every one that was set by hand); answers those that were ended."""
+
+    def add_workload(self, spec: WorkloadSpec, by: Actor | None = None) -> Done:
         """Take this workload into the loop. Raises ConfigError if it is refused."""
 
-    def remove_workload(self, name: str) -> Done:
+    def remove_workload(self, name: str, by: Actor | None = None) -> Done:
         """Give the workload's settings back and forget it."""
 
     def push_sli(self, workload: str, reading: SliReading) -> Done:
         """A reading from the application itself. Raises ConfigError if its SLI source is not ``push``."""
 
-    async def restore(self) -> Any:
+    async def restore(self, by: Actor | None = None) -> Any:
         """Put every original value back; answers what was done, as a dataclass."""
 
     def rounds(self) -> AsyncIterator[Round]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterable
 
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.capability import Area, Capability
+from perphd.domain.control import Pause
 from perphd.domain.decision import Action, Cause, Health, Outcome, Verdict
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.signals import performance
@@ -45,6 +47,8 @@ def status_parts(status: AgentStatus, now_s: float) -> list[Part]:
         parts.append(
             text("No workload is declared: perphctl lra add NAME CGROUP, perphctl batch add NAME CGROUP")
         )
+    if status.pauses:
+        parts.append(text(*(Styled(pause_text(pause), "bold yellow") for pause in status.pauses)))
     notes = [*status.problems, *_not_enforceable(status.workloads), *_limited(status.workloads)]
     if notes:
         parts.append(text(*(Styled(f"! {note}", "yellow") for note in notes)))
@@ -165,10 +169,22 @@ def delay_unit(source: str) -> str:
     return "ms" if "_ms" in source else "x"
 
 
+def pause_text(pause: Pause) -> str:
+    """A pause in one sentence: whom it covers, until when, by whom and why."""
+    until = "until perphctl resume"
+    if pause.until_unix_s is not None:
+        until = f"until {datetime.datetime.fromtimestamp(pause.until_unix_s).astimezone():%Y-%m-%d %H:%M:%S}"
+    if pause.by.startswith("the file "):
+        until = f"until {pause.by} is removed"
+    why = f": {pause.reason}" if pause.reason else ""
+    return f"{pause.workload or 'all workloads'}: paused {until}, by {pause.by}{why}"
+
+
 def _headline(status: AgentStatus) -> Styled:
     style = "bold green" if status.mode is Mode.ENFORCE else "bold"
+    paused = " (paused)" if any(not pause.workload for pause in status.pauses) else ""
     return Styled(
-        f"perphd {status.version}: {status.mode}, policy {status.policy}, "
+        f"perphd {status.version}: {status.mode}{paused}, policy {status.policy}, "
         f"up {duration(status.uptime_s)}, tick {status.tick}, {_pace(status)}",
         style,
     )
@@ -240,6 +256,8 @@ def _absent(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, Cell]:
 
 
 def _name(item: WorkloadStatus, status: AgentStatus) -> str:
+    if item.pause is not None:
+        return item.spec.name if not item.pause.workload else f"{item.spec.name} [paused]"
     return item.spec.name if item.mode is status.mode else f"{item.spec.name} [{item.mode}]"
 
 

@@ -29,7 +29,7 @@ from perphd.agent.match import is_lasting
 from perphd.control import metrics
 from perphd.control.access import Access, Peer, Right
 from perphd.control.errors import ApiError, Code
-from perphd.control.limits import Limits
+from perphd.control.limits import MAX_PAUSE_S, MAX_REASON, Limits
 from perphd.control.model_routes import ModelRoutes
 from perphd.control.owner_only import check_harmless
 from perphd.control.port import AgentPort, Done
@@ -37,6 +37,7 @@ from perphd.control.replay_routes import Recordings
 from perphd.control.sql import Queries
 from perphd.control.stream import Streams
 from perphd.control.wire import encode
+from perphd.domain.control import Actor
 from perphd.domain.errors import ConfigError
 from perphd.domain.masking import without_secrets
 from perphd.domain.status import WorkloadStatus
@@ -94,7 +95,7 @@ class Routes:
     def __init__(
         self,
         agent: AgentPort,
-        reload: Callable[[], Awaitable[Config]],
+        reload: Callable[[Actor], Awaitable[Config]],
         hooks: Hooks,
         limits: Limits,
         access: Access,
@@ -128,6 +129,8 @@ class Routes:
             Route("GET", "/v1/openapi.json", read, self._openapi),
             Route("POST", "/v1/query", read, self._query, waits=True),
             Route("PUT", "/v1/mode", change, self._mode),
+            Route("POST", "/v1/pause", change, self._pause),
+            Route("POST", "/v1/resume", change, self._resume),
             Route("POST", "/v1/workloads", change, self._add, 201),
             Route("DELETE", "/v1/workloads/{name}", change, self._remove),
             Route("POST", "/v1/workloads/{name}/sli", change, self._push),
@@ -245,8 +248,39 @@ class Routes:
             raise ApiError(Code.REFUSED, f"{show(mode)} is not a mode", "mode", allowed)
         if name is not None and self._declared(name) is None:
             self._workload(name)
-        await _done(self._agent.set_mode(Mode(mode), name))
-        return {"mode": mode, "workload": name}
+        await _done(self._agent.set_mode(Mode(mode), name, peer.actor()))
+        status = self._agent.status()
+        paused = any(pause.workload in ("", name) for pause in status.pauses)
+        return {
+            "mode": mode,
+            "workload": name,
+            "configured_mode": status.configured_mode.value,
+            "paused": paused,
+        }
+
+    async def _pause(self, request: web.Request, peer: Peer) -> Any:
+        body = await self._body(request, ("workload", "for_s", "reason"))
+        name, for_s, reason = body.get("workload"), body.get("for_s"), body.get("reason", "")
+        if name is not None and self._declared(name) is None:
+            self._workload(name)
+        if for_s is not None:
+            for_s = _reading("for_s", for_s)
+            if not 0 < for_s <= MAX_PAUSE_S:
+                raise ApiError(Code.REFUSED, f"{for_s:g} is not accepted", "for_s", f"1 to {MAX_PAUSE_S:g} s")
+        if not isinstance(reason, str) or len(reason) > MAX_REASON:
+            raise ApiError(
+                Code.REFUSED, "is not accepted", "reason", f"text of at most {MAX_REASON} characters"
+            )
+        pause, report = await self._agent.pause(name, for_s, reason, peer.actor())
+        return {"pause": encode(pause), "restored": encode(report)}
+
+    async def _resume(self, request: web.Request, peer: Peer) -> Any:
+        body = await self._body(request, ("workload",))
+        name = body.get("workload")
+        if name is not None and self._declared(name) is None:
+            self._workload(name)
+        ended = self._agent.resume(name, peer.actor())
+        return {"ended": encode(ended), "still": encode(self._agent.status().pauses)}
 
     async def _add(self, request: web.Request, peer: Peer) -> Any:
         body = await self._body(request)
@@ -272,7 +306,7 @@ class Routes:
         state_dir = self._agent.config.daemon.state_dir
         remember_runtime(state_dir, spec)
         try:
-            await _done(self._agent.add_workload(spec))
+            await _done(self._agent.add_workload(spec, peer.actor()))
         except BaseException:
             forget_runtime(state_dir, spec.name)
             raise
@@ -290,7 +324,7 @@ class Routes:
             )
         if spec.match and self._declared(name) is None:
             self._refuse_to_remove(spec)
-        await _done(self._agent.remove_workload(name))
+        await _done(self._agent.remove_workload(name, peer.actor()))
         remembered = forget_runtime(self._agent.config.daemon.state_dir, name)
         warnings = []
         if not remembered and _may_stand_in_a_file(spec):
@@ -317,10 +351,10 @@ class Routes:
         return {"workload": name, **values}
 
     async def _restore(self, request: web.Request, peer: Peer) -> Any:
-        return encode(await self._agent.restore())
+        return encode(await self._agent.restore(peer.actor()))
 
     async def _reload(self, request: web.Request, peer: Peer) -> Any:
-        config = await self._reload_config()
+        config = await self._reload_config(peer.actor())
         warnings = [*config.warnings, *self._hooks.check_host(config.workloads)]
         return {
             "sources": list(config.sources),

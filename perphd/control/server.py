@@ -27,6 +27,7 @@ from perphd.control.port import AgentPort
 from perphd.control.routes import Hooks, Route, Routes
 from perphd.control.turns import Turn, Turns
 from perphd.control.wire import json_of
+from perphd.domain.control import Actor
 from perphd.domain.errors import ConfigError, PerphError
 
 _log = logging.getLogger(__name__)
@@ -59,7 +60,7 @@ class ControlServer:
         agent: AgentPort,
         config: Config,
         *,
-        reload: Callable[[], Awaitable[Config]],
+        reload: Callable[[Actor], Awaitable[Config]],
         hooks: Hooks | None = None,
         limits: Limits | None = None,
         peer_lookup: Callable[[socket.socket], Peer] = peer_of,

@@ -17,6 +17,7 @@ class EventKind(StrEnum):
     OUTCOME = "outcome"  # an earlier decision was judged (``detail``: Outcome)
     CHANGE = "change"  # kernel files were written, or would have been (``detail``: ChangeSet)
     MODE = "mode"  # observe or enforce was set
+    PAUSE = "pause"  # a pause began or ended
     WORKLOAD = "workload"  # a workload was added, removed, appeared or vanished
     RESTORE = "restore"  # original values were put back
     HOST = "host"  # the host itself changed: CPUs came or went
@@ -26,10 +27,14 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One announcement. ``at_s`` is monotonic; ``text`` is a sentence; ``workload`` empty: the host's."""
+    """One announcement. ``at_s`` is monotonic; ``text`` is a sentence; ``workload`` empty: the host's.
+
+    ``by``: who asked for it; empty where nobody did.
+    """
 
     at_s: float
     kind: EventKind
     text: str
     workload: str = ""
     detail: Decision | Outcome | ChangeSet | None = None
+    by: str = ""

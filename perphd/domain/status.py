@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from perphd.domain.allocation import Allocation, Settings
+from perphd.domain.control import Pause
 from perphd.domain.decision import Decision, Outcome
 from perphd.domain.plan import NotEnforceable
 from perphd.domain.reading import NOT_MEASURED, Reading
@@ -18,7 +19,7 @@ class WorkloadStatus:
 
     ``not_enforceable``: what cannot be set on it here; ``limited``: what was wanted last and is not in force, or only
     in part, or was to be given back and is not, with the reason. ``expected_false_alarms_per_day``: of an LRA, what its
-    own noise promises of the detector.
+    own noise promises of the detector. ``pause``: why nothing is changed of it now; ``mode`` is then observe.
     """
 
     spec: WorkloadSpec
@@ -33,6 +34,7 @@ class WorkloadStatus:
     problem: str = ""
     limited: tuple[NotEnforceable, ...] = ()
     expected_false_alarms_per_day: Reading = NOT_MEASURED
+    pause: Pause | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class AgentStatus:
 
     ``period_s``: the usual time between two samples; ``pace_s``: that until the next one, which is shorter while
     something is in flux: ``attentive`` says what (empty at the usual pace). ``extra_ticks``: looks between two
-    samples that pressure, batch that started or a pushed reading asked for.
+    samples that pressure, batch that started or a pushed reading asked for. ``configured_mode``: the mode in the
+    configuration, which holds again after a restart. ``pauses``: every pause in force.
     """
 
     version: str
@@ -84,3 +87,5 @@ class AgentStatus:
     cost: SelfCost
     problems: tuple[str, ...] = ()
     detector_test: DetectorTest | None = None
+    configured_mode: Mode = Mode.OBSERVE
+    pauses: tuple[Pause, ...] = ()

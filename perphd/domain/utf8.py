@@ -19,6 +19,11 @@ def encodable(text: str) -> str:
     return text
 
 
+def printable(text: str) -> str:
+    r"""The same text on one line: control characters as in a program's source, ``\n`` for a line feed."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in encodable(text))
+
+
 def print_any(*streams: TextIO) -> None:
     """Let what is printed there be shown as ``encodable`` has it, instead of ending the program."""
     for stream in streams:

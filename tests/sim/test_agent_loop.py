@@ -130,6 +130,52 @@ async def test_going_back_to_observe_gives_back_at_once(tmp_path: Path) -> None:
         assert b.files() != b.before
 
 
+async def test_a_pause_restores_at_once_and_outlives_a_restart(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.run(35)
+        assert b.files() != b.before
+        _, report = await b.agent.pause(None, None, "incident")
+        assert report.complete
+        assert b.files() == b.before
+        await b.run(10)
+        assert b.files() == b.before
+        await b.agent.stop(restore=False)
+        b.agent = b.start()
+        await b.run(30)
+        assert b.files() == b.before
+        status = b.agent.status()
+        assert [pause.reason for pause in status.pauses] == ["incident"]
+        assert {item.mode for item in status.workloads} == {Mode.OBSERVE}
+        assert b.agent.resume(None)
+        await b.run(20)
+        assert b.files() != b.before
+
+
+async def test_a_paused_batch_job_is_left_alone(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.run(35)
+        assert b.files() != b.before
+        await b.agent.pause("pi", 3600.0, "")
+        await b.run(20)
+        assert b.files() == b.before
+        with pytest.raises(ConfigError, match="no workload is named 'nope'"):
+            await b.agent.pause("nope", None, "")
+
+
+async def test_a_mode_set_by_hand_outlives_reload(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.run(35)
+        b.agent.set_mode(Mode.OBSERVE)
+        await b.agent.reload(b.config)
+        await b.run(5)
+        assert b.agent.status().mode is Mode.OBSERVE
+        assert b.files() == b.before
+        observing = replace(b.config, daemon=replace(b.config.daemon, mode=Mode.OBSERVE))
+        await b.agent.reload(observing)
+        await b.agent.reload(b.config)
+        assert b.agent.status().mode is Mode.ENFORCE, "a configured mode that changes is taken over"
+
+
 async def test_mode_of_single_workloads(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
         b.agent.set_mode(Mode.OBSERVE, "pi")

@@ -28,6 +28,7 @@ from perphd.control.routes import Hooks
 from perphd.control.server import ControlServer
 from perphd.control.tagged import TaggedError, decode_tagged, encode_tagged
 from perphd.domain.allocation import CpuGrant
+from perphd.domain.control import Actor
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Action
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
@@ -71,7 +72,7 @@ async def recorded(
     """Ten rounds unobserved, then ``perphctl export --replay`` while the daemon goes on."""
     with daemon(state, policy, arrives_s) as (host, agent, config):
 
-        async def reload() -> Config:
+        async def reload(_: Actor) -> Config:
             return config
 
         server = ControlServer(

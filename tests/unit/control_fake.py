@@ -27,6 +27,7 @@ from perphd.domain.belief import (
     SkippedSamples,
 )
 from perphd.domain.capability import Area, Capabilities, Capability
+from perphd.domain.control import Actor, Pause
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import (
     Action,
@@ -147,6 +148,8 @@ class FakeAgent:
         self.declared: tuple[WorkloadSpec, ...] = ()
         self.mode = Mode.ENFORCE
         self.refuse: Exception | None = None
+        self.pauses: tuple[Pause, ...] = ()
+        self.by: Actor | None = None
         self.subscribers: set[asyncio.Queue[Event]] = set()
         self.recorded: list[Round] = []
         self.restored = RestoreReport(restored=(FileReport("/sys/x", "pi", "cpus", "0-7", "0-1", "0-7"),))
@@ -246,16 +249,16 @@ class FakeAgent:
             else Aftermath(0.0)
         )
 
-    def set_mode(self, mode: Mode, workload: str | None = None) -> None:
+    def set_mode(self, mode: Mode, workload: str | None = None, by: Actor | None = None) -> None:
         self._call("set_mode", mode, workload)
         if workload is None:
             self.mode = mode
 
-    async def add_workload(self, spec: WorkloadSpec) -> None:
+    async def add_workload(self, spec: WorkloadSpec, by: Actor | None = None) -> None:
         self._call("add_workload", spec)
         self.specs[spec.name] = spec
 
-    async def remove_workload(self, name: str) -> None:
+    async def remove_workload(self, name: str, by: Actor | None = None) -> None:
         self._call("remove_workload", name)
         self.declared = tuple(spec for spec in self.declared if spec.name != name)
         self.specs = {one: spec for one, spec in self.specs.items() if one.partition(".")[0] != name}
@@ -263,7 +266,21 @@ class FakeAgent:
     def push_sli(self, workload: str, reading: SliReading) -> None:
         self._call("push_sli", workload, reading)
 
-    async def restore(self) -> RestoreReport:
+    async def pause(
+        self, workload: str | None, for_s: float | None, reason: str, by: Actor | None = None
+    ) -> tuple[Pause, RestoreReport]:
+        self._call("pause", workload, for_s, reason)
+        self.by = by
+        until = None if for_s is None else 1000.0 + for_s
+        self.pauses = (Pause(workload or "", 1000.0, until, reason, str(by)),)
+        return self.pauses[0], RestoreReport()
+
+    def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
+        self._call("resume", workload)
+        ended, self.pauses = self.pauses, ()
+        return ended
+
+    async def restore(self, by: Actor | None = None) -> RestoreReport:
         self._call("restore")
         return self.restored
 
@@ -328,7 +345,7 @@ class Served:
                 raise ConfigError("the request", "cgroup", f"{spec.cgroup!r} contains perphd itself")
         return [f"{spec.name} is waited for" for spec in specs if spec.cgroup.startswith("/absent")]
 
-    async def _reload(self) -> Config:
+    async def _reload(self, by: Actor) -> Config:
         answer = self.reloads.pop(0) if self.reloads else replace(self.config, warnings=("odd",))
         if isinstance(answer, Exception):
             raise answer

@@ -1,0 +1,157 @@
+"""Pauses: the operator's brake. They outlive reload, restart and upgrade, and a file can set one."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+from perphd.domain.control import Pause
+from perphd.domain.errors import ConfigError
+
+FILE: Final = "pauses.json"
+"""In the state directory: the pauses that ``perphctl pause`` has set."""
+REASON_BYTES: Final = 200
+"""Bytes of the pause file that are read as the reason."""
+
+
+class Pauses:
+    """The pauses in force.
+
+    Args:
+        state_dir: where they are kept; None keeps them in memory only.
+        wall_clock: seconds since the epoch.
+        pause_file: everything pauses while this file exists; its first line is the reason. Empty: no such file.
+
+    A file in the state directory that cannot be read pauses everything until ``resume``: it may have held a pause.
+    """
+
+    def __init__(self, state_dir: Path | None, wall_clock: Callable[[], float], pause_file: str = "") -> None:
+        self._path = None if state_dir is None else state_dir / FILE
+        self._wall_clock, self._pause_file = wall_clock, pause_file
+        self._set = {pause.workload: pause for pause in self._read()}
+        self._by_file: Pause | None = None
+
+    def look(self) -> tuple[str, ...]:
+        """Follow time and the pause file. Returns a sentence for every pause that began or ended by itself."""
+        now_s = self._wall_clock()
+        told = []
+        for workload, pause in list(self._set.items()):
+            if not pause.holds(now_s):
+                del self._set[workload]
+                told.append(f"{workload or 'all workloads'}: the pause has ended")
+        if told:
+            self._write()
+        found = self._file(now_s)
+        if (found is None) != (self._by_file is None):
+            verb = "paused" if found is not None else "no longer paused"
+            told.append(f"all workloads: {verb} by the file {self._pause_file}")
+        self._by_file = found
+        return tuple(told)
+
+    def of(self, workload: str, declaration: str | None = None) -> Pause | None:
+        """The pause that holds for a workload, or for the declaration that found it."""
+        return next((pause for pause in self.all() if pause.covers(workload, declaration)), None)
+
+    def all(self) -> tuple[Pause, ...]:
+        """Every pause in force."""
+        by_file = () if self._by_file is None else (self._by_file,)
+        now_s = self._wall_clock()
+        return (*by_file, *(pause for pause in self._set.values() if pause.holds(now_s)))
+
+    def begin(self, workload: str, for_s: float | None, reason: str, by: str) -> Pause:
+        """Pause a workload (empty: all); replaces an earlier pause of the same.
+
+        Raises:
+            ConfigError: it cannot be kept; nothing has changed.
+        """
+        now_s = self._wall_clock()
+        pause = Pause(workload, now_s, None if for_s is None else now_s + for_s, reason, by)
+        before = dict(self._set)
+        self._set[workload] = pause
+        try:
+            self._write()
+        except ConfigError:
+            self._set = before
+            raise
+        return pause
+
+    def end(self, workload: str | None) -> tuple[Pause, ...]:
+        """End the pause of a workload ("" the one of all; None: every pause). Returns those that were ended.
+
+        Raises:
+            ConfigError: the end cannot be kept; nothing has changed.
+        """
+        before = dict(self._set)
+        ended = [pause for name, pause in before.items() if workload is None or name == workload]
+        for pause in ended:
+            del self._set[pause.workload]
+        try:
+            if ended:
+                self._write()
+        except ConfigError:
+            self._set = before
+            raise
+        return tuple(ended)
+
+    @property
+    def file(self) -> str:
+        """The pause file, if it pauses everything now; else empty."""
+        return self._pause_file if self._by_file is not None else ""
+
+    def _file(self, now_s: float) -> Pause | None:
+        if not self._pause_file:
+            return None
+        try:
+            with open(self._pause_file, "rb") as file:
+                first = file.readline(REASON_BYTES)
+                since_s = os.fstat(file.fileno()).st_mtime
+        except FileNotFoundError:
+            return None
+        except OSError as exc:  # it is there: to pause is the safe reading
+            return Pause("", now_s, None, f"it cannot be read: {exc.strerror}", self._pause_file)
+        reason = first.decode(errors="replace").strip()
+        return Pause("", since_s, None, reason, f"the file {self._pause_file}")
+
+    def _read(self) -> Iterable[Pause]:
+        if self._path is None:
+            return ()
+        try:
+            return [_pause(item) for item in json.loads(self._path.read_text(encoding="utf-8"))["pauses"]]
+        except FileNotFoundError:
+            return ()
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            reason = f"{self._path} cannot be read ({exc}); perphctl resume replaces it"
+            return [Pause("", self._wall_clock(), None, reason, "perphd")]
+
+    def _write(self) -> None:
+        if self._path is None:
+            return
+        text = json.dumps({"pauses": [asdict(pause) for pause in self._set.values()]}, indent=2)
+        temporary = self._path.with_name(f".{FILE}.new")
+        try:
+            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                file.write(text + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, self._path)
+        except OSError as exc:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise ConfigError(str(self._path), "", f"cannot be written: {exc.strerror}") from exc
+
+
+def _pause(item: Any) -> Pause:
+    until_s = item["until_unix_s"]
+    return Pause(
+        str(item["workload"]),
+        float(item["since_unix_s"]),
+        None if until_s is None else float(until_s),
+        str(item["reason"]),
+        str(item["by"]),
+    )

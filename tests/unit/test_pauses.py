@@ -1,0 +1,97 @@
+"""The operator's brake: what a pause covers, how long it lasts, and that it outlives the daemon."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from perphd.agent.pauses import FILE, Pauses
+from perphd.domain.errors import ConfigError
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_pause_ends_by_itself_and_says_so_once(tmp_path: Path, clock: Clock) -> None:
+    pauses = Pauses(tmp_path, clock)
+    pauses.begin("db", 60.0, "maintenance", "root")
+    assert pauses.of("db") is not None
+    assert pauses.of("web") is None
+    clock.now_s += 59.0
+    assert pauses.look() == ()
+    assert pauses.of("db") is not None
+    clock.now_s += 1.0
+    assert pauses.of("db") is None, "a pause that has ended holds for nobody, looked at or not"
+    assert pauses.look() == ("db: the pause has ended",)
+    assert pauses.look() == ()
+
+
+def test_a_pause_outlives_the_daemon(tmp_path: Path, clock: Clock) -> None:
+    Pauses(tmp_path, clock).begin("", None, "incident 4711", "root")
+    again = Pauses(tmp_path, clock)
+    found = again.of("anything")
+    assert found is not None
+    assert (found.reason, found.by, found.until_unix_s) == ("incident 4711", "root", None)
+    assert again.end(None) == (found,)
+    assert Pauses(tmp_path, clock).all() == ()
+
+
+def test_a_declaration_covers_what_was_found_for_it(tmp_path: Path, clock: Clock) -> None:
+    pauses = Pauses(tmp_path, clock)
+    pauses.begin("jobs", None, "", "root")
+    assert pauses.of("jobs.0", "jobs") is not None
+    assert pauses.of("other.0", "other") is None
+
+
+def test_the_pause_file_pauses_everything_while_it_exists(tmp_path: Path, clock: Clock) -> None:
+    file = tmp_path / "pause"
+    pauses = Pauses(tmp_path, clock, str(file))
+    assert pauses.look() == ()
+    file.write_text("deployment running\nsecond line\n")
+    assert pauses.look() == (f"all workloads: paused by the file {file}",)
+    found = pauses.of("db")
+    assert found is not None
+    assert found.reason == "deployment running"
+    assert pauses.file == str(file)
+    assert pauses.end(None) == (), "what a file has set ends with the file"
+    assert pauses.of("db") is not None
+    file.unlink()
+    assert pauses.look() == (f"all workloads: no longer paused by the file {file}",)
+    assert pauses.of("db") is None
+
+
+def test_a_pause_file_that_cannot_be_read_pauses(tmp_path: Path, clock: Clock) -> None:
+    file = tmp_path / "pause"
+    file.mkdir()
+    pauses = Pauses(tmp_path, clock, str(file))
+    pauses.look()
+    assert pauses.of("db") is not None
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"pauses": [{"workload": "db"}]}'])
+def test_a_damaged_record_pauses_everything_until_resume(tmp_path: Path, clock: Clock, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    pauses = Pauses(tmp_path, clock)
+    found = pauses.of("db")
+    assert found is not None
+    assert FILE in found.reason
+    pauses.end(None)
+    assert Pauses(tmp_path, clock).of("db") is None
+
+
+def test_a_pause_that_cannot_be_kept_is_refused(tmp_path: Path, clock: Clock) -> None:
+    pauses = Pauses(tmp_path / "missing", clock)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        pauses.begin("db", None, "", "root")
+    assert pauses.of("db") is None
