@@ -20,7 +20,7 @@ POLICY_ARGS ?=
 SUITE ?= bookworm
 
 # Not every target is for people: only those with ## are listed.
-.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab bench bench-policies bench-costs bench-smoke bench-detector bench-predictor soak faults deb test-vm format lock clean
+.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab bench bench-policies bench-costs bench-smoke bench-detector bench-predictor soak faults deb test-vm test-rdt format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
@@ -104,6 +104,15 @@ vm-tests-package:
 
 vm-tests-others:
 	@$(VM_TESTS) tests/vm --ignore=tests/vm/test_vm_package.py $(PYTEST_ARGS) || [ $$? = 5 ]
+
+# First of all it says in one line what is missing.
+test-rdt: $(VENV)/.stamp-dev ## cache and bandwidth allocation on a real kernel, under a QEMU with Intel RDT (root; PERPHD_QEMU_RDT)
+	@packaging/apt-install build deb vm
+	@PERPHD_QEMU_RDT="$(PERPHD_QEMU_RDT)" $(PY) -m tools.vm.rdt $(OUT)/vm >/dev/null
+	@$(MAKE) -j2 deb-of-suite vm-image
+	@$(SUDO) env PERPHD_VM_SUITE=$(SUITE) PERPHD_QEMU_RDT="$(PERPHD_QEMU_RDT)" $(PY) -m pytest -p no:cacheprovider --durations=20 \
+		tests/rdt/test_rdt_kernel.py tests/rdt/test_rdt_measured.py tests/rdt/test_rdt_scenes.py tests/rdt/test_rdt_sockets.py \
+		tests/rdt/test_rdt_endings.py $(PYTEST_ARGS)
 
 format: $(VENV)/.stamp-dev ## put the code into its one layout
 	$(VENV)/bin/ruff check --fix-only

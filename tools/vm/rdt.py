@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Final
 
@@ -68,3 +69,10 @@ def _unpacked(packed: Path, cache: Path) -> Path:
         making.chmod(0o755)
         making.rename(program)
     return program
+
+
+if __name__ == "__main__":
+    try:
+        print(rdt_emulator(Path(sys.argv[1]).resolve()).command[0])
+    except VmError as exc:
+        sys.exit(f"test-rdt: {exc}")

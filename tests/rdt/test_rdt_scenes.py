@@ -1,0 +1,210 @@
+"""What happens to a host's resctrl while perphd protects an application by it: one daemon's life, scene after scene.
+
+Every scene begins protected: batch is narrowed, and the application meets its objective. Afterwards only that is lost
+which was really taken away, and it is back after the cause is gone. No scene asserts how long anything takes; a wait
+ends long after a real host would have had its two periods.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+
+import pytest
+
+from tests.rdt.bed import APP, HOG, OWN, RESCTRL, Bed
+
+pytestmark = pytest.mark.requires_vm
+HOLD_S = 12.0
+"""For so long what must not happen is looked for: several periods of a slowed daemon."""
+SCORES: dict[str, float] = {}
+
+
+@pytest.fixture(scope="module")
+def protecting(bed: Bed) -> Bed:
+    """perphd enforces on resctrl mounted plainly; batch has come and been narrowed."""
+    bed.vm.sh(f"mountpoint -q {RESCTRL} || mount -t resctrl resctrl {RESCTRL}")
+    bed.set_up([APP, HOG])
+    bed.start()
+    bed.batch("hog")
+    return bed
+
+
+@pytest.fixture
+def scene(protecting: Bed) -> Bed:
+    """Protected, whatever the scene before left."""
+    bed = protecting
+    bed.wait_until(bed.is_narrowed, "batch was not narrowed before the scene")
+    bed.wait_for_protection("before the scene")
+    return bed
+
+
+def latency(bed: Bed) -> float:
+    """The application's, in the middle of some readings."""
+    return statistics.median(bed.latency_ms() for _ in range(9))
+
+
+def test_plain(scene: Bed) -> None:
+    group = scene.group_of("hog")
+    assert group.startswith(OWN)
+    scene.wait_until(lambda: scene.outside("hog", group) == 0, "threads of batch were left outside")
+    assert scene.limits_of("app") == (1.0, 1.0), "the application itself is never throttled"
+    SCORES["plain"] = latency(scene)
+
+
+def test_a_lock_held_by_an_ordinary_user(scene: Bed) -> None:
+    group, cursor = scene.group_of("hog"), scene.cursor()
+    before = scene.status()["tick"]
+    scene.others_lock(45.0)
+    holder = scene.vm.sh("pgrep -x -u 65534 flock")
+    scene.stays(
+        lambda: scene.group_of("hog") == group and scene.is_narrowed(), 40.0, "the lock took protection away"
+    )
+    told = scene.said() + scene.log(cursor)
+    assert scene.status()["tick"] > before + 5, "the loop waited for the lock"
+    scene.vm.wait_until("! pgrep -x -u 65534 flock", "the lock was not given back", 60.0)
+    if "lock" in told:  # nothing was to be written, perhaps
+        assert holder in told, f"the holder, process {holder}, is not named: {told}"
+
+
+def test_a_group_removed_while_the_lock_is_held(scene: Bed) -> None:
+    group = scene.group_of("hog")
+    scene.others_lock(45.0)
+    holder = scene.vm.sh("pgrep -x -u 65534 flock")
+    scene.vm.sh(f"rmdir {RESCTRL}/{group}")
+    scene.wait_until(lambda: holder in scene.said(), f"the holder, process {holder}, was not named", 60.0)
+    scene.vm.wait_until("! pgrep -x -u 65534 flock", "the lock was not given back", 60.0)
+    scene.wait_until(scene.is_narrowed, "batch was not narrowed after the lock was free")
+
+
+def test_a_foreign_writer(scene: Bed) -> None:
+    group = scene.group_of("hog")
+
+    def write() -> None:
+        scene.vm.sh(
+            f"echo 'MB:0=90;1=90' > {RESCTRL}/{group}/schemata; echo 'L3:0=7ff;1=7ff' > {RESCTRL}/{group}/schemata"
+        )
+
+    write()
+    scene.wait_until(scene.is_narrowed, "the first foreign write was not put back")
+    write()
+    scene.wait_until(lambda: "somebody else" in scene.said(), "the second foreign write was not told")
+    cursor = scene.cursor()
+    scene.stays(lambda: not scene.is_narrowed(), HOLD_S, "what somebody insists on was written over")
+    assert scene.values(group)["MB"] == {0: 90, 1: 90}
+    written = re.findall(r"written: \S*cpuset\.cpus\S*|AllowedCPUs", scene.log(cursor))
+    assert len(written) <= 6, f"CPU protection was laid and taken in turns: {written}"
+    scene.vm.sh("perphctl mode enforce")
+    scene.wait_until(scene.is_narrowed, "batch was not narrowed after the mode was set anew")
+
+
+def test_a_foreign_group(scene: Bed) -> None:
+    scene.vm.sh(
+        f"cd {RESCTRL} && mkdir theirs mon_groups/theirs && echo 'L3:0=f;1=f' > theirs/schemata && "
+        "{ sleep 600 & echo $! > theirs/tasks; echo $! > /run/rdt/their.pid; }"
+    )
+    try:
+        before = scene.read("theirs/schemata")
+        scene.stays(
+            lambda: scene.is_narrowed() and "theirs" in scene.groups(), HOLD_S, "others' group, or the own"
+        )
+        assert scene.read("theirs/schemata") == before
+        assert scene.vm.sh("cat /run/rdt/their.pid") in scene.read("theirs/tasks").split()
+    finally:
+        scene.vm.sh(f"kill $(cat /run/rdt/their.pid); cd {RESCTRL} && rmdir theirs mon_groups/theirs")
+
+
+def test_a_group_removed_and_emptied_by_hand(scene: Bed) -> None:
+    group = scene.group_of("hog")
+    scene.vm.sh(f"rmdir {RESCTRL}/{group}")
+    scene.wait_until(scene.is_narrowed, "the group was not made again")
+    again = scene.group_of("hog")
+    empty = f"for t in $(cat {RESCTRL}/{{}}/tasks); do echo $t > {RESCTRL}/tasks; done"
+    scene.vm.sh(empty.format(again))
+    scene.wait_until(
+        lambda: "somebody else" in scene.said() or scene.is_narrowed(), "not filled again, nor told"
+    )
+    # Somebody who does it again and again is told, and left alone.
+    for _ in range(4):
+        if "somebody else" in scene.said():
+            break
+        if scene.own_groups():
+            scene.vm.sh(f"rmdir {RESCTRL}/{scene.own_groups()[0]}")
+        scene.wait_until(
+            lambda: "somebody else" in scene.said() or bool(scene.own_groups()),
+            "neither made again, nor told",
+        )
+    assert "somebody else" in scene.said(), "a group that is removed again and again is no conflict"
+    scene.vm.sh("perphctl mode enforce")
+    scene.wait_until(scene.is_narrowed, "batch was not narrowed after the mode was set anew")
+
+
+def test_closids_all_taken(scene: Bed) -> None:
+    scene.vm.sh(f"cd {RESCTRL} && n=0; while mkdir other$n 2>/dev/null; do n=$((n + 1)); done; test $n -ge 5")
+    try:
+        others = [name for name in scene.groups() if name.startswith("other")]
+        scene.stays(scene.is_narrowed, HOLD_S, "the own group was lost")
+        scene.vm.sh(f"rmdir {RESCTRL}/{scene.group_of('hog')} && mkdir {RESCTRL}/other99")
+        scene.wait_until(lambda: "CLOSID" in scene.said(), "that all CLOSIDs are taken was not told")
+        assert [name for name in scene.groups() if name.startswith("other")] == sorted([*others, "other99"])
+    finally:
+        scene.vm.sh(f"cd {RESCTRL} && rmdir other*")
+    scene.wait_until(scene.is_narrowed, "batch was not narrowed after CLOSIDs were free")
+
+
+def test_a_socket_goes_and_comes_back(scene: Bed) -> None:
+    group = scene.group_of("hog")
+    scene.processors((2, 3), on=False)
+    try:
+        scene.stays(lambda: group in scene.own_groups(), HOLD_S, "the group went with the socket")
+        assert set(scene.values(group)["L3"]) == {0}
+        scene.wait_until(scene.is_narrowed, "batch was not narrowed on the socket that is left")
+    finally:
+        scene.processors((2, 3), on=True)
+    scene.wait_until(
+        lambda: (found := scene.values(scene.group_of("hog"))["L3"])[1] == found[0],
+        "the socket that came back was left as the kernel gave it",
+    )
+    scene.wait_until(scene.is_narrowed, "batch was not narrowed after the socket came back")
+
+
+def test_unmounted_and_mounted_again(scene: Bed) -> None:
+    scene.umount()
+    scene.wait_until(lambda: "not mounted" in scene.said(), "that resctrl is not mounted was not told")
+    assert "not mounted" in scene.vm.try_("perphctl doctor").stdout
+    scene.mount()
+    scene.wait_until(scene.is_narrowed, "resctrl that was mounted again was not used")
+
+
+def test_limits_in_mib_per_second(scene: Bed) -> None:
+    scene.remount("mba_MBps")
+    try:
+        scene.wait_until(scene.is_narrowed, "masks were not used under mba_MBps")
+        assert set(scene.values(scene.group_of("hog"))["MB"].values()) == {4294967295}, (
+            "per cents written as MiB/s"
+        )
+    finally:
+        scene.remount()
+
+
+def test_code_and_data_prioritisation(scene: Bed) -> None:
+    cursor = scene.cursor()
+    scene.remount("cdp")
+    try:
+        scene.wait_until(scene.is_narrowed, "masks were not used under cdp")
+        scene.wait_for_protection("under cdp")
+        found = scene.values(scene.group_of("hog"))
+        assert found["L3CODE"] == found["L3DATA"]
+        # Trouble comes again: three changes and more of the same files.
+        scene.vm.sh("systemctl restart hog")
+        scene.wait_until(scene.is_narrowed, "new threads of batch were not narrowed under cdp")
+        scene.wait_for_protection("under cdp after batch was started again")
+        assert "somebody else" not in scene.log(cursor) + scene.said(), (
+            "own writes are taken for somebody else's"
+        )
+        told = scene.vm.try_("perphctl doctor").stdout
+        assert re.search(r"resctrl\.l3_cat +yes", told), told
+        SCORES["cdp"] = latency(scene)
+    finally:
+        scene.remount()
+    assert SCORES["cdp"] <= SCORES.get("plain", SCORES["cdp"]) * 1.15, SCORES
