@@ -251,20 +251,30 @@ class Groups:
                     raise Denied(path, doing="writing", reason=f"CPUs {sorted(taken)} belong to {other}")
             return self.resctrl.set_cpus(group, wanted)
 
-    def fill(self, group: GroupRef, tids: TidSource, *, take_from_others: bool = False) -> Filled:
+    def fill(
+        self,
+        group: GroupRef,
+        tids: TidSource,
+        *,
+        take_from_others: bool = False,
+        only_from: Iterable[GroupRef] | None = None,
+    ) -> Filled:
         """Move threads into an own group until all are there: ``rdt.fill``.
 
         Args:
             group: an own group; for a monitor group, threads are moved into its control group first.
             tids: the thread ids, or a function that tells those of this moment (all threads of a cgroup, say).
             take_from_others: move threads out of other programs' groups, too; else they are left and told.
+            only_from: if given, only threads that are in one of these groups (or in monitor groups of these) are
+                moved; a control group lists the threads of its monitor groups as well.
         """
         self._refuse_others(group, "moving tasks to")
 
         def others() -> tuple[GroupRef, ...]:
             return () if take_from_others else self.survey().others
 
-        return Filler(self.resctrl, group, others, self.limits.fill_passes).fill(tids)
+        passes = self.limits.fill_passes
+        return Filler(self.resctrl, group, others, passes, only_from=only_from).fill(tids)
 
     def release(self, tids: TidSource, to: GroupRef = DEFAULT_GROUP) -> Filled:
         """Move threads from own groups back to where they were before, the default group or another program's.

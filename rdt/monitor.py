@@ -47,6 +47,7 @@ _ANEW = Unavailable(Why.RESTARTED, "the group was made anew since the last readi
 _LOST = Unavailable(Why.RESTARTED, "a monitor group was removed from it since the last reading")
 _GONE = Unavailable(Why.GONE, "the group is not there")
 _OFFLINE = Unavailable(Why.OFFLINE, "the domain is not there: all its CPUs are offline")
+_NOT_WANTED = Unavailable(Why.UNSUPPORTED, "this event is not asked for")
 _VANISHED = (errno.ENODEV, errno.ENOENT, errno.ESTALE, errno.ENOTCONN)
 
 
@@ -89,6 +90,7 @@ class Monitor:
         info: what the machine offers.
         groups: whom to read; see ``watch``.
         clock: seconds that go forward. Every group's readings carry the time at which that group was read.
+        events: what to read; the others are Unavailable and cost nothing.
 
     Reading takes no lock: each value is of its own, and the kernel's counters do not wait for anybody.
     """
@@ -100,9 +102,11 @@ class Monitor:
         groups: Iterable[GroupRef] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
+        events: Iterable[str] = EVENTS,
     ) -> None:
         self._access, self._clock = access, clock
         monitoring = info.monitoring
+        self._wanted = frozenset(events)
         self._offered = frozenset(monitoring.features) & frozenset(EVENTS) if monitoring else frozenset()
         self._known = monitoring.domains if monitoring else ()
         self._watched: dict[GroupRef, _Watched] = {}
@@ -268,6 +272,9 @@ class Monitor:
             return
         for name, event in events.items():
             event.missing = None
+            if name not in self._wanted:
+                event.missing = _NOT_WANTED
+                continue
             if name not in self._offered:
                 event.missing = Unavailable(Why.UNSUPPORTED, f"this machine does not count {name}")
                 continue

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Final
 
 from perphd.admission import cause as causes
 from perphd.admission import cusum, scatter
@@ -280,8 +281,12 @@ def _noise_sd(band: Band | None) -> float:
     return max(band.sd, 0.01) if band is not None else UNKNOWN_NOISE_SD
 
 
+_HARMLESS: Final = (Quality.SETTLING, Quality.MULTIPLEXED, Quality.ROTATED)
+"""Flags that do not spoil the signals that an LRA is judged by."""
+
+
 def _is_unfit(sample: Sample, perf: Performance) -> bool:
-    flags = [q for q in sample.quality if q not in (Quality.SETTLING, Quality.MULTIPLEXED)]
+    flags = [q for q in sample.quality if q not in _HARMLESS]
     # Counters that hardly ran spoil MIPS, not what an application says itself.
     return bool(flags) or (sample.has(Quality.MULTIPLEXED) and perf.work_source == "mips")
 
@@ -408,8 +413,8 @@ def _witnesses(
 
 
 def _why_unknown(sample: Sample, perf: Performance, target: Target) -> str:
-    if sample.quality:
-        reason = "the sample is not fit to be judged: " + ", ".join(q.value for q in sample.quality)
+    if flags := [q.value for q in sample.quality if q is not Quality.ROTATED]:
+        reason = "the sample is not fit to be judged: " + ", ".join(flags)
         if sample.has(Quality.SLI_MISSING) and isinstance(sample.work_rate_per_s, Unavailable):
             reason += f" ({sample.work_rate_per_s.reason})"
         return reason

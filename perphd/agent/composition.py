@@ -151,6 +151,7 @@ def build_agent(
         deadline_s=config.isolation.deadline_s,
         changes_per_s=config.isolation.changes_per_s,
         adopt_s=0.0 if pauses.all() else config.isolation.adopt_s,
+        background=clock is not None,
         on_write=None
         if kept is None
         else lambda write, result: kept.add_writes(wall_clock(), (write,), result),
@@ -162,6 +163,7 @@ def build_agent(
         opener=opener,
         run_delay=lambda: RunDelayReader(fs, delays if taskstats is None else taskstats),
         expected_period_s=config.daemon.period_s,
+        clock=clock,
     )
     host_load = HostLoad(fs, (topology.online | topology.offline) - topology.isolated)
     processors = Processors(fs)

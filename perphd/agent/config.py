@@ -31,6 +31,7 @@ __all__ = [
     "DaemonConfig",
     "HostConfig",
     "IsolationConfig",
+    "ResctrlConfig",
     "StoreConfig",
     "check_against_host",
     "load",
@@ -160,6 +161,17 @@ class IsolationConfig:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class ResctrlConfig:
+    """Table ``[resctrl]``: cache and memory bandwidth by Intel RDT or AMD QoS."""
+
+    monitor_in_observe: bool = setting(
+        False,
+        "measure cache occupancy and memory bandwidth also of workloads that are only observed: their threads are "
+        "moved into monitor groups of perphd's, which changes nothing about what they may use",
+    )
+
+
 TABLES: Mapping[str, type] = {
     "daemon": DaemonConfig,
     "isolation": IsolationConfig,
@@ -167,6 +179,7 @@ TABLES: Mapping[str, type] = {
     "policy": PolicySettings,
     "host": HostConfig,
     "network": NetworkConfig,
+    "resctrl": ResctrlConfig,
     "model": ModelConfig,
     "wake": WakeConfig,
 }
@@ -188,6 +201,7 @@ class Config:
     policy: PolicySettings = field(default_factory=PolicySettings)
     host: HostConfig = field(default_factory=HostConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    resctrl: ResctrlConfig = field(default_factory=ResctrlConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     wake: WakeConfig = field(default_factory=WakeConfig)
     workloads: tuple[WorkloadSpec, ...] = ()
@@ -351,6 +365,7 @@ def _assemble(parts: list[_Part]) -> Config:
         policy=PolicySettings(**merged["policy"]),
         host=HostConfig(**merged["host"]),
         network=NetworkConfig(**merged["network"]),
+        resctrl=ResctrlConfig(**merged["resctrl"]),
         model=ModelConfig(**merged["model"]),
         wake=WakeConfig(**merged["wake"]),
         workloads=tuple(item.spec for item in declared if item.spec.cgroup),

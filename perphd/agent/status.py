@@ -5,6 +5,7 @@ from __future__ import annotations
 from perphd import __version__
 from perphd.admission import calibration
 from perphd.admission.settings import settings_for
+from perphd.agent import counting
 from perphd.agent.modes import Modes
 from perphd.agent.state import Enforceable, State
 from perphd.domain.plan import NotEnforceable
@@ -36,6 +37,7 @@ def status_of(state: State, modes: Modes) -> AgentStatus:
         journal_entries=state.parts.executor.journal_entries,
         cost=state.cost.cost(),
         problems=(*state.config.warnings, *records.problems, *_untrue(state.detector_test)),
+        notes=(*counting.notes(state, modes),),
         detector_test=state.detector_test,
         configured_mode=state.config.daemon.mode,
         pauses=state.parts.pauses.all(),

@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 
 from perphd.admission.attention import advance
+from perphd.agent import counting
 from perphd.agent.learning import observations
 from perphd.agent.modes import Modes
 from perphd.agent.protections import Protections
@@ -61,7 +62,8 @@ class Ticking:
             self._follow_pauses()
             specs = self._state.all_specs()
             self._state.parts.models.follow(specs, now_s)
-            samples = self._state.parts.monitor.sample(now_s, specs, readings)
+            counted = self._state.parts.executor.counted
+            samples = self._state.parts.monitor.sample(now_s, specs, readings, counted)
             self._busy_cores = self._state.parts.host_load.read(now_s)
             if self._state.parts.links is not None:
                 self._network_pct = self._state.parts.links.read(now_s)
@@ -73,6 +75,7 @@ class Ticking:
             target = self._state.parts.policy.decide(snapshot)
             self._state.memory = target.memory
             await self._enforce(target, now_s, deciding)
+            await self._state.parts.executor.follow_counted(counting.asked(self._state, self._modes), now_s)
             self._record(target, tuple(self._state.samples.values()), now_s)
             self._state.parts.models.save_when_due(specs, now_s, self._state.config.daemon.model_save_s)
             self._attend(snapshot, target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -101,7 +101,7 @@ def _detector(status: AgentStatus) -> Iterator[tuple[str, str, Reading]]:
     )
 
 
-def _samples(workloads: Iterable[WorkloadStatus]) -> Iterator[Metric]:
+def _samples(workloads: Sequence[WorkloadStatus]) -> Iterator[Metric]:
     present = GaugeMetricFamily("perphd_workload_present", "1 if the cgroup exists.", labels=_LABELS)
     enforcing = GaugeMetricFamily(
         "perphd_workload_enforcing", "1 if perphd may write for it.", labels=_LABELS
@@ -123,6 +123,26 @@ def _samples(workloads: Iterable[WorkloadStatus]) -> Iterator[Metric]:
             if available(reading):
                 family.add_metric(labels, reading)
     yield from (present, enforcing)
+    yield from (family for family in families.values() if family.samples)
+    yield from _domains(workloads)
+
+
+def _domains(workloads: Iterable[WorkloadStatus]) -> Iterator[Metric]:
+    """Cache occupancy and memory bandwidth in each last-level cache."""
+    families = {
+        name: GaugeMetricFamily(
+            f"perphd_workload_domain_{name}",
+            f"Reading {name} of the last sample in one last-level cache.",
+            labels=[*_LABELS, "domain"],
+        )
+        for name in ("llc_occupancy_bytes", "mbw_bytes_per_s")
+    }
+    for workload in workloads:
+        for use in workload.sample.domains if workload.sample is not None else ():
+            for name, family in families.items():
+                reading: Reading = getattr(use, name)
+                if available(reading):
+                    family.add_metric([*_labels(workload), str(use.domain)], reading)
     yield from (family for family in families.values() if family.samples)
 
 

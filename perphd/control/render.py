@@ -11,6 +11,7 @@ from perphd.domain.capability import Area, Capability
 from perphd.domain.control import Pause
 from perphd.domain.decision import Action, Cause, Health, Outcome, Verdict
 from perphd.domain.reading import Reading, Unavailable, available
+from perphd.domain.sample import Sample
 from perphd.domain.signals import performance
 from perphd.domain.status import AgentStatus, SelfCost, WorkloadStatus
 from perphd.domain.topology import Topology
@@ -35,12 +36,15 @@ def status_parts(status: AgentStatus, now_s: float) -> list[Part]:
     lras = [item for item in status.workloads if item.spec.kind is Kind.LRA]
     batch = [item for item in status.workloads if item.spec.kind is Kind.BATCH]
     parts: list[Part] = [text(_headline(status), Styled(_cost(status.cost, status.journal_entries), "dim"))]
+    cache = any(_uses_cache(item) for item in status.workloads)
     if lras:
-        parts.append(table("", _LRA_HEADS, [_lra_row(item, status) for item in lras], right=range(2, 8)))
+        heads, right = (_cache_heads(_LRA_HEADS), range(2, 10)) if cache else (_LRA_HEADS, range(2, 8))
+        parts.append(table("", heads, [_lra_row(item, status, cache) for item in lras], right=right))
         if reasons := [line for item in lras for line in _why(item, now_s)]:
             parts.append(text(*reasons))
     if batch:
-        parts.append(table("", _BATCH_HEADS, [_batch_row(item, status) for item in batch], right=range(2, 6)))
+        heads, right = (_cache_heads(_BATCH_HEADS), range(2, 8)) if cache else (_BATCH_HEADS, range(2, 6))
+        parts.append(table("", heads, [_batch_row(item, status, cache) for item in batch], right=right))
         if tried := [line for item in batch for line in _tried(item, now_s)]:
             parts.append(text(*tried))
     if not status.workloads:
@@ -49,6 +53,8 @@ def status_parts(status: AgentStatus, now_s: float) -> list[Part]:
         )
     if status.pauses:
         parts.append(text(*(Styled(pause_text(pause), "bold yellow") for pause in status.pauses)))
+    if status.notes:
+        parts.append(text(*(Styled(note, "dim") for note in status.notes)))
     notes = [*status.problems, *_not_enforceable(status.workloads), *_limited(status.workloads)]
     if notes:
         parts.append(text(*(Styled(f"! {note}", "yellow") for note in notes)))
@@ -211,10 +217,28 @@ def _cost(cost: SelfCost, journal: int) -> str:
     return "; ".join(words)
 
 
-def _lra_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
+def _uses_cache(item: WorkloadStatus) -> bool:
+    return item.sample is not None and bool(item.sample.domains)
+
+
+def _cache_heads(heads: list[str]) -> list[str]:
+    """The heads with those of cache and bandwidth after the memory's."""
+    after = heads.index("MEMORY") + 1
+    return [*heads[:after], "CACHE", "BANDWIDTH", *heads[after:]]
+
+
+def _cache_cells(sample: Sample, cache: bool) -> tuple[Cell, ...]:
+    """Cache occupancy and memory bandwidth, if anybody's is measured."""
+    if not cache:
+        return ()
+    moved = sample.mbw_bytes_per_s
+    return _bytes(sample.llc_occupancy_bytes), f"{format_bytes(moved)}/s" if available(moved) else NONE
+
+
+def _lra_row(item: WorkloadStatus, status: AgentStatus, cache: bool) -> tuple[Cell, ...]:
     decision, sample = item.decision, item.sample
     if sample is None or not item.present:
-        return (*_absent(item, status), *[NONE] * 8)
+        return (*_absent(item, status), *[NONE] * (10 if cache else 8))
     perf = performance(sample, item.spec.objective.latency_percentile)
     health: Cell = verdict_cell(decision.verdict) if decision is not None else NONE
     targets = (decision.target_work, decision.target_delay) if decision is not None else (NONE, NONE)
@@ -229,15 +253,16 @@ def _lra_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
         _target(targets[1], delay),
         number(sample.cpu_usage_cores),
         _bytes(sample.memory_current_bytes),
+        *_cache_cells(sample, cache),
         last,
         str(item.protection) if item.protection is not None else "none",
     )
 
 
-def _batch_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
+def _batch_row(item: WorkloadStatus, status: AgentStatus, cache: bool) -> tuple[Cell, ...]:
     sample = item.sample
     if sample is None or not item.present:
-        return (*_absent(item, status), *[NONE] * 4, settings_text(item.in_force))
+        return (*_absent(item, status), *[NONE] * (6 if cache else 4), settings_text(item.in_force))
     parts = [r for r in (sample.read_bytes_per_s, sample.write_bytes_per_s) if available(r)]
     busy = available(sample.cpu_usage_cores) and sample.cpu_usage_cores >= 0.01
     return (
@@ -245,6 +270,7 @@ def _batch_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
         "running" if busy else Styled("idle", "dim"),
         number(sample.cpu_usage_cores),
         _bytes(sample.memory_current_bytes),
+        *_cache_cells(sample, cache),
         f"{format_bytes(sum(parts))}/s" if parts else NONE,
         number(sample.cpu_some_pct, "%"),
         settings_text(item.in_force),

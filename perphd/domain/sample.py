@@ -21,6 +21,18 @@ class Quality(StrEnum):
     SLI_MISSING = "sli-missing"  # an SLI is configured and did not answer
     MULTIPLEXED = "multiplexed"  # perf counters ran less than the accepted share
     SETTLING = "settling"  # an own change is still taking effect
+    ROTATED = (
+        "rotated"  # monitoring ids are short: cache and bandwidth are measured in turns, not all the time
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DomainUse:
+    """Cache occupancy and memory traffic of a workload in one last-level cache, by resctrl's id of the domain."""
+
+    domain: int
+    llc_occupancy_bytes: Reading = NOT_MEASURED
+    mbw_bytes_per_s: Reading = NOT_MEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +42,8 @@ class Sample:
     Rates are deltas divided by the measured interval. ``*_some_pct``/``*_full_pct`` are PSI stall shares of
     the interval (0..100) from the ``total`` counters. ``run_delay_cores`` is run-queue waiting time of all
     threads per second (schedstat); it may exceed 1. Some of batch's are of a longer interval, or a few samples old
-    (``perphd.monitor.files.Pace``).
+    (``perphd.monitor.files.Pace``). ``llc_occupancy_bytes`` and ``mbw_bytes_per_s`` are the sums over ``domains``,
+    which is empty where they are not measured.
     """
 
     workload: str
@@ -62,6 +75,7 @@ class Sample:
     latency_p50_ms: Reading = NOT_MEASURED
     latency_p95_ms: Reading = NOT_MEASURED
     latency_p99_ms: Reading = NOT_MEASURED
+    domains: tuple[DomainUse, ...] = ()
     quality: tuple[Quality, ...] = ()
 
     def reading(self, name: str) -> Reading:
@@ -96,7 +110,7 @@ def lies_after(sample: Sample, at_s: float, period_s: float) -> bool:
 
 
 READINGS: tuple[str, ...] = tuple(
-    f.name for f in fields(Sample) if f.name not in ("workload", "at_s", "interval_s", "quality")
+    f.name for f in fields(Sample) if f.name not in ("workload", "at_s", "interval_s", "domains", "quality")
 )
 """Names of all readings, in order: the columns of the store and of the exports."""
 
@@ -113,9 +127,10 @@ def sample_of(
     interval_s: float,
     readings: Mapping[str, Reading],
     quality: tuple[Quality, ...],
+    domains: tuple[DomainUse, ...] = (),
 ) -> Sample:
     """A sample of these readings, one for every name in ``READINGS``. Raises KeyError if one is missing."""
-    return _make(workload, at_s, interval_s, *_values_of(readings), quality)
+    return _make(workload, at_s, interval_s, *_values_of(readings), domains, quality)
 
 
 def with_flag(sample: Sample, flag: Quality) -> Sample:

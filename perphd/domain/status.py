@@ -65,7 +65,7 @@ class DetectorTest:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """The agent as a whole. ``problems``: sentences that an operator should read.
+    """The agent as a whole. ``problems``: sentences that an operator should read; ``notes``: what cannot be seen here.
 
     ``period_s``: the usual time between two samples; ``pace_s``: that until the next one, which is shorter while
     something is in flux: ``attentive`` says what (empty at the usual pace). ``extra_ticks``: looks between two
@@ -86,6 +86,7 @@ class AgentStatus:
     journal_entries: int
     cost: SelfCost
     problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     detector_test: DetectorTest | None = None
     configured_mode: Mode = Mode.OBSERVE
     pauses: tuple[Pause, ...] = ()

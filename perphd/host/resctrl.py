@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterable
-from posixpath import basename
+from posixpath import basename, dirname
 from typing import Final, Protocol, runtime_checkable
 
 import rdt
 from perphd.domain import errors
 from perphd.host.fs import KernelFs
+from rdt.monitor import OCCUPANCY, TOTAL
 
 PREFIX: Final = "perphd"
 """perphd's groups are named ``perphd.WORKLOAD``."""
+
+MONITORING_KNOB: Final = "resctrl_monitoring"
+"""Monitor groups stand under this name in the journal and in reports."""
 
 _CLASSES: Final[tuple[tuple[type[rdt.ResctrlError], type[errors.KernelError], int], ...]] = (
     (rdt.Busy, errors.Busy, errno.EAGAIN),
@@ -36,15 +40,32 @@ class _TwoFaced(Protocol):
         """The same files with plain OSError, and directories that can be made."""
 
 
-def open_groups(fs: KernelFs, prefix: str = PREFIX) -> rdt.Groups | str:
-    """Perphd's groups on this host, or why there can be none. Mounts nothing."""
+def open_monitoring(fs: KernelFs, prefix: str = PREFIX) -> rdt.Groups | str:
+    """Perphd's groups where cache occupancy or memory bandwidth can be counted, or why they cannot. Waits for no id."""
+    groups = _open(fs, prefix)
+    if isinstance(groups, str):
+        return groups
+    monitoring = groups.resctrl.info.monitoring
+    if monitoring is None or not set(monitoring.features) & {OCCUPANCY, TOTAL}:
+        return "this machine counts neither cache occupancy (CMT) nor memory bandwidth (MBM)"
+    return rdt.Groups(groups.resctrl, prefix, limits=rdt.Limits(busy_wait_s=0.0, fill_passes=3))
+
+
+def _open(fs: KernelFs, prefix: str) -> rdt.Groups | str:
     if not isinstance(fs, _TwoFaced):
         return "these kernel files have no resctrl"
     mount = rdt.find_mount(fs.raw)
     try:
-        groups = rdt.Resctrl.open(fs.raw, rdt.DEFAULT_ROOT if mount is None else mount.path).groups(prefix)
+        return rdt.Resctrl.open(fs.raw, rdt.DEFAULT_ROOT if mount is None else mount.path).groups(prefix)
     except rdt.ResctrlError as exc:
         return str(exc)
+
+
+def open_groups(fs: KernelFs, prefix: str = PREFIX) -> rdt.Groups | str:
+    """Perphd's groups on this host, or why there can be none. Mounts nothing."""
+    groups = _open(fs, prefix)
+    if isinstance(groups, str):
+        return groups
     return groups if groups.resctrl.info.can_control else "this machine has no cache or bandwidth to give out"
 
 
@@ -108,12 +129,19 @@ def remove_group(fs: KernelFs, path: str) -> bool:
     Raises:
         KernelError: it could not be removed.
     """
-    groups = open_groups(fs)
+    groups = _open(fs, PREFIX)
     if isinstance(groups, str):
         if not fs.exists(path):
             return False
         raise errors.Broken(path, "rmdir", errno.EIO, detail=groups)
+    parent = dirname(path)
+    if basename(parent) == "mon_groups":
+        control = dirname(parent)
+        is_default = control == groups.resctrl.access.root
+        group = rdt.GroupRef("" if is_default else basename(control), basename(path))
+    else:
+        group = rdt.GroupRef(basename(path))
     try:
-        return groups.remove(rdt.GroupRef(basename(path)), with_others_monitors=True)
+        return groups.remove(group, with_others_monitors=True)
     except rdt.ResctrlError as exc:
         raise as_kernel_error(exc) from exc

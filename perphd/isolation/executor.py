@@ -20,13 +20,16 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import CONTROLLERS, RESCTRL_SETTINGS
 from perphd.host.fs import KernelFs
 from perphd.host.kubelet import Kubelet
+from perphd.host.resctrl_counters import CountedGroups
 from perphd.host.systemd_bus import NoAnswer
 from perphd.host.systemd_fs import Lasting
 from perphd.isolation.allowance import Allowance
 from perphd.isolation.applied import Applied
 from perphd.isolation.caches import Caches
+from perphd.isolation.counting import Counting
 from perphd.isolation.giving_back import GivingBack
 from perphd.isolation.journal import Journal
+from perphd.isolation.monitor_groups import Asked, MonitorGroups
 from perphd.isolation.pieces import Pieces
 from perphd.isolation.planner import Wanted, plan, unless_stuck
 from perphd.isolation.readback import ReadBack
@@ -58,6 +61,7 @@ class Executor:
         changes_per_s: how often one knob may change after a burst; None: as often as it is asked for.
         adopt_s: what the journal names at first stays in force so long where nothing else is wanted: one before this
             kept it, and whoever decides has yet to look.
+        background: what only measures (monitor groups) is looked after beside the rounds; False: within them.
         in_thread: write in a worker thread (a write can block in the kernel); False runs inline (simulated hosts).
     """
 
@@ -74,6 +78,7 @@ class Executor:
         deadline_s: float = 2.0,
         changes_per_s: float | None = None,
         adopt_s: float = 0.0,
+        background: bool = True,
         in_thread: bool = True,
     ) -> None:
         self._fs, self._journal = fs, journal
@@ -91,6 +96,12 @@ class Executor:
         self._standing = Standing()
         self._reclaimer = Reclaimer(fs, in_thread)
         self._caches = Caches(fs, self._cgroups, journal, self._watch, self._standing, self._refusals)
+        self._counting = Counting(
+            MonitorGroups(fs, hierarchies, journal),
+            self._caches.placement,
+            in_thread=in_thread,
+            background=background,
+        )
         self._giving_back = GivingBack(fs, journal, self._read, self._watch, self._standing, self._caches)
         self._giving_back.forget_unwritten()
         self._adopt_s, self._adopted_s = adopt_s, -1.0
@@ -162,6 +173,17 @@ class Executor:
     def journal_entries(self) -> int:
         """How many files are changed and not given back."""
         return len(self._journal.originals)
+
+    # -- monitor groups ------------------------------------------------------------------------------------------
+
+    @property
+    def counted(self) -> CountedGroups:
+        """The resctrl groups that count workloads now, and why others are not counted."""
+        return self._counting.counted
+
+    async def follow_counted(self, asked: Sequence[Asked], now_s: float) -> None:
+        """Keep a resctrl group for each of these workloads, and none for others; waits for no lock and no id."""
+        await self._counting.follow(asked, now_s)
 
     # -- plan ----------------------------------------------------------------------------------------------------
 
@@ -350,10 +372,12 @@ class Executor:
         Of workloads that are named nothing is remembered then: they are about to leave.
         """
         chosen = None if names is None else frozenset(names)
+        await self._counting.idle()
         async with self._lock:
             done = await self._worker.run(lambda: self._give_back(chosen, force))
         if isinstance(done, Busy):
             return self._giving_back.not_given_back(chosen, done)
+        self._counting.forget()
         self._tell_restored(done)
         return done
 
@@ -396,6 +420,7 @@ class Executor:
 
     def close(self) -> None:
         """End the threads; the journal is the caller's to close."""
+        self._counting.close()
         self._worker.close()
         self._reclaimer.close()
 

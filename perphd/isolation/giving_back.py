@@ -25,7 +25,7 @@ from perphd.isolation.caches import Caches, is_group
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
 from perphd.isolation.readback import ReadBack
-from perphd.isolation.restore import restore_journal
+from perphd.isolation.restore import is_group_entry, restore_journal
 from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.isolation.standing import Standing
 from perphd.isolation.value import is_original
@@ -61,7 +61,7 @@ class GivingBack:
         self._close_out([e.path for group in groups if all(map(self._is_unwritten, group)) for e in group])
 
     def _is_unwritten(self, entry: Original) -> bool:
-        if is_group(entry) or (isinstance(self._fs, Lasting) and self._fs.outlives(entry.path)):
+        if is_group_entry(entry) or (isinstance(self._fs, Lasting) and self._fs.outlives(entry.path)):
             return False
         try:
             same_group = self._fs.identity(dirname(entry.path)) == entry.identity

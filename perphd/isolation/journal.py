@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
@@ -52,7 +53,7 @@ class Journal:
     """The journal in a state directory (made with mode 0700 if absent), locked while this object is open.
 
     A directory that cannot be written does not prevent opening: ``record`` and ``intend`` then raise, so that
-    observing goes on and no kernel file is ever changed unrecorded.
+    observing goes on and no kernel file is ever changed unrecorded. Several threads may record and close.
 
     Args:
         state_dir: the directory, one per host.
@@ -69,6 +70,7 @@ class Journal:
     ) -> None:
         self.state_dir = str(state_dir)
         self._guard = guard
+        self._writing = threading.RLock()
         self._boot = this_boot() if boot_id is None else boot_id
         self._originals: dict[str, Original] = {}
         self._intents: dict[str, dict[str, None]] = {}
@@ -113,22 +115,26 @@ class Journal:
         Raises:
             KernelError: they could not be stored; then nothing is recorded, and no file may be written.
         """
-        new = [numbered(entry, self._sequence + n) for n, entry in enumerate(originals, 1)]
-        planned = self._fresh(intents, {entry.path for entry in new})
-        if not new and not planned:
-            return
-        lines = [original_line(entry) for entry in new] + [
-            intent_line(path, value) for path, value in planned
-        ]
-        with self._guard(new) if new else contextlib.nullcontext():
-            self._append(lines, sync=bool(new))
-        for entry in new:
-            self._originals.pop(entry.path, None)
-            self._originals[entry.path] = entry
-            self._intents[entry.path] = {}
-        self._sequence += len(new)
-        for path, value in planned:
-            self._remember(path, value)
+        with self._writing:
+            new = [numbered(entry, self._sequence + n) for n, entry in enumerate(originals, 1)]
+            planned = self._fresh(intents, {entry.path for entry in new})
+            if not new and not planned:
+                return
+            lines = [original_line(entry) for entry in new] + [
+                intent_line(path, value) for path, value in planned
+            ]
+            with self._guard(new) if new else contextlib.nullcontext():
+                self._append(lines, sync=bool(new))
+            if new:
+                recorded = dict(self._originals)  # whoever looks through the old one goes on doing so
+                for entry in new:
+                    recorded.pop(entry.path, None)
+                    recorded[entry.path] = entry
+                    self._intents[entry.path] = {}
+                self._originals = recorded
+            self._sequence += len(new)
+            for path, value in planned:
+                self._remember(path, value)
 
     def intend(self, intents: Iterable[tuple[str, str]]) -> None:
         """Append (path, value) pairs that are about to be written; not synced.
@@ -145,11 +151,17 @@ class Journal:
             KernelError: it could not be written down. The originals are forgotten here all the same: a later reader
                 finds that the files hold them already.
         """
-        closed = [path for path in paths if self._originals.pop(path, None) is not None]
-        for path in closed:
-            self._intents.pop(path, None)
+        with self._writing:
+            self._close_out(paths)
+
+    def _close_out(self, paths: Iterable[str]) -> None:
+        left = dict(self._originals)
+        closed = [path for path in paths if left.pop(path, None) is not None]
         if not closed:
             return
+        self._originals = left
+        for path in closed:
+            self._intents.pop(path, None)
         if self._originals:
             self._append([closed_line(path) for path in closed], sync=False)
             return
@@ -170,8 +182,9 @@ class Journal:
         Raises:
             KernelError: it could not be written down.
         """
-        if self._originals:
-            self._append([kept_line()], sync=False)
+        with self._writing:
+            if self._originals:
+                self._append([kept_line()], sync=False)
 
     def take_kept(self) -> bool:
         """True, once, if the one before ended with ``keep``; a process that dies after this leaves no such mark."""

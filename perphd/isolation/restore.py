@@ -22,7 +22,7 @@ from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, RESCTRL_SETTINGS, same
 from perphd.host.egress_fs import EgressFs, is_egress
 from perphd.host.fs import KernelFs, read_text, write_within
-from perphd.host.resctrl import remove_group
+from perphd.host.resctrl import MONITORING_KNOB, remove_group
 from perphd.host.systemd_bus import BusctlBus, NoAnswer
 from perphd.host.systemd_fs import UNIT_DEVICE, Lasting, is_running_kernel, unit_files
 from perphd.isolation.below import is_untouched, look_below
@@ -82,7 +82,7 @@ def restore(
             entry
             for entry in journal.originals.values()
             if entry.workload not in kept
-            or entry.knob in RESCTRL_SETTINGS
+            or is_group_entry(entry)
             or (entry.identity[0] == UNIT_DEVICE and not units)
         ]
         is_everything = len(originals) == len(journal.originals)
@@ -104,6 +104,11 @@ def _swept(
         except KernelError as exc:
             return (f"traffic classes of perphd's may be left (tc qdisc, /sys/fs/bpf/perphd): {exc}",)
     return ()
+
+
+def is_group_entry(entry: Original) -> bool:
+    """True for a resctrl group, for control or for monitoring: it is given back by removing it."""
+    return entry.knob in RESCTRL_SETTINGS or entry.knob == MONITORING_KNOB
 
 
 def restore_journal(
@@ -155,7 +160,7 @@ class _Run:
         rest of them fail at once and stay on record.
         """
         newest_first = sorted(originals, key=lambda entry: entry.sequence, reverse=True)
-        for entry in [entry for entry in newest_first if entry.knob in RESCTRL_SETTINGS]:
+        for entry in [entry for entry in newest_first if is_group_entry(entry)]:
             self._remove_group(entry)
             newest_first.remove(entry)
         units = [entry for entry in newest_first if entry.identity[0] == UNIT_DEVICE]
@@ -206,9 +211,10 @@ class _Run:
         try:
             same_mount = self._fs.identity(dirname(entry.path)) == entry.identity
             if same_mount and remove_group(self._fs, entry.path):
-                self._add(
-                    self.restored, entry, note="the group is removed, its tasks are in the default group"
-                )
+                note = "the group is removed, its tasks are in the default group"
+                if entry.knob == MONITORING_KNOB:
+                    note = "the monitor group is removed, its tasks stay in their control group"
+                self._add(self.restored, entry, note=note)
             else:
                 self._add(self.gone, entry, note="the group, or the resctrl mount that it was in, is gone")
         except Gone:

@@ -16,6 +16,8 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.fs import KernelFs, read_text
 from perphd.host.perf_events import EventOpener, perf_hierarchy
+from perphd.host.resctrl_counters import NOTHING_COUNTED, CountedGroups
+from perphd.monitor.cache_use import CACHE_FIELDS, CacheReading, CacheUse
 from perphd.monitor.events import EVENT_FIELDS, EventLadder, EventMeter
 from perphd.monitor.files import Identity, WorkloadFiles, identity_of, sampled_hierarchies
 from perphd.monitor.meters import Readings
@@ -63,6 +65,7 @@ class Monitor:
         opener: the way to performance events (``perphd.host.perf_events.open_group``); None: without.
         run_delay: makes a fresh reader of run-queue delay for an LRA; None: without.
         expected_period_s: the configured time between samples; what is much longer is flagged LATE.
+        clock: monotonic seconds, for counters that are read a while after the tick began; None: ticks bring the time.
     """
 
     def __init__(
@@ -74,14 +77,20 @@ class Monitor:
         opener: EventOpener | None = None,
         run_delay: Callable[[], RunDelaySource] | None = None,
         expected_period_s: float = 1.0,
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        self._cache = CacheUse(clock)
         self._host = _Host(fs, hierarchies, cpus, None if opener is None else EventLadder(opener), run_delay)
         self.expected_period_s = expected_period_s
         self._workloads: dict[str, _Workload] = {}
         self._tick = 0
 
     def sample(
-        self, now_s: float, specs: Sequence[WorkloadSpec], sli: Mapping[str, SliReading]
+        self,
+        now_s: float,
+        specs: Sequence[WorkloadSpec],
+        sli: Mapping[str, SliReading],
+        counted: CountedGroups = NOTHING_COUNTED,
     ) -> tuple[Sample, ...]:
         """One sample of each workload, in the order of ``specs``.
 
@@ -91,6 +100,7 @@ class Monitor:
             now_s: monotonic time of this tick.
             specs: all workloads; names are unique.
             sli: what the applications' sources said, by workload name.
+            counted: the resctrl groups that count workloads.
         """
         self._tick += 1
         self._host.begin()
@@ -98,27 +108,43 @@ class Monitor:
         for name, workload in list(self._workloads.items()):
             if name not in wanted or workload.differs_from(wanted[name]):
                 self._workloads.pop(name).close()
-        return tuple([self._sample_one(now_s, spec, sli) for spec in specs])
+        cache = self._cache.read(now_s, counted)
+        return tuple([self._sample_one(now_s, spec, sli, cache, counted) for spec in specs])
 
-    def _sample_one(self, now_s: float, spec: WorkloadSpec, sli: Mapping[str, SliReading]) -> Sample:
+    def _sample_one(
+        self,
+        now_s: float,
+        spec: WorkloadSpec,
+        sli: Mapping[str, SliReading],
+        cache: Mapping[str, CacheReading],
+        counted: CountedGroups,
+    ) -> Sample:
         workload = self._workloads.get(spec.name)
         if workload is None:
             # Workloads are looked over in turns, so that no tick pays for all of them.
             workload = self._workloads[spec.name] = _Workload(
                 self._host, spec, self._tick + len(self._workloads)
             )
-        return workload.sample(now_s, self._tick, spec, sli.get(spec.name), self.expected_period_s)
+        use = cache.get(spec.name)
+        if use is None:
+            why = counted.why_not(spec.name)
+            use = CacheReading(why, why)
+        turns = spec.name in counted.in_turns
+        return workload.sample(
+            now_s, self._tick, spec, sli.get(spec.name), self.expected_period_s, use, turns
+        )
 
     @property
     def open_fds(self) -> int:
         """Descriptors held for all workloads."""
-        return sum(workload.open_fds for workload in self._workloads.values())
+        return self._cache.open_fds + sum(workload.open_fds for workload in self._workloads.values())
 
     def close(self) -> None:
         """Give all descriptors back; a later ``sample`` starts anew."""
         for workload in self._workloads.values():
             workload.close()
         self._workloads.clear()
+        self._cache.close()
 
 
 class _Host:
@@ -172,7 +198,14 @@ class _Workload:
         return spec.cgroup != self._cgroup or spec.kind is not self._kind
 
     def sample(
-        self, now_s: float, tick: int, spec: WorkloadSpec, sli: SliReading | None, expected_s: float
+        self,
+        now_s: float,
+        tick: int,
+        spec: WorkloadSpec,
+        sli: SliReading | None,
+        expected_s: float,
+        use: CacheReading,
+        in_turns: bool,
     ) -> Sample:
         """Read everything; find out about restarts and disappearance on the way."""
         flags: list[Quality] = []
@@ -195,13 +228,17 @@ class _Workload:
         if self._events is not None and self._events.take(now_s, out):
             flags.append(Quality.MULTIPLEXED)
         out["run_delay_cores"] = self._run_delay(now_s)
+        out["llc_occupancy_bytes"] = use.occupancy_bytes
+        out["mbw_bytes_per_s"] = use.bandwidth_bytes_per_s
+        if in_turns:
+            flags.append(Quality.ROTATED)
         self._add_sli(spec, sli, out, flags)
-        return sample_of(spec.name, now_s, interval_s, out, tuple(flags))
+        return sample_of(spec.name, now_s, interval_s, out, tuple(flags), use.domains)
 
     def _absent_sample(self, now_s: float, spec: WorkloadSpec, sli: SliReading | None) -> Sample:
         self._sampled_at_s = None
         out: Readings = dict(NOTHING_MEASURED)
-        out |= dict.fromkeys((*_FILE_FIELDS, *EVENT_FIELDS, "run_delay_cores"), self._gone)
+        out |= dict.fromkeys((*_FILE_FIELDS, *EVENT_FIELDS, *CACHE_FIELDS, "run_delay_cores"), self._gone)
         flags = [Quality.GONE]
         self._add_sli(spec, sli, out, flags)
         return sample_of(spec.name, now_s, 0.0, out, tuple(flags))

@@ -24,6 +24,7 @@ CREATE TABLE samples (
     wall_s REAL NOT NULL, at_s REAL NOT NULL, interval_s REAL NOT NULL, workload TEXT NOT NULL,
     quality TEXT NOT NULL,  -- flags, separated by commas
     reasons TEXT,           -- JSON: why readings are missing; only in rows where that changed
+    domains TEXT,           -- JSON: [[cache domain, llc_occupancy_bytes, mbw_bytes_per_s], ...], as far as measured
     {", ".join(f"{name} REAL" for name in READINGS)}
 );
 CREATE INDEX samples_by_workload ON samples (workload, wall_s);
@@ -87,10 +88,11 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def _add_new_readings(connection: sqlite3.Connection) -> None:
+    added = {"domains": "TEXT"} | dict.fromkeys(READINGS, "REAL")
     present = {str(row[1]) for row in connection.execute("PRAGMA table_info(samples)")}
-    for name in READINGS:
+    for name, kind in added.items():
         if name not in present:
-            connection.execute(f"ALTER TABLE samples ADD COLUMN {name} REAL")
+            connection.execute(f"ALTER TABLE samples ADD COLUMN {name} {kind}")
 
 
 def _refusal(path: Path, version: int) -> str:

@@ -23,7 +23,7 @@ from typing import Final, TypeAlias
 from perphd.domain.decision import Decision, Outcome
 from perphd.domain.plan import Write
 from perphd.domain.reading import Reading, Unavailable, available
-from perphd.domain.sample import READINGS, Sample
+from perphd.domain.sample import READINGS, DomainUse, Sample
 from perphd.domain.utf8 import encodable
 from perphd.monitor.codec import to_json
 from perphd.monitor.retention import row_ids, trim
@@ -50,7 +50,7 @@ MAX_MOVED_ASIDE: Final = 3
 _log = logging.getLogger(__name__)
 Row: TypeAlias = tuple[object, ...]
 _values_of = attrgetter(*READINGS)
-_SAMPLE_COLUMNS = ("wall_s", "at_s", "interval_s", "workload", "quality", "reasons", *READINGS)
+_SAMPLE_COLUMNS = ("wall_s", "at_s", "interval_s", "workload", "quality", "reasons", "domains", *READINGS)
 _INSERT_SAMPLE = (
     f"INSERT INTO samples ({', '.join(_SAMPLE_COLUMNS)}) VALUES ({', '.join('?' * len(_SAMPLE_COLUMNS))})"
 )
@@ -296,7 +296,8 @@ class _Writer:
             reasons = encodable(json.dumps(missing, separators=(",", ":"), ensure_ascii=False))
         quality = ",".join([flag.value for flag in sample.quality])
         numbers = [None if isinstance(value, Unavailable) else value for value in values]
-        return (wall_s, sample.at_s, sample.interval_s, sample.workload, quality, reasons, *numbers)
+        domains = _domains_text(sample.domains) if sample.domains else None
+        return (wall_s, sample.at_s, sample.interval_s, sample.workload, quality, reasons, domains, *numbers)
 
     def _forget_reasons(self, present: Set[str]) -> None:
         """Of workloads that are no longer sampled: those that come and go under new names would fill the memory."""
@@ -351,6 +352,16 @@ class _Writer:
 def _storable(row: Row) -> Row:
     """The row with texts that SQLite takes: paths in it may hold any bytes that the kernel takes for a name."""
     return tuple(encodable(value) if isinstance(value, str) else value for value in row)
+
+
+def _domains_text(domains: Sequence[DomainUse]) -> str:
+    """``[[0,1048576,2000000000],[1,null,null]]``: bytes of cache and bytes per second, in whole numbers."""
+    rows = [
+        [use.domain, *(None if isinstance(v, Unavailable) else round(v) for v in values)]
+        for use in domains
+        for values in [(use.llc_occupancy_bytes, use.mbw_bytes_per_s)]
+    ]
+    return json.dumps(rows, separators=(",", ":"))
 
 
 def _number(reading: Reading) -> float | None:

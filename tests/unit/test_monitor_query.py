@@ -39,7 +39,7 @@ def test_columns_rows_and_truncation(path: Path):
     assert result.truncated
     assert not run_query(path, "SELECT 1 UNION SELECT 2", limit=2).truncated
     assert run_query(path, "SELECT 1 WHERE 0").rows == ()
-    assert len(run_query(path, "PRAGMA table_info(samples)").rows) == len(READINGS) + 6
+    assert len(run_query(path, "PRAGMA table_info(samples)").rows) == len(READINGS) + 7
 
 
 @pytest.mark.parametrize(

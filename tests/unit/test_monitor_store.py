@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,7 @@ def rows(path: Path, sql: str) -> tuple[tuple[object, ...], ...]:
 
 def test_everything_that_goes_in_comes_out(path: Path, store: Store):
     store.start()
-    measured = {name: float(n) for n, name in enumerate(READINGS)}
+    measured: dict[str, Any] = {name: float(n) for n, name in enumerate(READINGS)}
     store.add_samples(NOW, [Sample("db", 7.0, 1.5, quality=(Quality.LATE, Quality.SETTLING), **measured)])
     outcome = Outcome(9.0, "db", 5.0, 0.7, Unavailable("gone"), True, "it helped")
     store.add_decision(NOW, decision())

@@ -1,0 +1,48 @@
+"""Whose cache occupancy and memory bandwidth are to be measured, and why those of others are not."""
+
+from __future__ import annotations
+
+from perphd.agent.modes import Modes
+from perphd.agent.state import State
+from perphd.domain.reading import value_or
+from perphd.domain.sample import Quality
+from perphd.domain.workload import Mode
+from perphd.isolation.monitor_groups import NO_THREADS, NOT_ASKED, Asked
+
+_SHOWN = 3
+_FRESH = (Quality.FIRST, Quality.RESTARTED)
+
+
+def asked(state: State, modes: Modes) -> tuple[Asked, ...]:
+    """The workloads that may have a monitor group: enforced ones, and observed ones where the operator allows it."""
+    everybody = state.config.resctrl.monitor_in_observe
+    missing = state.parts.executor.counted.missing
+    found = []
+    for spec in state.all_specs():
+        sample = state.samples.get(spec.name)
+        if sample is None or sample.has(Quality.GONE):
+            continue
+        if everybody or modes.of(spec) is Mode.ENFORCE:
+            usage_cores = value_or(sample.cpu_usage_cores, 0.0)
+            began = usage_cores > 0.0 and missing.get(spec.name) is NO_THREADS
+            found.append(Asked(spec, usage_cores, began or sample.has(*_FRESH)))
+    return tuple(found)
+
+
+def notes(state: State, modes: Modes) -> tuple[str, ...]:
+    """Why the cache and bandwidth of workloads are not measured although this host could measure them."""
+    counted = state.parts.executor.counted
+    lines = list(counted.notes)
+    if counted.otherwise is NOT_ASKED and not state.config.resctrl.monitor_in_observe:
+        observed = [spec.name for spec in state.all_specs() if modes.of(spec) is not Mode.ENFORCE]
+        if observed:
+            lines.append(
+                f"cache occupancy and memory bandwidth of {_names(observed)} are not measured: observing makes no "
+                "resctrl groups; allow them with [resctrl] monitor_in_observe = true"
+            )
+    return tuple(lines)
+
+
+def _names(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return f"{shown} and {len(names) - _SHOWN} more" if len(names) > _SHOWN else shown

@@ -1,0 +1,470 @@
+"""Monitor groups: a resctrl group for each workload, so that its cache use and memory traffic are counted.
+
+A workload that has a control group of its own is counted there. Every other one gets a monitor group
+``mon_groups/perphd.NAME`` inside the control group that its threads are in; that changes nothing about what the threads
+may use. Threads are followed: a new process of a workload that does not inherit the group is moved within seconds.
+
+Groups take monitoring ids (RMIDs), which the whole machine shares. LRAs come first, then the largest users of CPU;
+where ids are short, the rest is counted in turns. An id that was given back may stay in limbo for seconds (EBUSY):
+making a group is then retried with a growing pause, never waited for.
+
+The journal names every group before it is made. Groups of other programs, and threads in them, are left alone.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from posixpath import basename, dirname
+from typing import Final, Protocol
+
+import rdt
+from perphd.domain.errors import KernelError
+from perphd.domain.reading import Unavailable
+from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.host.cgroup.group import Cgroups
+from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.fs import KernelFs
+from perphd.host.resctrl import MONITORING_KNOB, open_monitoring
+from perphd.host.resctrl_counters import CountedGroups, Counter
+from perphd.isolation.journal import Journal
+from perphd.isolation.journal_format import Original
+
+FOLLOW_LRA_S: Final = 5.0
+"""The threads of an LRA are listed this often, as those of control groups are."""
+FOLLOW_BATCH_S: Final = 10.0
+VERIFY_S: Final = 60.0
+"""Where the list of threads has not changed, the group's own list is read this often: only strangers move threads."""
+WHOLE_SHARE: Final = 0.9
+"""A group that holds a smaller share of its workload's threads does not count it."""
+TURN_S: Final = 20.0
+"""Length of a turn where monitoring ids are short."""
+TURNING_SHARE: Final = 4
+"""One of this many ids goes round among those that have none of their own."""
+SPARE_RMIDS: Final = 2
+"""Ids left to other programs."""
+LOOK_AGAIN_S: Final = 30.0
+"""Where resctrl has no monitoring it is looked for again this often."""
+FIRST_PAUSE_S: Final = 1.0
+"""After a refusal: the kernel looks once a second whether an id in limbo can be used again. Doubles with each."""
+LONGEST_PAUSE_S: Final = 30.0
+FULL_S: Final = 60.0
+"""After ENOSPC no more groups are made than there are, for this time."""
+
+NOT_ASKED: Final = Unavailable("it is only observed, and [resctrl] monitor_in_observe is false")
+NO_THREADS: Final = Unavailable("the workload has no threads")
+NOT_YET: Final = Unavailable("its threads are not all in its resctrl group yet")
+FOREIGN: Final = Unavailable("its threads are in a resctrl group of another program and left there")
+ELSEWHERE: Final = Unavailable("its threads are not all in one resctrl group")
+WAITS_FOR_TURN: Final = Unavailable("monitoring ids (RMIDs) are short: it is measured in turns")
+NO_IDS: Final = Unavailable("all monitoring ids (RMIDs) are taken")
+IN_LIMBO: Final = Unavailable("no monitoring id (RMID) can be used yet: those given back are in limbo")
+
+
+class Placed(Protocol):
+    """The control group that a workload's threads are in or on their way to; ``shared``: others are in it as well."""
+
+    @property
+    def group(self) -> rdt.GroupRef:
+        """The control group."""
+
+    @property
+    def shared(self) -> bool:
+        """True if other workloads' threads are in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A workload that is to be counted. ``fresh``: its cgroup has (re)appeared."""
+
+    spec: WorkloadSpec
+    usage_cores: float = 0.0
+    fresh: bool = False
+
+
+@dataclass(slots=True)
+class _State:
+    """What is known of one workload. ``threads``: those last listed; ``verified_s``: when its group's were read."""
+
+    group: rdt.GroupRef
+    threads: frozenset[int] = frozenset()
+    listed_s: float = -math.inf
+    verified_s: float = -math.inf
+    verified: frozenset[int] = frozenset()
+    why_not: Unavailable | None = NOT_YET
+    since: int = 0
+
+
+@dataclass(slots=True)
+class _Pause:
+    """A wait that doubles with every refusal."""
+
+    length_s: float = 0.0
+    until_s: float = -math.inf
+
+    def refused(self, now_s: float) -> None:
+        self.length_s = min(max(2 * self.length_s, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+        self.until_s = now_s + self.length_s
+
+    def over(self) -> None:
+        self.length_s, self.until_s = 0.0, -math.inf
+
+
+@dataclass(slots=True)
+class _Turns:
+    """Who is counted where ids are short: ``fixed`` always, ``now`` in this turn, of all in ``ring``."""
+
+    until_s: float = -math.inf
+    names: frozenset[str] = frozenset()
+    slots: int = -1
+    chosen: frozenset[str] = frozenset()
+    ring: frozenset[str] = frozenset()
+    counted_s: dict[str, float] = field(default_factory=dict)
+
+
+class MonitorGroups:
+    """Makes, fills and removes monitor groups. Every call may block in the kernel: not for the event loop."""
+
+    def __init__(self, fs: KernelFs, hierarchies: Hierarchies, journal: Journal) -> None:
+        self._fs, self._journal = fs, journal
+        self._cgroups = Cgroups(fs, hierarchies)
+        self._groups: rdt.Groups | str | None = None
+        self._looked_s = -math.inf
+        self._mount: tuple[int, int] | None = None
+        self._domains: tuple[str, ...] = ()
+        self._epoch = 0
+        self._since = 0
+        self._states: dict[str, _State] = {}
+        self._turns = _Turns()
+        self._limbo, self._locked = _Pause(), _Pause()
+        self._full: tuple[int, float] = (0, -math.inf)
+        self._there: set[rdt.GroupRef] = set()
+        self._last = CountedGroups(otherwise=NOT_ASKED)
+        self.next_s = -math.inf
+        """When ``look`` has something to do again although nothing has changed."""
+        self.stopping = False
+        """True ends a look between two workloads."""
+
+    def look(self, asked: Sequence[Asked], placement: Mapping[str, Placed], now_s: float) -> CountedGroups:
+        """Bring the groups in line with who is to be counted; who is, and in which group. Never raises for the kernel.
+
+        Args:
+            asked: the workloads that are to be counted; all other monitor groups of perphd's are removed.
+            placement: the control groups that perphd has put workloads into.
+            now_s: monotonic time.
+        """
+        try:
+            self._last = self._look(asked, placement, now_s)
+            self._locked.over()
+        except rdt.Busy as exc:
+            self._locked.refused(now_s)
+            self.next_s = self._locked.until_s
+            return self._noted(f"monitor groups are not followed now: {exc}; tried again by itself")
+        except (rdt.ResctrlError, KernelError) as exc:
+            self._groups = None
+            self.next_s = now_s + LOOK_AGAIN_S
+            self._last = CountedGroups(otherwise=Unavailable(str(exc)), notes=(str(exc),))
+        return self._last
+
+    def _noted(self, note: str) -> CountedGroups:
+        """As before, with a sentence for an operator."""
+        last = self._last
+        self._last = CountedGroups(
+            last.resctrl, last.counters, last.missing, last.otherwise, last.in_turns, last.epoch, (note,)
+        )
+        return self._last
+
+    # -- the tree ------------------------------------------------------------------------------------------------
+
+    def _open(self, now_s: float) -> rdt.Groups | str:
+        if isinstance(self._groups, rdt.Groups) and self._identity(self._groups) != self._mount:
+            self._groups = None  # unmounted, or mounted again
+        stale = isinstance(self._groups, str) and not 0 <= now_s - self._looked_s < LOOK_AGAIN_S
+        if self._groups is None or stale:
+            self._groups, self._looked_s = open_monitoring(self._fs), now_s
+            self._states.clear()
+            self._domains = ()
+            if isinstance(self._groups, rdt.Groups):
+                self._mount = self._identity(self._groups)
+        return self._groups
+
+    @staticmethod
+    def _identity(groups: rdt.Groups) -> tuple[int, int] | None:
+        access = groups.resctrl.access
+        try:
+            return access.identity() if access.exists("tasks") else None
+        except rdt.ResctrlError:
+            return None
+
+    def _see_domains(self, groups: rdt.Groups) -> None:
+        """A domain that came or went: open files are opened again."""
+        domains = tuple(groups.resctrl.access.listdir("mon_data"))
+        if self._domains and domains != self._domains:
+            self._epoch += 1
+        self._domains = domains
+
+    # -- one look ------------------------------------------------------------------------------------------------
+
+    def _look(self, asked: Sequence[Asked], placement: Mapping[str, Placed], now_s: float) -> CountedGroups:
+        groups = self._open(now_s)
+        if isinstance(groups, str):
+            self.next_s = now_s + LOOK_AGAIN_S
+            return CountedGroups(otherwise=Unavailable(groups))
+        if not asked and not self._made():
+            self._states.clear()
+            self.next_s = math.inf
+            return CountedGroups(otherwise=NOT_ASKED)
+        self._see_domains(groups)
+        names = {one.spec.name for one in asked}
+        self._states = {name: state for name, state in self._states.items() if name in names}
+        for one in asked:
+            self._follow(groups, one, placement.get(one.spec.name), now_s)
+        survey = groups.survey()
+        needing = [
+            one for one in asked if self._states[one.spec.name].group.monitor and self._has_threads(one.spec)
+        ]
+        slots = self._slots(groups, survey, now_s)
+        chosen = self._choose(needing, slots, now_s)
+        self._remove_others(groups, {self._states[name].group for name in chosen})
+        self._there = {group for group in survey.own if group.monitor}
+        if max(self._limbo.until_s, self._full[1]) <= now_s:
+            self._record(groups, {name: self._states[name].group for name in chosen})
+        counters: dict[str, Counter] = {}
+        missing: dict[str, Unavailable] = {}
+        for one in self._ranked(asked):
+            if self.stopping:
+                break
+            name = one.spec.name
+            state = self._states[name]
+            why = self._why_idle(one.spec, state, chosen, slots)
+            if why is None:
+                why = self._count(groups, one.spec, state, now_s)
+            if why is None:
+                counters[name] = Counter(state.group, state.since)
+            else:
+                missing[name] = why
+        self._set_next(asked, now_s)
+        return CountedGroups(
+            groups.resctrl,
+            counters,
+            missing,
+            NOT_ASKED,
+            self._turns.ring,
+            self._epoch,
+            self._notes(needing, slots, now_s),
+        )
+
+    def _follow(self, groups: rdt.Groups, one: Asked, placed: Placed | None, now_s: float) -> None:
+        """Where it is to be counted, and, if they are due, its threads now."""
+        name = one.spec.name
+        if placed is not None and not groups.resctrl.exists(placed.group):
+            placed = None
+        if placed is not None and not placed.shared:
+            group = placed.group
+        else:
+            group = groups.monitor(rdt.DEFAULT_GROUP if placed is None else placed.group, name)
+        state = self._states.get(name)
+        if state is None or state.group != group:
+            self._since += 1
+            state = self._states[name] = _State(group, since=self._since)
+        every_s = FOLLOW_LRA_S if one.spec.kind is Kind.LRA else FOLLOW_BATCH_S
+        if one.fresh or state.why_not is NOT_YET or not 0 <= now_s - state.listed_s < every_s:
+            state.threads, state.listed_s = self._cgroups.group(one.spec.cgroup).threads(), now_s
+
+    def _has_threads(self, spec: WorkloadSpec) -> bool:
+        return bool(self._states[spec.name].threads)
+
+    def _why_idle(
+        self, spec: WorkloadSpec, state: _State, chosen: frozenset[str], slots: int
+    ) -> Unavailable | None:
+        if not state.threads:
+            state.why_not, state.verified_s = NO_THREADS, -math.inf
+            return NO_THREADS
+        if state.group.monitor and spec.name not in chosen:
+            state.why_not, state.verified_s = WAITS_FOR_TURN, -math.inf
+            return WAITS_FOR_TURN if slots > 0 else NO_IDS
+        return None
+
+    def _set_next(self, asked: Sequence[Asked], now_s: float) -> None:
+        due = [
+            self._states[one.spec.name].listed_s
+            + (FOLLOW_LRA_S if one.spec.kind is Kind.LRA else FOLLOW_BATCH_S)
+            for one in asked
+        ]
+        waits = [self._limbo.until_s, *([self._turns.until_s] if self._turns.ring else [])]
+        self.next_s = min([*due, *(wait_s for wait_s in waits if wait_s > now_s)], default=math.inf)
+
+    # -- who has a group -----------------------------------------------------------------------------------------
+
+    def _slots(self, groups: rdt.Groups, survey: rdt.Survey, now_s: float) -> int:
+        """How many monitor groups there may be. Control groups that can still be made keep an id each."""
+        info = groups.resctrl.info
+        assert info.monitoring is not None
+        controls = sum(not group.monitor for group in survey.own)
+        kept = survey.closids_free if info.can_control else 0
+        slots = info.monitoring.num_rmids - 1 - len(survey.others) - controls - kept - SPARE_RMIDS
+        ceiling, until_s = self._full
+        return max(0, min(slots, ceiling) if now_s < until_s else slots)
+
+    @staticmethod
+    def _ranked(asked: Sequence[Asked]) -> list[Asked]:
+        """LRAs first, then the largest users."""
+        return sorted(asked, key=lambda one: (one.spec.kind is not Kind.LRA, -one.usage_cores))
+
+    def _choose(self, needing: Sequence[Asked], slots: int, now_s: float) -> frozenset[str]:
+        """Who is counted now. Where ids suffice: everybody."""
+        names = frozenset(one.spec.name for one in needing)
+        turns = self._turns
+        if len(needing) <= slots:
+            self._turns = _Turns()
+            return names
+        if now_s < turns.until_s and names == turns.names and slots == turns.slots:
+            return turns.chosen
+        ranked = [one.spec.name for one in self._ranked(needing)]
+        turning = max(1, slots // TURNING_SHARE) if slots else 0
+        fixed, ring = ranked[: slots - turning], ranked[slots - turning :]
+        waited = sorted(ring, key=lambda name: turns.counted_s.get(name, -math.inf))
+        chosen = frozenset([*fixed, *waited[:turning]])
+        turns.until_s, turns.names, turns.slots = now_s + TURN_S, names, slots
+        turns.chosen, turns.ring = chosen, frozenset(ring)
+        turns.counted_s = {name: turns.counted_s[name] for name in ring if name in turns.counted_s}
+        turns.counted_s.update(dict.fromkeys(waited[:turning], now_s))
+        return chosen
+
+    # -- making and removing -------------------------------------------------------------------------------------
+
+    def _made(self) -> list[Original]:
+        return [entry for entry in self._journal.originals.values() if is_monitor_group(entry)]
+
+    def _remove_others(self, groups: rdt.Groups, kept: set[rdt.GroupRef]) -> None:
+        """Remove perphd's monitor groups that count nobody any more; their threads stay in the control group."""
+        access = groups.resctrl.access
+        closed = []
+        for entry in self._made():
+            group = group_of(entry.path, access.root)
+            if group in kept:
+                continue
+            if group is not None and groups.prefix.owns(group):
+                groups.remove(group)
+            closed.append(entry.path)
+        if closed:
+            with suppress(KernelError):  # the journal then names groups that are gone
+                self._journal.close_out(closed)
+
+    def _record(self, groups: rdt.Groups, chosen: Mapping[str, rdt.GroupRef]) -> None:
+        """Put the groups that are about to be made on record, all at once."""
+        access = groups.resctrl.access
+        new: list[Original] = []
+        for name, group in chosen.items():
+            with suppress(rdt.Gone):
+                path, identity = access.path(group.relative), access.identity(group.control, "mon_groups")
+                known = self._journal.originals.get(path)
+                if known is None or known.identity != identity:
+                    new.append(Original(path, b"", identity, MONITORING_KNOB, name))
+        self._journal.record(new)
+
+    def _make(self, groups: rdt.Groups, name: str, group: rdt.GroupRef, now_s: float) -> Unavailable | None:
+        """Make the group, which is on record; why that is not possible now."""
+        if now_s < self._limbo.until_s:
+            return IN_LIMBO
+        if now_s < self._full[1]:
+            return NO_IDS
+        if groups.resctrl.access.path(group.relative) not in self._journal.originals:
+            return NOT_YET
+        try:
+            groups.make_monitor(group.parent, name)
+        except rdt.Busy as exc:
+            if exc.errno != errno.EBUSY:
+                raise
+            self._limbo.refused(now_s)
+            return IN_LIMBO
+        except rdt.Full:
+            self._full = (len(self._there), now_s + FULL_S)
+            return NO_IDS
+        self._limbo.over()
+        self._there.add(group)
+        return None
+
+    # -- filling -------------------------------------------------------------------------------------------------
+
+    def _count(
+        self,
+        groups: rdt.Groups,
+        spec: WorkloadSpec,
+        state: _State,
+        now_s: float,
+    ) -> Unavailable | None:
+        """See that the group holds the workload's threads; why it does not count them."""
+        try:
+            if state.group.monitor and state.group not in self._there:
+                if why := self._make(groups, spec.name, state.group, now_s):
+                    state.why_not, state.verified_s = why, -math.inf
+                    return why
+                state.verified_s = -math.inf
+            fresh = now_s - state.verified_s < VERIFY_S
+            if not fresh or state.threads != state.verified:
+                was, state.why_not = state.why_not, self._fill(groups, spec, state)
+                state.verified, state.verified_s = state.threads, now_s
+                if was is not None:
+                    self._begin(state)
+        except rdt.Gone:  # the control group went meanwhile: the next placement says where the threads are
+            state.why_not, state.verified_s = NOT_YET, -math.inf
+        return state.why_not
+
+    def _begin(self, state: _State) -> None:
+        """The group counts other threads from now on: no rate reaches over this moment."""
+        self._since += 1
+        state.since = self._since
+
+    def _fill(self, groups: rdt.Groups, spec: WorkloadSpec, state: _State) -> Unavailable | None:
+        """Move the threads that are in the control group, but not in the monitor group."""
+        outside = state.threads - groups.resctrl.tasks(state.group)
+        if outside:
+            # Threads that have ended since they were listed are nowhere.
+            state.threads = self._cgroups.group(spec.cgroup).threads()
+            outside &= state.threads
+        foreign: frozenset[int] = frozenset()
+        if outside and state.group.monitor:
+            source = self._cgroups.group(spec.cgroup).threads
+            filled = groups.fill(state.group, source, only_from=(state.group.parent,))
+            if len(filled.moved) > (1.0 - WHOLE_SHARE) * len(state.threads):
+                self._begin(state)
+            foreign = filled.left_to_others
+            state.threads = source()
+            outside = state.threads - groups.resctrl.tasks(state.group) - filled.gone - filled.zombies
+        if len(outside) <= (1.0 - WHOLE_SHARE) * len(state.threads):
+            return None
+        return FOREIGN if foreign & outside else ELSEWHERE if state.group.monitor else NOT_YET
+
+    # -- words ---------------------------------------------------------------------------------------------------
+
+    def _notes(self, needing: Sequence[Asked], slots: int, now_s: float) -> tuple[str, ...]:
+        notes = []
+        if self._turns.ring:
+            notes.append(
+                f"{len(needing)} workloads need a monitoring id (RMID) and {slots} can be had: cache occupancy and "
+                f"memory bandwidth of {len(self._turns.ring)} of them are measured in turns of {TURN_S:g} s"
+                if slots
+                else f"{len(needing)} workloads need a monitoring id (RMID) and none is left by other programs: "
+                "cache occupancy and memory bandwidth are not measured"
+            )
+        if self._limbo.until_s > now_s:
+            notes.append(f"{IN_LIMBO.reason}; tried again in {self._limbo.length_s:g} s")
+        return tuple(notes)
+
+
+def is_monitor_group(entry: Original) -> bool:
+    """True for a journal entry that stands for a monitor group which perphd made."""
+    return entry.knob == MONITORING_KNOB
+
+
+def group_of(path: str, root: str) -> rdt.GroupRef | None:
+    """The group of a directory below this mount; None if it is no monitor group's."""
+    parent = dirname(path)
+    if not path.startswith(f"{root}/") or basename(parent) != "mon_groups":
+        return None
+    control = dirname(parent)
+    return rdt.GroupRef("" if control == root else basename(control), basename(path))
