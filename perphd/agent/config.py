@@ -225,6 +225,8 @@ class Config:
         return tuple(spec for spec in self.workloads if spec.kind is kind)
 
 
+RELOADED_TABLES: Final = ("resctrl",)
+"""Tables that a reload takes over as a whole."""
 RELOADED: Final = ("mode", "on_stop", "on_restart")
 """Keys of ``[daemon]`` that a running daemon takes over from a file that is read again."""
 
@@ -237,10 +239,13 @@ def reloaded(running: Config, read: Config) -> tuple[Config, tuple[str, ...]]:
     waiting: list[str] = []
     for table in TABLES:
         before, after = getattr(running, table), getattr(read, table)
+        if table in RELOADED_TABLES:
+            continue
         changed = [f.name for f in fields(before) if getattr(before, f.name) != getattr(after, f.name)]
         waiting += [f"{table}.{name}" for name in changed if table != "daemon" or name not in RELOADED]
     daemon = replace(running.daemon, **{name: getattr(read.daemon, name) for name in RELOADED})
     kept = {table: getattr(running, table) for table in TABLES} | {"daemon": daemon}
+    kept |= {table: getattr(read, table) for table in RELOADED_TABLES}
     return replace(read, **kept), tuple(waiting)
 
 

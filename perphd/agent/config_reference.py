@@ -25,6 +25,7 @@ ABOUT = {
     "host": "The host that is controlled.",
     "wake": "Looking at once, between two samples, when something is wrong.",
     "network": "What batch may send. Off unless devices are named; see knobs.md for what is done to them.",
+    "resctrl": "Cache and memory bandwidth through resctrl (Intel RDT, AMD QoS).",
     "model": "How what perphd believes about LRAs is learned; see predictor.md.",
     "lra": "One long-running application that is kept at its performance. May be repeated.",
     "batch": "Work that gives way. May be repeated.",
@@ -51,8 +52,8 @@ RULES = (
     f"Workloads added with perphctl are kept in STATE_DIR/{RUNTIME_FILE}, in the same form; a declared workload "
     "of the same name or cgroup wins over one added there.",
     "Check a file with perphctl config check FILE; let a running daemon read it again with perphctl reload "
-    "(or SIGHUP). Workloads and their settings, daemon.mode, on_stop and on_restart are taken over; other changes "
-    "take a restart, and are named in the log.",
+    "(or SIGHUP). Workloads and their settings, daemon.mode, on_stop, on_restart and [resctrl] are taken over; "
+    "other changes take a restart, and are named in the log.",
 )
 EXAMPLE = """\
 [daemon]

@@ -400,7 +400,7 @@ class MonitorGroups:
         """See that the group holds the workload's threads; why it does not count them."""
         try:
             if state.group.monitor and state.group not in self._there:
-                if why := self._make(groups, spec.name, state.group, now_s):
+                if (why := self._make(groups, spec.name, state.group, now_s)) is not None:
                     state.why_not, state.verified_s = why, -math.inf
                     return why
                 state.verified_s = -math.inf
@@ -429,7 +429,9 @@ class MonitorGroups:
         foreign: frozenset[int] = frozenset()
         if outside and state.group.monitor:
             source = self._cgroups.group(spec.cgroup).threads
-            filled = groups.fill(state.group, source, only_from=(state.group.parent,))
+            # Never out of another control group. A kernel that cannot allocate has but one, and lists no threads of it.
+            only_from = (state.group.parent,) if groups.resctrl.info.can_control else None
+            filled = groups.fill(state.group, source, only_from=only_from)
             if len(filled.moved) > (1.0 - WHOLE_SHARE) * len(state.threads):
                 self._begin(state)
             foreign = filled.left_to_others

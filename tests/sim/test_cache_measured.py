@@ -76,7 +76,9 @@ class World:
 
     def group_of(self, name: str) -> str:
         """The group with most of the workload's threads: a monitor group if there is one, else a control group."""
-        tids = set(self.host.fs.read(f"{CGROUP_ROOT}{ {'db': DB, 'scan': BATCH}[name]}/cgroup.threads").split())
+        tids = set(
+            self.host.fs.read(f"{CGROUP_ROOT}{ {'db': DB, 'scan': BATCH}[name] }/cgroup.threads").split()
+        )
         found = ""
         for group in sorted(self.groups(), key=lambda path: path.count("/")):
             if tids & set(self.host.fs.read(f"{MOUNT_POINT}/{group}/tasks").split()):
