@@ -13,6 +13,7 @@ from typing import Final
 
 from perphd.admission import ladder
 from perphd.admission.backoff import doubled_s
+from perphd.admission.bandwidth import delivered_pct
 from perphd.admission.member import HELPED, Look, Member, is_short
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
@@ -93,7 +94,10 @@ class CacheTurn:
         """Half of the cache, and what throttles hardly anybody: what of it is not needed is given back."""
         host = self.host
         ways = host.llc_ways // 2 if ladder.can_protect_llc(host, self.giving) else 0
-        levels = [level for level in host.mba_levels_pct if level >= BEGIN_MBW_PCT]
+        cores = max(1, len(host.topology.usable_cores))
+        levels = [
+            level for level in host.mba_levels_pct if delivered_pct(host, level, cores) >= BEGIN_MBW_PCT
+        ]
         pct = min(levels, default=100) if ladder.can_protect_mbw(host, self.giving) else 100
         self.state = CacheState(ways, pct)
 

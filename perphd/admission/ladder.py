@@ -2,7 +2,8 @@
 
 An LRA is protected by what batch may *not* use: ways that batch's mask leaves out, and a throttle on batch's
 bandwidth. The LRA itself keeps the whole cache and is never throttled. Growing halves what batch has at each step
-(relief at once); shrinking gives back one unit (just enough).
+(relief at once); shrinking gives back one unit (just enough). Bandwidth counts by what a level really delivers where
+this host was calibrated (``bandwidth``), else by its per cents.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from perphd.admission.bandwidth import delivered_pct
 from perphd.admission.domains import domains_of
 from perphd.domain.allocation import Allocation, Settings
 from perphd.domain.decision import Cause
@@ -54,7 +56,11 @@ def stronger(
     if can_protect_mbw(host, batch):
         lower = sorted(level for level in host.mba_levels_pct if level < current.mbw_pct)
         if lower:
-            half = [level for level in lower if level <= current.mbw_pct / 2]
+            half = [
+                level
+                for level in lower
+                if _delivered(level, current, host) <= _delivered_now(current, host) / 2
+            ]
             found.append(replace(current, mbw_pct=half[-1] if half else lower[0]))
     if can_protect_llc(host, batch):  # further rungs, for when the first was not enough to be felt
         left = max(host.min_cbm_bits, (host.llc_ways - current.llc_ways) // 2)
@@ -99,7 +105,7 @@ def relief(before: Allocation, after: Allocation, cause: Cause, host: HostView) 
     if host.llc_ways:
         had, has = host.llc_ways - before.llc_ways, host.llc_ways - after.llc_ways
         left *= 1.0 - by_ways * (1.0 - has / max(had, 1))
-    left *= 1.0 - by_bandwidth * (1.0 - after.mbw_pct / before.mbw_pct)
+    left *= 1.0 - by_bandwidth * (1.0 - _delivered_now(after, host) / _delivered_now(before, host))
     left *= 1.0 - by_cores * (1.0 - after.cpu.batch_cores / max(before.cpu.batch_cores, 1))
     return max(1.0 - left, -1.0)
 
@@ -109,7 +115,16 @@ def batch_value(allocation: Allocation, batch_cores: float, host: HostView) -> f
     lost = 0.0
     if host.llc_ways:
         lost += LLC_COST * allocation.llc_ways / host.llc_ways
-    return batch_cores * (1.0 - lost) * (1.0 - MBW_COST * (1.0 - allocation.mbw_pct / 100.0))
+    return batch_cores * (1.0 - lost) * (1.0 - MBW_COST * (1.0 - _delivered_now(allocation, host) / 100.0))
+
+
+def _delivered_now(allocation: Allocation, host: HostView) -> float:
+    return _delivered(allocation.mbw_pct, allocation, host)
+
+
+def _delivered(level: int, allocation: Allocation, host: HostView) -> float:
+    """Share (%) of its bandwidth that batch keeps at a level, on the cores that it has."""
+    return delivered_pct(host, level, allocation.cpu.batch_cores)
 
 
 def batch_mask(ways: int, total_ways: int) -> int:

@@ -10,9 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from perphd.admission import arbiter, streaming
+from perphd.admission.bandwidth import with_bandwidth
 from perphd.admission.context import batches, lras
 from perphd.admission.crowd import CrowdTick
 from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble, present, sharing_again
+from perphd.admission.domains import domains_of
 from perphd.admission.lra_state import LraState
 from perphd.admission.settings import PolicySettings, at_pace, settings_for
 from perphd.admission.streaming import Lras, Streaming
@@ -56,6 +58,7 @@ class PerphPolicy:
         return replace(
             target,
             settings=step.settings,
+            decisions=_with_bandwidth(snapshot, target),
             outcomes=(*target.outcomes, *step.outcomes),
             memory=replace(target.memory, streaming=step.streaming),
         )
@@ -113,6 +116,18 @@ class PerphPolicy:
             memory.lras if result.crowd is not None else {n: s.anew() for n, s in memory.lras.items()}
         )
         return TargetState(settings, decisions, result.outcomes, PerphMemory(lras_known, result.crowd))
+
+
+def _with_bandwidth(snapshot: Snapshot, target: TargetState) -> tuple[Decision, ...]:
+    """The decisions with what their throttles let through in the L3 domains of their LRAs."""
+    host, views = snapshot.host, {view.spec.name: view for view in snapshot.workloads}
+    found = []
+    for decision in target.decisions:
+        cpus = target.settings[decision.workload].cpus
+        domains = domains_of(host.topology, views[decision.workload], cpus)
+        chosen = with_bandwidth(host, decision.chosen, domains)
+        found.append(decision if chosen is decision.chosen else replace(decision, chosen=chosen))
+    return tuple(found)
 
 
 def _how_lras_fare(snapshot: Snapshot, target: TargetState) -> Lras:

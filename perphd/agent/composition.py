@@ -48,6 +48,7 @@ from perphd.host.systemd_dbus import open_bus
 from perphd.host.systemd_fs import asks_systemd, refusal, unit_files
 from perphd.host.taskstats import TaskStats, open_taskstats
 from perphd.host.tc_netlink import open_tc
+from perphd.host.throttle import throttle_of
 from perphd.host.topology import Processors, read_topology
 from perphd.isolation.executor import Executor
 from perphd.isolation.journal import Journal
@@ -169,7 +170,7 @@ def build_agent(
     processors = Processors(fs)
     links = LinkLoad(fs)
     tap = RoundTap(policy if policy is not None else POLICIES[config.daemon.policy](config))
-    bounds = _actuators(fs)
+    bounds = _actuators(fs, config.daemon.state_dir)
     parts = Parts(
         topology=topology,
         processors=processors,
@@ -193,7 +194,7 @@ def build_agent(
             versions=AppVersions(fs, hierarchies, os.stat if real and not elsewhere else None),
         ),
         bounds=bounds,
-        actuators=lambda: _actuators(fs),
+        actuators=lambda: _actuators(fs, config.daemon.state_dir),
         discovery=Discovery(fs, Lookup(fs, hierarchies)),
         residence=Residence(fs, hierarchies),
         waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)
@@ -289,10 +290,13 @@ def probe_elsewhere(
     )
 
 
-def _actuators(fs: KernelFs) -> Actuators:
+def _actuators(fs: KernelFs, state_dir: str) -> Actuators:
     """What resctrl can set here; nothing where it is not mounted."""
     groups = open_groups(fs)
-    return Actuators() if isinstance(groups, str) else actuators(groups.resctrl.info)
+    if isinstance(groups, str):
+        return Actuators()
+    info = groups.resctrl.info
+    return actuators(info, throttle_of(groups.resctrl.access.fs, info, state_dir))
 
 
 def _models(

@@ -38,6 +38,7 @@ from perphd.domain.topology import Topology
 from perphd.domain.whatif import Arrival, WhatIf
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.actuators import Actuators
+from perphd.host.throttle import capability
 from perphd.isolation.restore_report import RestoreReport
 from perphd.monitor.sli import SliReading
 
@@ -104,7 +105,8 @@ class Agent:
     @property
     def capabilities(self) -> Capabilities:
         """What the host can do, as found at start."""
-        return self._state.parts.capabilities
+        known, throttle = self._state.parts.capabilities, self._state.actuators.throttle
+        return Capabilities((*known.items, capability(throttle))) if throttle.levels else known
 
     @property
     def waker(self) -> Waker | None:

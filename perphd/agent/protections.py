@@ -90,7 +90,9 @@ class Protections:
                 continue
             if before is None or before.allocation != allocation:
                 self._state.protections[spec.name] = Protection(allocation, when_s)
-            elif changed and not (again and when_s - before.disturbed_s < self._calm_s):
+                continue
+            before.allocation = allocation  # the same, with what is known of its throttle by now
+            if changed and not (again and when_s - before.disturbed_s < self._calm_s):
                 # Another LRA's change moved batch as well: this one's surroundings changed too. But batch that comes
                 # and goes for ever, and is set each time, must not keep everybody from ever being judged.
                 before.since_s = when_s

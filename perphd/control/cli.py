@@ -13,6 +13,7 @@ import click
 from perphd import __version__
 from perphd.control.cli_admission import add_admission_commands
 from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Out, command
+from perphd.control.cli_calibrate import add_calibrate_command
 from perphd.control.cli_models import add_model_commands
 from perphd.control.cli_pause import add_pause_commands
 from perphd.control.cli_store import add_store_commands
@@ -36,7 +37,8 @@ DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
 def cli(as_json: bool, socket: str | None) -> None:
     """Ask and steer perphd, which keeps long-running applications (LRAs) at their performance targets.
 
-    doctor, groups, config check, model evaluate, model merge and restore also work while the daemon does not run.
+    doctor, groups, calibrate, config check, model evaluate, model merge and restore also work while the daemon does
+    not run.
     """
     print_any(sys.stdout)
 
@@ -54,6 +56,7 @@ add_pause_commands(cli)
 add_admission_commands(cli)
 add_store_commands(cli)
 add_model_commands(cli)
+add_calibrate_command(cli)
 
 
 @command(cli)
@@ -114,6 +117,7 @@ def doctor(out: Out, local: bool, config_path: str) -> None:
     if data is None:
         from perphd.host.capabilities import probe
         from perphd.host.cgroup.hierarchy import discover
+        from perphd.host.throttle import capability, look
         from perphd.host.topology import read_topology
 
         fs, root = _host(config_path)
@@ -126,7 +130,9 @@ def doctor(out: Out, local: bool, config_path: str) -> None:
             found, seen_by = probe_elsewhere(fs, discover(fs), opener), f"{seen_by}, of the host in {root}"
         else:
             found = probe(fs, discover(fs))
-        data = {"capabilities": encode(found.items), "topology": encode(read_topology(fs))}
+        throttle = look(fs, _for_restore(config_path).state_dirs[0])
+        items = (*found.items, capability(throttle)) if throttle.levels else found.items
+        data = {"capabilities": encode(items), "topology": encode(read_topology(fs))}
     out.show(
         data,
         lambda: doctor_parts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import Enum, StrEnum
 from typing import Final, Literal, TypeAlias
 
@@ -120,12 +120,16 @@ class Allocation:
     ``memory_bytes``: protected memory (memory.low), 0 = none; ``llc_ways``: ways of its L3 domain that
     batch may not use, 0 = shares all; ``mbw_pct``: MBA throttle of its *neighbours* (100 = not throttled):
     an LRA itself is never throttled.
+    ``mbw_bytes_per_s``: what that throttle lets through, where it was measured; ``mbw_source``: what is known of the
+    level (``domain.throttle``). Both are for people: allocations that differ in them alone are the same.
     """
 
     cpu: CpuGrant
     memory_bytes: int = 0
     llc_ways: int = 0
     mbw_pct: int = 100
+    mbw_bytes_per_s: float | None = field(default=None, compare=False)
+    mbw_source: str = field(default="", compare=False)
 
     def __str__(self) -> str:
         parts = [str(self.cpu)]
@@ -134,8 +138,14 @@ class Allocation:
         if self.llc_ways:
             parts.append(f"{self.llc_ways} LLC ways")
         if self.mbw_pct < 100:
-            parts.append(f"neighbours' bandwidth {self.mbw_pct} %")
+            parts.append(self._bandwidth())
         return ", ".join(parts)
+
+    def _bandwidth(self) -> str:
+        if self.mbw_bytes_per_s is not None:
+            return f"batch at most {self.mbw_bytes_per_s / 1e9:.1f} GB/s (MBA {self.mbw_pct} %, {self.mbw_source})"
+        source = f" ({self.mbw_source})" if self.mbw_source else ""
+        return f"neighbours' bandwidth {self.mbw_pct} %{source}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Decision, Outcome
 from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import Sample
+from perphd.domain.throttle import ThrottleCurve, ThrottleSource
 from perphd.domain.topology import Topology
 from perphd.domain.workload import WorkloadSpec
 
@@ -109,6 +110,7 @@ class HostView:
 
     ``llc_ways`` 0 or ``mba_levels_pct`` empty: that actuator is absent. ``network_pct``: how full the fullest of its
     links is, in the fuller direction. ``llc_classes``: CLOSIDs there are, the default group's with them; 0: not known.
+    ``mba_source``: what is known of the levels; ``mba_curves``: what they deliver, where that was measured.
     """
 
     topology: Topology
@@ -118,6 +120,8 @@ class HostView:
     mba_levels_pct: tuple[int, ...] = ()
     network_pct: Reading = NOT_MEASURED
     llc_classes: int = 0
+    mba_source: ThrottleSource = ThrottleSource.NOMINAL
+    mba_curves: tuple[ThrottleCurve, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perphd.host.throttle import Throttle
 from rdt import BandwidthUnit, Info
 
 
@@ -11,20 +12,22 @@ from rdt import BandwidthUnit, Info
 class Actuators:
     """``llc_ways`` 0 or ``mba_levels_pct`` empty: that actuator is absent. Levels ascend; 100 is unthrottled.
 
-    ``llc_classes``: CLOSIDs there are, the default group's with them; 0: not known.
+    ``llc_classes``: CLOSIDs there are, the default group's with them; 0: not known. ``throttle``: what is known of
+    the levels.
     """
 
     llc_ways: int = 0
     min_cbm_bits: int = 1
     mba_levels_pct: tuple[int, ...] = ()
     llc_classes: int = 0
+    throttle: Throttle = Throttle()
 
 
-def actuators(info: Info) -> Actuators:
+def actuators(info: Info, throttle: Throttle | None = None) -> Actuators:
     """What a mounted resctrl offers for the last-level cache and for bandwidth in per cent.
 
     Bandwidth in absolute units (AMD, or ``mba_MBps``) is no lattice of per cents and counts as absent; with CDP, the
-    ways of data stand for those of code as well.
+    ways of data stand for those of code as well. ``throttle``: the levels that make a difference; None: all there are.
     """
     cache = info.caches.get("L3") or info.caches.get("L3DATA")
     ways, least = 0, 1
@@ -32,6 +35,8 @@ def actuators(info: Info) -> Actuators:
         ways, least = cache.cbm_mask.bit_length(), cache.min_cbm_bits
     bandwidth = info.bandwidths.get("MB")
     levels: tuple[int, ...] = ()
-    if bandwidth is not None and bandwidth.unit is BandwidthUnit.PERCENT:
+    if throttle is not None:
+        levels = throttle.levels
+    elif bandwidth is not None and bandwidth.unit is BandwidthUnit.PERCENT:
         levels = tuple(bandwidth.steps())
-    return Actuators(ways, least, levels, info.usable_closids)
+    return Actuators(ways, least, levels, info.usable_closids, throttle or Throttle())

@@ -1,0 +1,50 @@
+"""What a throttle on batch comes to in bytes per second, where this host was calibrated. Pure.
+
+Per cents of MBA are nominal: on many machines 50 % takes next to nothing and 20 % takes almost all. Where curves were
+measured, levels count by what they deliver to as many cores as batch has in a domain; elsewhere by their per cents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perphd.domain.allocation import Allocation
+from perphd.domain.policy import HostView
+from perphd.domain.throttle import curve_for
+
+
+def delivered_pct(host: HostView, level: int, batch_cores: int) -> float:
+    """The share (%) of its unthrottled bandwidth that a level leaves batch on so many cores of the whole host.
+
+    The mean over the domains that were measured; the nominal level where none was.
+    """
+    domains = sorted({curve.domain for curve in host.mba_curves})
+    if not domains or level >= 100:
+        return float(level)
+    shares = []
+    for domain in domains:
+        cores = batch_cores / max(1, len(host.topology.l3_domains))
+        curve = curve_for(host.mba_curves, domain, cores)
+        found = curve.at(level) if curve is not None else None
+        top = curve.at(100) if curve is not None else None
+        if found is not None and top:
+            shares.append(100.0 * found / top)
+    return sum(shares) / len(shares) if shares else float(level)
+
+
+def with_bandwidth(host: HostView, allocation: Allocation, domains: Sequence[int]) -> Allocation:
+    """The allocation with what its throttle lets through in these domains, for people."""
+    if allocation.mbw_pct >= 100:
+        return allocation
+    total: float | None = 0.0
+    cores = host.topology.usable_cores
+    for domain in domains:
+        here = next(each.cpus for each in host.topology.l3_domains if each.domain == domain)
+        share = sum(1 for core in cores if core.cpus & here) / max(1, len(cores))
+        curve = curve_for(host.mba_curves, domain, allocation.cpu.batch_cores * share)
+        found = curve.at(allocation.mbw_pct) if curve is not None else None
+        total = None if found is None or total is None else total + found
+    known = total if domains else None
+    source = host.mba_source.value
+    return replace(allocation, mbw_bytes_per_s=known, mbw_source=source)
