@@ -153,8 +153,14 @@ class Agent:
         return whatif(self._ticking.snapshot(self._state.now_s), arrival, self._state.config.policy)
 
     def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
-        """The latest decisions about this LRA, newest first, none made after ``at_s`` (monotonic)."""
-        return self._state.parts.records.decisions(workload, at_s, limit)
+        """The latest decisions about this LRA, newest first, none made after ``at_s`` (monotonic).
+
+        For batch, the decisions about LRAs that changed its settings.
+        """
+        records, spec = self._state.parts.records, self._state.specs.get(workload)
+        if spec is not None and spec.kind is Kind.BATCH:
+            return records.decisions_about_batch(workload, at_s, limit)
+        return records.decisions(workload, at_s, limit)
 
     def aftermath(self, decision: Decision) -> Aftermath:
         """What was written when this was decided, and what came of it."""

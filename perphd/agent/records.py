@@ -12,6 +12,7 @@ from perphd.domain.decision import Action, Aftermath, Decision, Outcome
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import ChangeSet, Write
 from perphd.domain.sample import Sample
+from perphd.domain.workload import Mode
 from perphd.monitor.store import Store
 
 KEPT_DECISIONS = 256
@@ -34,6 +35,16 @@ class _Last:
     stored_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """One transaction: the writes in words, how it ended, and whose settings it was about."""
+
+    at_s: float
+    writes: tuple[str, ...]
+    result: str
+    workloads: frozenset[str]
+
+
 class Records:
     """Takes everything that happened and passes it on once: to memory, store, log and subscribers."""
 
@@ -43,7 +54,7 @@ class Records:
         self._last: dict[str, _Last] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._came: deque[Outcome] = deque(maxlen=KEPT_DECISIONS)
-        self._changes: deque[tuple[float, tuple[str, ...], str]] = deque(maxlen=KEPT_DECISIONS)
+        self._changes: deque[_Change] = deque(maxlen=KEPT_DECISIONS)
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
         self._problems: dict[str, str] = {}
         self._told: dict[str, float] = {}
@@ -56,7 +67,7 @@ class Records:
         if self._store is not None and samples:
             self._store.add_samples(self._wall_clock(), samples)
 
-    def decision(self, decision: Decision, enforced: bool) -> None:
+    def decision(self, decision: Decision) -> None:
         """Remember a decision; store, log and announce it when it says something new."""
         recent = self._decisions.setdefault(decision.workload, deque(maxlen=KEPT_DECISIONS))
         last = self._last.get(decision.workload)
@@ -67,7 +78,7 @@ class Records:
                 return
         else:
             recent.append(decision)
-            self._announce_decision(decision, enforced)
+            self._announce_decision(decision)
         self._last[decision.workload] = _Last(decision, decision.at_s)
         if self._store is not None:
             self._store.add_decision(self._wall_clock(), decision)
@@ -85,7 +96,7 @@ class Records:
     def change(self, at_s: float, changes: ChangeSet, result: str) -> None:
         """Announce a transaction. The single writes are audited by the executor's callback."""
         writes = tuple(f"{w.path}: {w.before!r} -> {w.value!r}" for w in changes.writes)
-        self._changes.append((at_s, writes, result))
+        self._changes.append(_Change(at_s, writes, result, frozenset(w.workload for w in changes.writes)))
         text = f"{result}: {', '.join(writes)}"
         log.info("%s", text, extra={"fields": {"event": EventKind.CHANGE}})
         self.event(Event(at_s, EventKind.CHANGE, text, "", changes))
@@ -161,12 +172,19 @@ class Records:
         found = [d for d in recent if at_s is None or d.at_s <= at_s]
         return tuple(found[:limit])
 
+    def decisions_about_batch(self, batch: str, at_s: float | None, limit: int) -> tuple[Decision, ...]:
+        """The decisions about LRAs that changed settings of this batch workload, newest first."""
+        times = {change.at_s for change in self._changes if batch in change.workloads}
+        found = [d for recent in self._decisions.values() for d in recent if d.at_s in times]
+        found = [d for d in found if d.action is not Action.HOLD and (at_s is None or d.at_s <= at_s)]
+        return tuple(sorted(found, key=lambda d: d.at_s, reverse=True)[:limit])
+
     def aftermath(self, decision: Decision) -> Aftermath:
         """What was written when this was decided, for whichever workload, and what came of it."""
-        change = next((c for c in reversed(self._changes) if c[0] == decision.at_s), None)
+        change = next((c for c in reversed(self._changes) if c.at_s == decision.at_s), None)
         came = [o for o in self._came if o.workload == decision.workload]
         outcome = next((o for o in reversed(came) if o.decided_at_s == decision.at_s), None)
-        written, result = (change[1], change[2]) if change is not None else ((), "")
+        written, result = (change.writes, change.result) if change is not None else ((), "")
         return Aftermath(decision.at_s, written, result, outcome)
 
     async def subscribe(self) -> AsyncIterator[Event]:
@@ -191,7 +209,8 @@ class Records:
         for kept in (self._decisions, self._last, self._outcomes):
             kept.pop(workload, None)
 
-    def _announce_decision(self, decision: Decision, enforced: bool) -> None:
+    def _announce_decision(self, decision: Decision) -> None:
+        enforced = decision.mode is Mode.ENFORCE
         if decision.action is Action.HOLD:
             text = f"{decision.verdict.health}: {decision.reason}"
             level = logging.DEBUG
@@ -211,7 +230,8 @@ class Records:
 
 
 def _same(a: Decision, b: Decision) -> bool:
-    return (a.action, a.chosen, a.verdict.health, a.verdict.cause, a.reason) == (
+    return (a.mode, a.action, a.chosen, a.verdict.health, a.verdict.cause, a.reason) == (
+        b.mode,
         b.action,
         b.chosen,
         b.verdict.health,

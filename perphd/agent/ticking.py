@@ -13,10 +13,10 @@ from perphd.agent.protections import Protections
 from perphd.agent.roster import Roster
 from perphd.agent.state import State
 from perphd.domain.allocation import UNTOUCHED
-from perphd.domain.decision import TROUBLED
+from perphd.domain.decision import TROUBLED, Decision
 from perphd.domain.event import Event, EventKind
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
-from perphd.domain.quick import maker
+from perphd.domain.quick import changer, maker
 from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
@@ -30,6 +30,7 @@ _STEADY_KNOBS = ("memory_high_bytes", "memory.high")
 """Writes of these do not disturb what a sample says about CPU."""
 
 _make_view = maker(WorkloadView)
+_with_mode = changer(Decision, "mode")
 
 
 class Ticking:
@@ -255,7 +256,8 @@ class Ticking:
         records.samples(samples)
         for decision in target.decisions:
             spec = self._state.specs.get(decision.workload)
-            records.decision(decision, spec is not None and self._modes.of(spec) is Mode.ENFORCE)
+            mode = Mode.OBSERVE if spec is None else self._modes.of(spec)
+            records.decision(_with_mode(decision, mode))
         for outcome in target.outcomes:
             records.outcome(outcome)
         for name, spec in self._state.specs.items():

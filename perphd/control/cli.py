@@ -23,9 +23,12 @@ from perphd.domain.utf8 import print_any
 
 if TYPE_CHECKING:
     from perphd.agent.config_restore import RestorePlace
+    from perphd.control.table import Part
     from perphd.host.fs import RealFs
 
 DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
+REMEMBERED = 256
+"""Decisions that the daemon remembers of each LRA, at most."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
@@ -169,39 +172,43 @@ def mode(out: Out, wanted: str | None, workload: str | None) -> None:
 
 
 @command(cli)
-@click.argument("lra", metavar="LRA")
+@click.argument("workload")
 @click.option(
     "--at", metavar="TIME", help="The decisions up to then: 14:03, 2025-11-21T14:03, 90s, 5m, 2h (ago)."
 )
-@click.option(
-    "--limit", type=click.IntRange(1, 1000), default=3, show_default=True, help="How many decisions."
-)
+@click.option("--limit", type=click.IntRange(1, 1000), help="List this many decisions, the newest first.")
 @click.option("-v", "--verbose", is_flag=True, help="With targets, scores and the candidates that lost.")
-def explain(out: Out, lra: str, at: str | None, limit: int, verbose: bool) -> None:
-    """Say why an LRA's protection is what it is.
+def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose: bool) -> None:
+    """Say why a workload has what it has.
 
-    What was seen, what followed from it, what was done; the newest decision first.
+    For an LRA: the last decision that changed something (what was seen, what followed, what was done), then the
+    latest. For batch: what is set on it, and the decisions that set it.
     """
-    from perphd.control.explain import explain_parts, parse_at
+    from perphd.control.explain import batch_parts, explain_parts, parse_at, summary_parts
     from perphd.control.table import text
     from perphd.control.wire import decode
+    from perphd.domain.allocation import Settings
     from perphd.domain.decision import Aftermath, Decision
 
     moment = None
     if at is not None:
         moment = f"{parse_at(at, datetime.datetime.now().astimezone()):.3f}"
-    data = out.client.get("explain", workload=lra, at=moment, limit=limit)
+    data = out.client.get("explain", workload=workload, at=moment, limit=limit or REMEMBERED)
     decisions = decode(tuple[Decision, ...], data["decisions"], "decisions")
     after = decode(tuple[Aftermath, ...], data.get("aftermath", []), "aftermath")
     offset_s = data["clock"]["unix_s"] - data["clock"]["monotonic_s"]
-    observing = data["mode"] == "observe"
-    nothing = text(f"No decision about {lra} is remembered" + (" from before then." if at else " yet."))
-    out.show(
-        data,
-        lambda: (
-            explain_parts(decisions, offset_s, observing=observing, verbose=verbose, after=after) or [nothing]
-        ),
-    )
+
+    def parts() -> list[Part]:
+        if data["kind"] == "batch":
+            in_force = decode(Settings, data["in_force"], "in_force")
+            return batch_parts(workload, in_force, decisions[: limit or 1], offset_s)
+        listed = explain_parts if limit is not None else summary_parts
+        nothing = text(
+            f"No decision about {workload} is remembered" + (" from before then." if at else " yet.")
+        )
+        return listed(decisions, offset_s, verbose=verbose, after=after) or [nothing]
+
+    out.show(data, parts)
 
 
 @command(cli)

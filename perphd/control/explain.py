@@ -7,11 +7,13 @@ import math
 import re
 from collections.abc import Sequence
 
-from perphd.control.render import HEALTH_STYLE, NONE, duration, number
+from perphd.control.render import HEALTH_STYLE, NONE, duration, number, settings_text
 from perphd.control.table import Cell, Part, Styled, table, text
+from perphd.domain.allocation import Settings
 from perphd.domain.decision import Action, Aftermath, Cause, Decision, Evidence, Health, Prediction
 from perphd.domain.errors import ParseError
 from perphd.domain.reading import Unavailable, available
+from perphd.domain.workload import Mode
 
 _AGO = re.compile(r"-?([0-9]{1,7}(?:\.[0-9]{1,3})?)(s|m|min|h|d)?(?: ago)?")
 _FACTOR = {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
@@ -76,26 +78,51 @@ def explain_parts(
     decisions: Sequence[Decision],
     offset_s: float,
     *,
-    observing: bool = False,
     verbose: bool = False,
     after: Sequence[Aftermath] = (),
 ) -> list[Part]:
-    """Sentences about each decision, in the order given.
+    """Sentences about each decision, in the order given, worded by the mode in which it was made.
 
-    ``offset_s``: seconds since the epoch minus the agent's monotonic clock, to show times of day. ``observing``:
-    the LRA is only observed now, so that nothing of this is done. ``after``: what followed, for each decision.
+    ``offset_s``: seconds since the epoch minus the agent's monotonic clock, to show times of day. ``after``: what
+    followed, for each decision.
     """
     known = {item.decided_at_s: item for item in after}
     parts: list[Part] = []
     for decision in decisions:
         followed = known.get(decision.at_s, Aftermath(decision.at_s))
-        parts.append(_sentences(decision, offset_s, observing, followed, verbose))
+        parts.append(_sentences(decision, offset_s, followed, verbose))
         if verbose:
             parts += _numbers(decision)
     return parts
 
 
-def _sentences(decision: Decision, offset_s: float, observing: bool, after: Aftermath, verbose: bool) -> Part:
+def summary_parts(
+    decisions: Sequence[Decision], offset_s: float, *, verbose: bool = False, after: Sequence[Aftermath] = ()
+) -> list[Part]:
+    """The last decision that was more than a hold, then what has been decided since. Newest first in ``decisions``."""
+    place = next((i for i, decision in enumerate(decisions) if decision.action is not Action.HOLD), None)
+    if place is None:
+        return explain_parts(decisions[:1], offset_s, verbose=verbose, after=after)
+    parts = explain_parts([decisions[place]], offset_s, verbose=verbose, after=after)
+    if place:
+        times = "once" if place == 1 else f"{place} times"
+        parts.append(
+            text(Styled(f"Since then nothing changed; the reason or health did {times}. The latest:", "dim"))
+        )
+        parts += explain_parts(decisions[:1], offset_s, verbose=verbose, after=after)
+    return parts
+
+
+def batch_parts(name: str, in_force: Settings, decisions: Sequence[Decision], offset_s: float) -> list[Part]:
+    """Why a batch workload has what it has. ``decisions``: those that changed its settings, newest first."""
+    parts: list[Part] = [text(Styled(f"{name}: {settings_text(in_force)}", "bold"))]
+    if not decisions:
+        parts.append(text("No decision that changed it is remembered."))
+        return parts
+    return [*parts, *explain_parts(decisions, offset_s)]
+
+
+def _sentences(decision: Decision, offset_s: float, after: Aftermath, verbose: bool) -> Part:
     verdict = decision.verdict
     moment = datetime.datetime.fromtimestamp(decision.at_s + offset_s).astimezone()
     lines: list[Cell] = [
@@ -103,7 +130,7 @@ def _sentences(decision: Decision, offset_s: float, observing: bool, after: Afte
         Styled(f"  It was {_health(decision)}.", HEALTH_STYLE[verdict.health]),
     ]
     lines += [f"    {_evidence(item)}" for item in verdict.evidence]
-    action = (_OBSERVED if observing else _ACTIONS)[decision.action]
+    action = (_OBSERVED if decision.mode is Mode.OBSERVE else _ACTIONS)[decision.action]
     lines.append(f"  perphd {action}: {decision.reason}.")
     if decision.chosen != decision.current:
         lines.append(f"    from {decision.current}")

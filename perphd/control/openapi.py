@@ -18,6 +18,7 @@ from perphd.agent.config_workloads import WORKLOAD_TABLES
 from perphd.control.errors import Code
 from perphd.control.limits import MAX_PAUSE_S, MAX_REASON
 from perphd.control.wire_schema import Components, Schema
+from perphd.domain.allocation import Settings
 from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capability
 from perphd.domain.control import Pause
@@ -125,11 +126,13 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         "What the host can do", {"capabilities": tuple[Capability, ...], "topology": Topology}
     ),
     ("GET", "/v1/explain"): Operation(
-        "The latest decisions about an LRA, newest first",
+        "The latest decisions about an LRA, or those that changed a batch workload, newest first",
         {
             "decisions": tuple[Decision, ...],
             "aftermath": tuple[Aftermath, ...],
             "mode": Mode,
+            "kind": Kind,
+            "in_force": Settings,
             "clock": _CLOCK,
         },
         (_query("workload", TEXT, True), _query("at", {"type": "number"}), _query("limit", _LIMIT)),

@@ -178,7 +178,6 @@ class Routes:
         _only(request.query, ("workload", "at", "limit"))
         name = request.query.get("workload", "")
         status = self._workload(name)
-        self._check_lra(status)
         limit = _whole(request.query.get("limit", "20"), "limit", _MAX_LIMIT)
         at_s = self._monotonic(request.query["at"]) if "at" in request.query else None
         decisions = self._agent.decisions(name, at_s=at_s, limit=limit)
@@ -186,6 +185,8 @@ class Routes:
             "decisions": encode(decisions),
             "aftermath": encode(tuple(self._agent.aftermath(decision) for decision in decisions)),
             "mode": status.mode.value,
+            "kind": status.spec.kind.value,
+            "in_force": encode(status.in_force),
             "clock": self._clock(),
         }
 

@@ -8,6 +8,7 @@ from typing import Final
 
 from perphd.domain.allocation import Allocation
 from perphd.domain.reading import Reading
+from perphd.domain.workload import Mode
 
 
 class Health(StrEnum):
@@ -99,7 +100,10 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One decision about one LRA, complete enough to explain and to replay."""
+    """One decision about one LRA, complete enough to explain and to replay.
+
+    ``mode``: that of the LRA when it was decided; None where the policy was asked outside of the daemon.
+    """
 
     at_s: float
     workload: str
@@ -112,6 +116,7 @@ class Decision:
     candidates: tuple[Candidate, ...]
     reason: str
     policy: str
+    mode: Mode | None = None
 
 
 @dataclass(frozen=True, slots=True)

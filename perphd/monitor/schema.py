@@ -31,7 +31,8 @@ CREATE INDEX samples_by_workload ON samples (workload, wall_s);
 CREATE TABLE decisions (
     wall_s REAL NOT NULL, at_s REAL NOT NULL, workload TEXT NOT NULL, action TEXT NOT NULL, health TEXT NOT NULL,
     cause TEXT NOT NULL, target_work REAL, target_delay REAL, reason TEXT NOT NULL, policy TEXT NOT NULL,
-    record TEXT NOT NULL    -- JSON: the whole decision
+    record TEXT NOT NULL,   -- JSON: the whole decision
+    mode TEXT               -- of the LRA when it was decided: observe or enforce
 );
 CREATE INDEX decisions_by_workload ON decisions (workload, wall_s);
 CREATE TABLE outcomes (
@@ -75,7 +76,7 @@ def open_database(path: Path) -> sqlite3.Connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute(f"PRAGMA journal_size_limit = {8 << 20}")
-        _add_new_readings(connection)
+        _add_new_columns(connection)
     except BaseException:
         connection.close()
         raise
@@ -87,12 +88,14 @@ def _create(connection: sqlite3.Connection) -> None:
     connection.executescript(f"BEGIN IMMEDIATE; {_DDL} COMMIT;")
 
 
-def _add_new_readings(connection: sqlite3.Connection) -> None:
+def _add_new_columns(connection: sqlite3.Connection) -> None:
     added = {"domains": "TEXT"} | dict.fromkeys(READINGS, "REAL")
     present = {str(row[1]) for row in connection.execute("PRAGMA table_info(samples)")}
     for name, kind in added.items():
         if name not in present:
             connection.execute(f"ALTER TABLE samples ADD COLUMN {name} {kind}")
+    if "mode" not in {str(row[1]) for row in connection.execute("PRAGMA table_info(decisions)")}:
+        connection.execute("ALTER TABLE decisions ADD COLUMN mode TEXT")
 
 
 def _refusal(path: Path, version: int) -> str:

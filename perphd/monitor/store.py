@@ -98,7 +98,7 @@ class Store:
         row = (
             *(wall_s, decision.at_s, decision.workload, decision.action.value, verdict.health.value),
             *(verdict.cause.value, _number(decision.target_work), _number(decision.target_delay)),
-            *(decision.reason, decision.policy, to_json(decision)),
+            *(decision.reason, decision.policy, to_json(decision), decision.mode),
         )
         self._add_record("decisions", row)
 

@@ -217,7 +217,6 @@ def test_explain(served: Served, query: str, call: tuple[Any, ...]):
     ("query", "key", "status"),
     [
         ("", "workload", 400),
-        ("workload=pi", "workload", 400),
         ("workload=nope", "workload", 404),
         ("workload=db&limit=0", "limit", 400),
         ("workload=db&limit=x", "limit", 400),

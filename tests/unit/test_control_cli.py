@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.decision import Action, Outcome
 from perphd.domain.errors import Denied, ParseError, PerphError
 from perphd.domain.reading import Unavailable
+from perphd.domain.workload import Mode
 from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.monitor.store import Store
 from tests.unit.control_fake import MODEL, READER, STRANGER, Served, decision, serving
@@ -64,6 +66,7 @@ ASKING = [
     ("mode", "--workload", "db"),
     ("explain", "db"),
     ("explain", "db", "--at", "5m", "--limit", "1", "-v"),
+    ("explain", "pi"),
     ("lra", "list"),
     ("batch", "list"),
     ("config", "show"),
@@ -141,7 +144,6 @@ def test_not_permitted(run: Run, served: Served, words: tuple[str, ...]):
         (("lra", "rm", "nope"), 5, "no workload 'nope'"),
         (("batch", "rm", "db"), 5, "perphctl lra rm db"),
         (("sli", "push", "nope", "--load", "1"), 5, "no workload 'nope'"),
-        (("explain", "pi"), 1, "is batch"),
         (("explain", "db", "--at", "noonish"), 1, "is not a time"),
         (("model", "show", "nope"), 5, "no workload 'nope'"),
         (("model", "reset", "pi"), 1, "is batch"),
@@ -385,7 +387,7 @@ def test_explain_for_people():
     assert "to   confined(batch on 2/4 cores, weight 20)" in shown
     assert "perphd left everything as it is" in shown
     assert "SCORE" not in shown
-    assert "would protect it more" in plain(explain_parts([grown], 0.0, observing=True))
+    assert "would protect it more" in plain(explain_parts([replace(grown, mode=Mode.OBSERVE)], 0.0))
     verbose = plain(explain_parts([grown], 0.0, verbose=True))
     assert "0.67 [0.60, 0.75]" in verbose
     assert "delay unknown (no latency)" in verbose

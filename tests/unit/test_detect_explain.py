@@ -6,12 +6,14 @@ from dataclasses import replace
 
 from perphd.admission.perph import PerphMemory
 from perphd.agent.records import Records
-from perphd.control.explain import explain_parts
+from perphd.control.explain import batch_parts, explain_parts, summary_parts
 from perphd.control.table import plain
 from perphd.control.wire import decode, encode
+from perphd.domain.allocation import IDLE, UNTOUCHED, Settings
 from perphd.domain.decision import Action, Aftermath, Cause, Outcome
-from perphd.domain.plan import ChangeSet
+from perphd.domain.plan import ChangeSet, Stage, Write
 from perphd.domain.reading import available
+from perphd.domain.workload import Mode
 from tests.unit.admission_world import World
 from tests.unit.control_fake import decision
 
@@ -19,7 +21,7 @@ from tests.unit.control_fake import decision
 def test_what_followed_is_found_again() -> None:
     records = Records(None, lambda: 0.0)
     first, second = decision(10.0), decision(20.0, Action.HOLD)
-    records.decision(first, True)
+    records.decision(first)
     records.change(10.0, ChangeSet(()), "written")
     outcome = Outcome(13.0, "db", 10.0, 0.7, 1.02, True, "score 0.70 -> 1.02: it helped")
     records.outcome(outcome)
@@ -62,3 +64,37 @@ def test_a_lasting_shift_is_told_with_its_threshold() -> None:
     assert available(told.expected)
     assert told.observed >= told.expected
     assert "1 times a day" in told.text or "0.5 times a day" in told.text
+
+
+def test_a_summary_begins_with_the_last_decision_that_changed_something() -> None:
+    held = decision(110.0, Action.HOLD)
+    decisions = [replace(held, at_s=120.0, reason="just enough"), held, decision(100.0)]
+    shown = plain(summary_parts(decisions, 0.0))
+    assert shown.index("protected it more") < shown.index("just enough")
+    assert shown.count("left everything as it is") == 1
+    assert plain(summary_parts(decisions[:2], 0.0)).count("left everything as it is") == 1
+    assert summary_parts([], 0.0) == []
+
+
+def test_batch_is_explained_by_the_decisions_that_changed_it() -> None:
+    records = Records(None, lambda: 0.0)
+    grown, other = decision(10.0), replace(decision(20.0), reason="another time")
+    write = Write("pi", "cpu_weight", "/cg/pi/cpu.idle", "1", "0", Stage.SHRINK)
+    for made in (grown, other, decision(30.0, Action.HOLD)):
+        records.decision(made)
+    records.change(10.0, ChangeSet((write,)), "written")
+    records.change(20.0, ChangeSet((replace(write, workload="web"),)), "written")
+    assert records.decisions_about_batch("pi", None, 5) == (grown,)
+    assert records.decisions_about_batch("pi", 5.0, 5) == ()
+    shown = plain(batch_parts("pi", Settings(cpu_weight=IDLE), (grown,), 0.0))
+    assert shown.startswith("pi: idle")
+    assert "batch on 2 of 4 cores" in shown
+    assert "is remembered" in plain(batch_parts("pi", UNTOUCHED, (), 0.0))
+
+
+def test_a_change_of_mode_makes_a_decision_news() -> None:
+    records = Records(None, lambda: 0.0)
+    records.decision(replace(decision(10.0), mode=Mode.OBSERVE))
+    records.decision(replace(decision(11.0), mode=Mode.OBSERVE))
+    records.decision(replace(decision(12.0), mode=Mode.ENFORCE))
+    assert [d.mode for d in records.decisions("db", None, 5)] == [Mode.ENFORCE, Mode.OBSERVE]
