@@ -92,7 +92,7 @@ def add_calibrate_command(group: click.Group) -> None:
         dry_run: bool,
         config_path: str,
     ) -> None:
-        """Measure what each level of memory bandwidth throttling delivers, in bytes per second.
+        """Measure what each memory bandwidth level delivers.
 
         Streams of memory run on idle cores, in a resctrl group of their own that is removed at the end; every other
         program on the machine gets less memory bandwidth meanwhile. It asks first and says how long it takes. It
