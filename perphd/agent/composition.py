@@ -41,7 +41,8 @@ from perphd.host.event_files import EVENT_FILES, EventFiles
 from perphd.host.fs import KernelFs, RealFs
 from perphd.host.kubelet import Kubelet
 from perphd.host.lookup import Lookup
-from perphd.host.perf_events import EventKind, EventOpener, EventSupport, open_group
+from perphd.host.perf_events import EventKind, EventOpener, EventSupport, PerfOpener
+from perphd.host.pmu import read_event_codes
 from perphd.host.resctrl import open_groups
 from perphd.host.schedstat import ProcessDelays, RunDelayReader
 from perphd.host.systemd_dbus import open_bus
@@ -125,7 +126,7 @@ def build_agent(
             capabilities = probe(fs, hierarchies) if real else probe_simulated(fs, hierarchies)
     taskstats: TaskStats | None = None
     if real:
-        opener = opener if opener is not None else open_group
+        opener = opener if opener is not None else PerfOpener(read_event_codes(fs))
         found = open_taskstats(os.getpid())
         taskstats = found if isinstance(found, TaskStats) else None
     kept = _store(config) if store and config.store.enabled else None

@@ -21,7 +21,6 @@ from perphd.domain.errors import PerphError
 from perphd.domain.reading import available
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.event_files import EVENT_FILES, counts_text
-from perphd.host.perf_events import EventKind
 from perphd.sim.host import SimHost
 from perphd.sim.kernel.cgroup1 import HIERARCHIES, mount_v1
 from perphd.sim.kernel.fuse import MountError, serve
@@ -29,6 +28,7 @@ from perphd.sim.kernel.proc import BASE_MOUNTS, add_host_files, cgroup2_mount, s
 from perphd.sim.kernel.resctrl import MACHINES, MOUNT_POINT, RdtMachine, ResctrlTree
 from perphd.sim.kernel.vfs import Directory, File
 from perphd.sim.machine import CGROUP_ROOT, Machine
+from perphd.sim.perf import COUNTED
 from perphd.sim.rdt import CgroupThreads
 from perphd.sim.sli import SliCursor
 
@@ -204,7 +204,7 @@ class _SliFile:
 
 def _state_events(host: SimHost, cgroup_dir: str) -> None:
     """Put a workload's event counters where ``EventFiles`` looks: perf_event_open cannot be asked in a mount."""
-    counters = host.perf_opener(cgroup_dir, host.machine.online, tuple(EventKind))
+    counters = host.perf_opener(cgroup_dir, host.machine.online, COUNTED)
     folder, _, name = (EVENT_FILES + cgroup_dir).rpartition("/")
 
     def read() -> str:

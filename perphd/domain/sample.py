@@ -19,7 +19,7 @@ class Quality(StrEnum):
     GONE = "gone"  # the cgroup vanished
     RESTARTED = "restarted"  # same path, another cgroup: counters started anew
     SLI_MISSING = "sli-missing"  # an SLI is configured and did not answer
-    MULTIPLEXED = "multiplexed"  # perf counters ran less than the accepted share
+    MULTIPLEXED = "multiplexed"  # perf counters ran less than the accepted share, or not on all CPUs
     SETTLING = "settling"  # an own change is still taking effect
     ROTATED = (
         "rotated"  # monitoring ids are short: cache and bandwidth are measured in turns, not all the time
@@ -41,9 +41,10 @@ class Sample:
 
     Rates are deltas divided by the measured interval. ``*_some_pct``/``*_full_pct`` are PSI stall shares of
     the interval (0..100) from the ``total`` counters. ``run_delay_cores`` is run-queue waiting time of all
-    threads per second (schedstat); it may exceed 1. Some of batch's are of a longer interval, or a few samples old
-    (``perphd.monitor.files.Pace``). ``llc_occupancy_bytes`` and ``mbw_bytes_per_s`` are the sums over ``domains``,
-    which is empty where they are not measured.
+    threads per second (schedstat); it may exceed 1. ``*_stall_ratio`` are shares (0..1) of the cycles: those in
+    which nothing was executed, and those of them that waited for memory beyond the last-level cache. Some of batch's
+    are of a longer interval, or a few samples old (``perphd.monitor.files.Pace``). ``llc_occupancy_bytes`` and
+    ``mbw_bytes_per_s`` are the sums over ``domains``, which is empty where they are not measured.
     """
 
     workload: str
@@ -68,6 +69,8 @@ class Sample:
     mips: Reading = NOT_MEASURED
     cpi: Reading = NOT_MEASURED
     llc_mpki: Reading = NOT_MEASURED
+    backend_stall_ratio: Reading = NOT_MEASURED
+    memory_stall_ratio: Reading = NOT_MEASURED
     llc_occupancy_bytes: Reading = NOT_MEASURED
     mbw_bytes_per_s: Reading = NOT_MEASURED
     work_rate_per_s: Reading = NOT_MEASURED

@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import Unsupported
 from perphd.domain.reading import Reading, Unavailable
 from perphd.host.fs import KernelFile, KernelFs
-from perphd.host.perf_events import EventGroup, EventKind
+from perphd.host.perf_events import EventGroup, EventKind, EventRefused
 
 EVENT_FILES: Final = "/run/perphd-sim/perf"
 
@@ -26,14 +25,15 @@ class EventFiles:
         self._fs = fs
 
     def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind]) -> EventGroup:
-        """Open the counters of a cgroup. Raises Gone where none are stated, Unsupported for events that are not."""
+        """Open the counters of a cgroup. Raises Gone where none are stated, EventRefused for events that are not."""
         path = EVENT_FILES + cgroup_dir
         file = self._fs.open(path)
         stated = _counts(file.read())
-        missing = [event.name for event in events if event not in stated]
-        if missing:
+        missing = next((event for event in events if event not in stated), None)
+        if missing is not None:
             file.close()
-            raise Unsupported(path, "open", errno.EOPNOTSUPP, detail=f"it states no {', '.join(missing)}")
+            advice = f"it states no {missing.name.lower()}"
+            raise EventRefused(path, "open", errno.EOPNOTSUPP, missing, advice=advice)
         return _FileGroup(file, tuple(events), stated)
 
 
@@ -54,9 +54,14 @@ class _FileGroup:
         }
 
     @property
-    def running_ratio(self) -> float:
-        """Always 1."""
-        return 1.0
+    def events(self) -> tuple[EventKind, ...]:
+        """What is counted."""
+        return self._events
+
+    @property
+    def starved_cpus(self) -> CpuSet:
+        """None: nobody else has counters there."""
+        return CpuSet()
 
     @property
     def lost_cpus(self) -> CpuSet:

@@ -3,6 +3,11 @@
 One group of events per workload and CPU, every member opened with the cgroup's directory (a member opened
 without it counts the whole CPU). Opening goes through ctypes; reading a group is one read(2) and one unpack.
 See perf_event_open(2) and tools/perf/design.txt.
+
+Counts are given as the kernel counted them, never scaled by time_enabled / time_running. Both times are wrong where
+counters are shared: after a cgroup's last counter was closed, the next time_enabled on that CPU covers the gap
+(6.1, 6.12); 6.12 books time_running of multiplexed groups wrongly. The group's own task clock is right in all of
+these cases, so the caller relates counts to it.
 """
 
 from __future__ import annotations
@@ -16,61 +21,122 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType, TracebackType
-from typing import Final, NamedTuple, Protocol, Self
+from typing import Final, NamedTuple, Protocol, Self, TypeAlias
 
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import Full, Gone, KernelError, Unsupported, kernel_error
+from perphd.domain.errors import Busy, Full, Gone, KernelError, Unsupported, kernel_error
 from perphd.domain.reading import Reading, Unavailable
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy
 from perphd.host.descriptors import raise_limit
 
-_HARDWARE: Final = 0
-_SOFTWARE: Final = 1
+HARDWARE_TYPE: Final = 0
+"""PERF_TYPE_HARDWARE: the kernel's generalised hardware events."""
+SOFTWARE_TYPE: Final = 1
+"""PERF_TYPE_SOFTWARE."""
 
 
 class EventKind(Enum):
-    """What can be counted; the value is the kernel's (type, config)."""
+    """What can be counted; the value is its name for people. Codes are a host's: ``EventCodes``.
 
-    INSTRUCTIONS = (_HARDWARE, 1)
-    CYCLES = (_HARDWARE, 0)
-    LLC_REFERENCES = (_HARDWARE, 2)
-    LLC_MISSES = (_HARDWARE, 3)
-    TASK_CLOCK_NS = (_SOFTWARE, 1)
-    CONTEXT_SWITCHES = (_SOFTWARE, 3)
-    CPU_MIGRATIONS = (_SOFTWARE, 4)
-    PAGE_FAULTS = (_SOFTWARE, 2)
+    ``STALL_BACKEND``: cycles in which nothing was issued or executed for want of resources or data.
+    ``STALL_MEMORY``: those of them that waited for memory beyond the last-level cache.
+    """
+
+    INSTRUCTIONS = "instructions"
+    CYCLES = "cycles"
+    LLC_REFERENCES = "llc-references"
+    LLC_MISSES = "llc-misses"
+    STALL_BACKEND = "stall-backend"
+    STALL_MEMORY = "stall-memory"
+    TASK_CLOCK_NS = "task-clock-ns"
+    CONTEXT_SWITCHES = "context-switches"
+    CPU_MIGRATIONS = "cpu-migrations"
+    PAGE_FAULTS = "page-faults"
 
     __hash__ = object.__hash__  # Enum's own hashes the name, in Python, at every look-up
 
     @property
     def is_hardware(self) -> bool:
         """True if it needs a PMU."""
-        return self.value[0] == _HARDWARE
+        return self not in _SOFTWARE_CODES
 
     @property
     def label(self) -> str:
         """Its name for people, e.g. ``llc-misses``."""
-        return self.name.lower().replace("_", "-")
+        return self.value
+
+
+class EventCode(NamedTuple):
+    """How the kernel names an event: ``type`` and ``config`` of perf_event_attr."""
+
+    type: int
+    config: int
+
+
+EventCodes: TypeAlias = Mapping[EventKind, EventCode | Unavailable]
+"""A host's code of every event, or why it has none: ``perphd.host.pmu``."""
+
+_SOFTWARE_CODES: Final = {
+    EventKind.TASK_CLOCK_NS: EventCode(SOFTWARE_TYPE, 1),
+    EventKind.CONTEXT_SWITCHES: EventCode(SOFTWARE_TYPE, 3),
+    EventKind.CPU_MIGRATIONS: EventCode(SOFTWARE_TYPE, 4),
+    EventKind.PAGE_FAULTS: EventCode(SOFTWARE_TYPE, 2),
+}
+_PROCESSOR_UNKNOWN: Final = Unavailable("it is not known how this processor names the event")
+COMMON_CODES: Final[EventCodes] = MappingProxyType(
+    dict.fromkeys(EventKind, _PROCESSOR_UNKNOWN)
+    | {
+        EventKind.INSTRUCTIONS: EventCode(HARDWARE_TYPE, 1),
+        EventKind.CYCLES: EventCode(HARDWARE_TYPE, 0),
+    }
+    | _SOFTWARE_CODES
+)
+"""Events that have the same code, and mean the same, on every processor."""
 
 
 HARDWARE_EVENTS: Final = tuple(kind for kind in EventKind if kind.is_hardware)
 SOFTWARE_EVENTS: Final = tuple(kind for kind in EventKind if not kind.is_hardware)
 
 
+class EventRefused(Unsupported):
+    """The kernel does not count this event: do without it.
+
+    Args:
+        path: the cgroup's directory.
+        operation: what was tried.
+        errno: the kernel's answer.
+        kind: the event.
+        too_many: the event alone would be counted; the group has more events than the PMU has counters.
+        advice: what a person can do.
+    """
+
+    def __init__(
+        self, path: str, operation: str, errno: int, kind: EventKind, too_many: bool = False, advice: str = ""
+    ) -> None:
+        super().__init__(path, operation, errno, advice=advice)
+        self.kind, self.too_many = kind, too_many
+
+
 class EventGroup(Protocol):
     """Open counters of one workload. All its events are counted at the same moments."""
 
     def read(self) -> Mapping[EventKind, Reading]:
-        """Counts since opening, summed over CPUs, scaled for multiplexing; never falling from call to call.
+        """Counts since opening, summed over CPUs, as counted; never falling from call to call.
 
-        May be the very object of the call before where nothing was counted meanwhile.
-
-        Unavailable while no counter ran in the interval since the last call although the workload did.
+        Where counters were shared with others, the workload ran longer than was counted: TASK_CLOCK_NS says how long
+        the group counted. May be the very object of the call before where nothing was counted meanwhile.
         """
 
     @property
-    def running_ratio(self) -> float:
-        """Share (0..1) of the last interval in which the counters really ran; 1.0: nothing was estimated."""
+    def events(self) -> tuple[EventKind, ...]:
+        """What is counted, in the order of opening."""
+
+    @property
+    def starved_cpus(self) -> CpuSet:
+        """CPUs on which the workload ran since the last reading, and the counters for less than half of that time.
+
+        By the kernel's time_enabled, which is too long on some CPUs after a restart: a hint, not evidence.
+        """
 
     @property
     def lost_cpus(self) -> CpuSet:
@@ -128,14 +194,29 @@ _NO_PMU = (
     "no performance monitoring unit is visible here, or it lacks this event (usual in virtual machines: "
     "let the hypervisor pass the vPMU through)"
 )
+_TOO_MANY = "the PMU counts the event alone, but has too few counters for it beside the others of the group"
 _CGROUPS_UNSEEN = (
     "perf does not see cgroups until something was once written to the root's cgroup.subtree_control "
     "(systemd always does)"
+)
+_OTHER_HIERARCHY = (
+    "perf_event is bound to a cgroup v1 hierarchy (see /proc/self/cgroup): only directories of that one name cgroups "
+    "to perf"
 )
 _NOT_PERMITTED = (
     "needs CAP_PERFMON (CAP_SYS_ADMIN if kernel.perf_event_paranoid is above 2), or kernel.perf_event_paranoid at 0 "
     "or below"
 )
+
+_ABOUT_THE_EVENT: Final = frozenset(
+    (errno.ENOENT, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSPC, errno.E2BIG, errno.ENXIO, errno.ENODEV)
+)
+"""Refusals of one event or of a group's size. Anything else would be the answer to every event."""
+
+_ENABLED, _RUNNING = 1, 2
+"""Where a group's reading has time_enabled and time_running."""
+_BRIEF_NS: Final = 1_000_000
+"""Time in which nothing is said about whether counters ran."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -145,23 +226,45 @@ def perf_hierarchy(hierarchies: Hierarchies) -> Hierarchy | None:
     return hierarchies.of("perf_event") or hierarchies.unified
 
 
-def open_group(cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind]) -> PerfEventGroup:
+class PerfOpener:
+    """An ``EventOpener`` of this kernel, for a host whose events have these codes."""
+
+    def __init__(self, codes: EventCodes) -> None:
+        self._codes = codes
+
+    def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind]) -> PerfEventGroup:
+        """See ``open_group``."""
+        return open_group(cgroup_dir, cpus, events, self._codes)
+
+
+def open_group(
+    cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind], codes: EventCodes = COMMON_CODES
+) -> PerfEventGroup:
     """Open these events as one group on each of these CPUs, for the tasks of one cgroup.
 
     Args:
         cgroup_dir: the cgroup's directory in the hierarchy that perf_event lives in (``perf_hierarchy``).
         cpus: usually the online ones; those that are offline by now are left out (``lost_cpus``).
         events: in this order; without repetition. Hardware events first lets the kernel group both kinds.
+        codes: how this host names them.
 
     Raises:
         ValueError: no events, or no CPUs.
         Full: more descriptors are needed than RLIMIT_NOFILE allows, even after raising the soft limit.
-        Unsupported: the kernel does not know one of the events here (no PMU).
+        EventRefused: one of the events is not counted here, or the group has more than the PMU can count at once.
+        Busy: perf does not see this cgroup yet.
         Denied: perf_event_paranoid and capabilities do not allow it.
         Gone: the cgroup does not exist, or none of the CPUs is online.
     """
     if not events or not cpus or len(set(events)) != len(events):
         raise ValueError("open_group wants at least one CPU and at least one event, none of them twice")
+    coded: list[tuple[EventKind, EventCode]] = []
+    for kind in events:
+        code = codes.get(kind, _PROCESSOR_UNKNOWN)
+        if isinstance(code, Unavailable):
+            operation = f"perf_event_open({kind.label})"
+            raise EventRefused(cgroup_dir, operation, errno.EOPNOTSUPP, kind, advice=code.reason)
+        coded.append((kind, code))
     reserve_fds(len(cpus) * len(events))
     try:
         directory = os.open(cgroup_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -170,7 +273,7 @@ def open_group(cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind]) -> Pe
     opened: dict[int, list[int]] = {}
     try:
         for cpu in cpus:
-            fds = _open_on_cpu(directory, cgroup_dir, cpu, events)
+            fds = _open_on_cpu(directory, cgroup_dir, cpu, coded)
             if fds:
                 opened[cpu] = fds
         if not opened:
@@ -184,14 +287,14 @@ def open_group(cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind]) -> Pe
     return PerfEventGroup(tuple(events), opened, cpus - CpuSet.of(opened))
 
 
-def probe_events(cgroup_dir: str) -> EventSupport:
+def probe_events(cgroup_dir: str, codes: EventCodes = COMMON_CODES) -> EventSupport:
     """Try every event once, alone, on one CPU of this cgroup, and say which work and why the others do not."""
     cpu = CpuSet.of([min(os.sched_getaffinity(0))])
     supported: list[EventKind] = []
     missing: dict[EventKind, KernelError] = {}
     for kind in EventKind:
         try:
-            open_group(cgroup_dir, cpu, (kind,)).close()
+            open_group(cgroup_dir, cpu, (kind,), codes).close()
         except KernelError as exc:
             missing[kind] = exc
         else:
@@ -218,25 +321,22 @@ def reserve_fds(count: int) -> None:
 
 
 class PerfEventGroup:
-    """Counters of one cgroup on real CPUs; see ``EventGroup`` for what the public face means.
-
-    The kernel's totals are never scaled as such: that would let a sum fall when the share of running time
-    changes. Each interval's growth is scaled by that interval's enabled/running time, and added up.
-    """
+    """Counters of one cgroup on real CPUs; see ``EventGroup`` for what the public face means."""
 
     def __init__(
         self, events: tuple[EventKind, ...], fds: Mapping[int, list[int]], lost_cpus: CpuSet
     ) -> None:
         self._events = events
-        self._cpus = [_CpuCounters(cpu, own, len(events)) for cpu, own in fds.items()]
+        self._cpus = [_CpuCounters(cpu, own, events) for cpu, own in fds.items()]
         self._lost = lost_cpus
-        self._totals = [0.0] * len(events)
-        self._ratio = 1.0
+        self._totals = [0] * len(events)
+        self._starved = CpuSet()
         self._counts: Mapping[EventKind, Reading] = {}
 
     def read(self) -> Mapping[EventKind, Reading]:
         """Counts since opening; see ``EventGroup.read``."""
-        enabled = running = moved = 0
+        moved = False
+        starved: list[int] = []
         gone: list[_CpuCounters] = []
         for counters in self._cpus:
             grown = counters.advance()
@@ -245,31 +345,33 @@ class PerfEventGroup:
                 continue
             if grown is counters.still:
                 continue
-            moved += 1
-            enabled += grown.enabled
-            running += grown.running
+            moved = True
+            if grown.starved:
+                starved.append(counters.cpu)
             for index, count in enumerate(grown.counts):
                 self._totals[index] += count
         for counters in gone:
             counters.close()
             self._cpus.remove(counters)
             self._lost = self._lost | CpuSet.of([counters.cpu])
-        self._ratio = min(running / enabled, 1.0) if enabled else 1.0
+        self._starved = CpuSet.of(starved)
         if self._counts and not moved and not gone:
             return self._counts
+        if self._cpus:
+            self._counts = dict(zip(self._events, map(float, self._totals), strict=True))
+            return self._counts
         self._counts = {}
-        if not self._cpus:
-            return dict.fromkeys(self._events, Unavailable("the counters were lost with their CPUs"))
-        if enabled and not running:
-            reason = Unavailable("the counters did not run in this interval: more events than counters")
-            return dict.fromkeys(self._events, reason)
-        self._counts = dict(zip(self._events, self._totals, strict=True))
-        return self._counts
+        return dict.fromkeys(self._events, Unavailable("the counters were lost with their CPUs"))
 
     @property
-    def running_ratio(self) -> float:
-        """Share of the last interval in which the counters ran."""
-        return self._ratio
+    def events(self) -> tuple[EventKind, ...]:
+        """What is counted."""
+        return self._events
+
+    @property
+    def starved_cpus(self) -> CpuSet:
+        """CPUs where the workload seems to have run without its counters."""
+        return self._starved
 
     @property
     def lost_cpus(self) -> CpuSet:
@@ -303,26 +405,27 @@ class PerfEventGroup:
 
 
 class _Growth(NamedTuple):
-    """What one CPU added since its last reading: scaled counts, and the two times in ns."""
+    """What one CPU added since its last reading, and whether the group missed most of that time."""
 
-    counts: tuple[float, ...]
-    enabled: int
-    running: int
+    counts: tuple[int, ...]
+    starved: bool
 
 
 class _CpuCounters:
     """One event group on one CPU, with what was last read of it."""
 
-    __slots__ = ("_data", "_last", "_size", "_unpack", "cpu", "fds", "still")
+    __slots__ = ("_clock", "_data", "_last", "_size", "_unpack", "cpu", "fds", "still")
 
-    def __init__(self, cpu: int, fds: list[int], events: int) -> None:
+    def __init__(self, cpu: int, fds: list[int], events: Sequence[EventKind]) -> None:
         self.cpu, self.fds = cpu, fds
         # Number of events, time enabled, time running, counts; signed, so that a wrapped count shows as such.
-        layout = struct.Struct(f"={3 + events}q")
+        layout = struct.Struct(f"={3 + len(events)}q")
         self._size, self._unpack = layout.size, layout.unpack
-        self._last: tuple[int, ...] = (events,) + (0,) * (2 + events)
+        self._last: tuple[int, ...] = (len(events),) + (0,) * (2 + len(events))
+        clock = EventKind.TASK_CLOCK_NS
+        self._clock = 3 + tuple(events).index(clock) if clock in events else _RUNNING
         self._data = b""
-        self.still = _Growth((0.0,) * events, 0, 0)
+        self.still = _Growth((0,) * len(events), False)
         """What is given when nothing has moved: the group did not run on this CPU."""
 
     def advance(self) -> _Growth | None:
@@ -336,56 +439,58 @@ class _CpuCounters:
         if data == self._data:
             return self.still
         now = self._unpack(data)
-        if now[0] != self._last[0]:
-            return None
-        grown = self.absorb(now)
-        self._data = data if self._last is now else b""  # a mark that was kept is to be compared again
-        return grown
-
-    def absorb(self, now: tuple[int, ...]) -> _Growth:
-        """Take a reading in (number, enabled, running, counts...) and give what it adds, scaled."""
         last = self._last
-        enabled, running = now[1] - last[1], now[2] - last[2]
-        counts = [new - old for new, old in zip(now[3:], last[3:], strict=True)]
-        if enabled < 0 or running < 0 or min(counts) < 0:
+        if now[0] != last[0]:
+            return None
+        self._data, self._last = data, now
+        counts = tuple([new - old for new, old in zip(now[3:], last[3:], strict=True)])
+        if min(counts) < 0:
             # Never seen of a healthy kernel; after a reset the next interval is sound again.
-            self._last = now
-            return _Growth((0.0,) * len(counts), 0, 0)
-        if running == 0 and enabled > 0:
-            # Not scheduled at all: keep the old mark, so that the next interval with a count covers this one.
-            return _Growth((0.0,) * len(counts), enabled, 0)
-        self._last = now
-        scale = enabled / running if 0 < running < enabled else 1.0
-        return _Growth(tuple(count * scale for count in counts), enabled, running)
+            return self.still
+        enabled, counted = now[_ENABLED] - last[_ENABLED], now[self._clock] - last[self._clock]
+        return _Growth(counts, enabled > _BRIEF_NS and 2 * counted < enabled)
 
     def close(self) -> None:
         _close_all(self.fds)
         self.fds = []
 
 
-def _open_on_cpu(directory: int, cgroup_dir: str, cpu: int, events: Sequence[EventKind]) -> list[int]:
+def _open_on_cpu(
+    directory: int, cgroup_dir: str, cpu: int, events: Sequence[tuple[EventKind, EventCode]]
+) -> list[int]:
     """The group's descriptors, leader first; empty if that CPU is offline."""
     fds: list[int] = []
     try:
-        for kind in events:
-            fds.append(_perf_event_open(kind, directory, cpu, fds[0] if fds else -1, _FLAG_PID_CGROUP))
+        for _, code in events:
+            fds.append(_perf_event_open(code, directory, cpu, fds[0] if fds else -1, _FLAG_PID_CGROUP))
     except OSError as exc:
         _close_all(fds)
-        if exc.errno == errno.ENODEV and not fds:
+        clock = _refusal(_SOFTWARE_CODES[EventKind.TASK_CLOCK_NS], directory, cpu)
+        if clock == errno.ENODEV:
             return []
-        raise _explained(exc, cgroup_dir, events[len(fds)], cpu) from exc
+        kind, code = events[len(fds)]
+        alone = bool(fds) and not _refusal(code, directory, cpu)
+        raise _explained(exc, cgroup_dir, kind, cpu, alone, clock) from exc
     return fds
 
 
-def _perf_event_open(kind: EventKind, pid: int, cpu: int, group: int, flags: int) -> int:
+def _refusal(code: EventCode, directory: int, cpu: int) -> int:
+    """The kernel's answer to this event alone; 0: it is counted."""
+    try:
+        os.close(_perf_event_open(code, directory, cpu, -1, _FLAG_PID_CGROUP))
+    except OSError as exc:
+        return exc.errno or errno.EIO
+    return 0
+
+
+def _perf_event_open(code: EventCode, pid: int, cpu: int, group: int, flags: int) -> int:
     number = _SYSCALL_NUMBERS.get(platform.machine())
     if number is None:
         raise OSError(errno.ENOSYS, f"perf_event_open's number on {platform.machine()} is not known")
-    event_type, config = kind.value
     attr = _Attr(
-        type=event_type,
+        type=code.type,
         size=ctypes.sizeof(_Attr),
-        config=config,
+        config=code.config,
         read_format=_FORMAT_ENABLED_RUNNING_GROUP,
     )
     fd: int = _libc.syscall(
@@ -401,26 +506,38 @@ def _perf_event_open(kind: EventKind, pid: int, cpu: int, group: int, flags: int
     return fd
 
 
-def _explained(exc: OSError, cgroup_dir: str, kind: EventKind, cpu: int) -> KernelError:
-    """The class and the words for a refusal."""
+def _explained(
+    exc: OSError, cgroup_dir: str, kind: EventKind, cpu: int, alone: bool, clock: int
+) -> KernelError:
+    """The class and the words for a refusal.
+
+    ``alone``: the event is counted if it is the only one; ``clock``: the answer to the task clock, which needs no PMU.
+    """
     operation = f"perf_event_open({kind.label}, CPU {cpu})"
-    if exc.errno == errno.ENOENT:  # not "gone": the kernel has no such event, or no cgroups in perf
-        advice = _CGROUPS_UNSEEN if _counts_own_task(kind) else _NO_PMU
-        return Unsupported(cgroup_dir, operation, errno.ENOENT, advice=advice)
+    number = exc.errno or errno.EIO
+    if clock == errno.ENOENT:
+        # Not "gone", nor about the event: perf does not know the directory as a cgroup.
+        advice = _OTHER_HIERARCHY if _perf_is_v1() else _CGROUPS_UNSEEN
+        return Busy(cgroup_dir, operation, number, advice=advice)
+    if number in _ABOUT_THE_EVENT:
+        if not alone:
+            return EventRefused(cgroup_dir, operation, number, kind, advice=_NO_PMU)
+        return EventRefused(cgroup_dir, operation, number, kind, too_many=True, advice=_TOO_MANY)
     advice = ""
-    if exc.errno in (errno.EACCES, errno.EPERM):
+    if number in (errno.EACCES, errno.EPERM):
         advice = _NOT_PERMITTED
-    elif exc.errno == errno.EBADF:
+    elif number == errno.EBADF:
         advice = "the directory is not a cgroup of the hierarchy that perf uses"
     return kernel_error(exc, cgroup_dir, operation, advice=advice)
 
 
-def _counts_own_task(kind: EventKind) -> bool:
+def _perf_is_v1() -> bool:
+    """True if perf_event is bound to a cgroup v1 hierarchy."""
     try:
-        os.close(_perf_event_open(kind, pid=0, cpu=-1, group=-1, flags=0))
+        with open("/proc/self/cgroup", encoding="utf-8", errors="replace") as file:
+            return any("perf_event" in line.split(":")[1].split(",") for line in file if line.count(":") >= 2)
     except OSError:
         return False
-    return True
 
 
 def _close_all(fds: Sequence[int]) -> None:

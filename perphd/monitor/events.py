@@ -1,69 +1,68 @@
-"""Performance events of one workload -> MIPS, CPI, LLC misses per thousand instructions, context switches.
+"""Performance events of one workload -> MIPS, CPI, LLC misses per thousand instructions, stalls, context switches.
 
-Which events a kernel counts is found by asking for fewer and fewer; the first answer holds for all workloads.
+Counters are shared with whoever else counts on this host, so a group may run for a part of the interval only. How large
+that part is says the group's own task clock against the CPU time that the kernel has accounted to the workload:
+
+    share = task clock / usage          MIPS = instructions / task clock x usage
+
+Both are of this interval alone: what was not counted in one interval is never booked in another. The kernel's
+time_enabled and time_running are not used for this (see ``perphd.host.perf_events``). Where the task clock is no less
+than the usage (steal time and interrupts are in the one and not in the other), the counts are exact as they are.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import KernelError, Unsupported
-from perphd.domain.reading import Reading, Unavailable, fmap, ratio
-from perphd.host.perf_events import EventGroup, EventKind, EventOpener
+from perphd.domain.errors import KernelError
+from perphd.domain.reading import Reading, Unavailable, available, fmap, ratio
+from perphd.host.perf_events import EventGroup, EventKind
+from perphd.monitor.ladder import GROUP_SIZES, HARDWARE_ORDER, NO_PMU, EventLadder
 from perphd.monitor.meters import Readings
 from perphd.monitor.rates import Rate
 
-MIN_RUNNING_RATIO: Final = 0.5
-"""Below this share of running time a scaled count is more estimate than measurement."""
+MIN_SHARE: Final = 0.5
+"""Below this share of the workload's CPU time a scaled count is more estimate than measurement."""
+ALL_SHARE: Final = 0.9
+"""From this share on, CPUs without counters cannot spoil a count."""
+SKEW_S: Final = 0.01
+"""CPU time that may be in the usage and not in the task clock, as one is read after the other: a scheduler's tick."""
+STARVED_SAMPLES: Final = 3
+"""Samples in a row in which the counters ran for too little, until fewer events are opened."""
 
-EVENT_FIELDS: Final = ("context_switches_per_s", "mips", "cpi", "llc_mpki")
+FIRST_RETRY_S: Final = 2.0
+LONGEST_RETRY_S: Final = 60.0
+"""Time until a refusal that is not about events is asked about again; doubles."""
+FIRST_RISE_S: Final = 60.0
+LONGEST_RISE_S: Final = 960.0
+"""Time until more events are tried after counters were short; doubles while they still are."""
+NEXT_RISE_S: Final = 10.0
+"""The same after more events were tried and did run."""
 
-_SOFTWARE: Final = (EventKind.TASK_CLOCK_NS, EventKind.CONTEXT_SWITCHES)
-_CORE: Final = (EventKind.INSTRUCTIONS, EventKind.CYCLES)
-_LADDER: Final[tuple[tuple[EventKind, ...], ...]] = (
-    (*_CORE, EventKind.LLC_REFERENCES, EventKind.LLC_MISSES, *_SOFTWARE),
-    (*_CORE, EventKind.LLC_MISSES, *_SOFTWARE),
-    (*_CORE, *_SOFTWARE),
-    _SOFTWARE,
+EVENT_FIELDS: Final = (
+    "context_switches_per_s",
+    "mips",
+    "cpi",
+    "llc_mpki",
+    "backend_stall_ratio",
+    "memory_stall_ratio",
 )
-NO_PMU: Final = Unavailable("no performance monitoring unit is visible on this host")
+
 NOT_USED: Final = Unavailable("performance events are not used")
 NOT_FOR_BATCH: Final = Unavailable("without a performance monitoring unit, events are counted for LRAs only")
 """Software events alone tell nothing of batch that anybody decides by, and each costs at every switch of its tasks."""
+DID_NOT_RUN: Final = Unavailable(
+    "the counters did not run in this interval: other users hold them (a profiler, pinned events, the NMI watchdog)"
+)
+TOO_BRIEF: Final = Unavailable("it ran for less time in this interval than can be counted")
+NO_CLOCK: Final = Unavailable("the group has no task clock")
+LEFT_OUT: Final = Unavailable("left out for a while: other users hold too many counters")
 
-_WITHOUT_PMU: Final[Readings] = {
-    "context_switches_per_s": NOT_FOR_BATCH,
-    "mips": NO_PMU,
-    "cpi": NO_PMU,
-    "llc_mpki": NO_PMU,
-}
-
-
-class EventLadder:
-    """Opens event groups, remembering after the first which events this host has. One for a whole Monitor."""
-
-    def __init__(self, opener: EventOpener) -> None:
-        self._opener = opener
-        self._rung = 0
-
-    def open(self, directory: str, cpus: CpuSet, hardware: bool = False) -> EventGroup | None:
-        """Open the richest group that this host supports. ``hardware``: only with hardware events; None: it has none.
-
-        Raises:
-            KernelError: of the last attempt, when none is supported, or at once for any other refusal.
-        """
-        while True:
-            if hardware and _LADDER[self._rung] is _SOFTWARE:
-                return None
-            try:
-                return self._opener(directory, cpus, _LADDER[self._rung])
-            except Unsupported:
-                if self._rung == len(_LADDER) - 1:
-                    raise
-                self._rung += 1
+Online = Callable[[], CpuSet]
+"""Asks which CPUs are online in this tick."""
 
 
 class EventMeter:
@@ -73,10 +72,16 @@ class EventMeter:
         self, ladder: EventLadder | None, directory: str, cpus: CpuSet, hardware: bool = False
     ) -> None:
         self._ladder, self._directory, self._cpus = ladder, directory, cpus
+        self._hardware = hardware
         self._group: EventGroup | None = None
         self._missing: Readings = dict.fromkeys(EVENT_FIELDS, NOT_USED)
+        self._retry_at_s, self._retry_s = -math.inf, FIRST_RETRY_S
+        self._most = len(HARDWARE_ORDER)
+        self._share = 1.0
+        self._starved = 0
+        self._look = False
+        self._rise_at_s, self._rise_s, self._rose = math.inf, FIRST_RISE_S, False
         self._forget_counts()
-        self.open(hardware=hardware)
 
     def _forget_counts(self) -> None:
         self._rates = {kind: Rate() for kind in EventKind}
@@ -85,72 +90,172 @@ class EventMeter:
         self._held: Readings | None = None
         self._lags = False
 
-    @property
-    def is_whole(self) -> bool:
-        """True if everything is counted that was to be: ``open`` has nothing to do."""
-        return self._ladder is None or (self._group is not None and not self._group.lost_cpus)
-
-    def open(self, online: CpuSet | None = None, hardware: bool = False) -> None:
-        """Open if not open; open anew if CPUs that were lost are among ``online``."""
-        if self._ladder is None:
-            return
-        if self._group is not None:
-            if online is None or not self._group.lost_cpus & online:
-                return
-            self.close()
-        self._forget_counts()
-        try:
-            self._group = self._ladder.open(self._directory, self._cpus, hardware)
-        except KernelError as exc:
-            self._missing = dict.fromkeys(EVENT_FIELDS, Unavailable(str(exc)))
-        else:
-            self._missing = _WITHOUT_PMU
-
-    def take(self, now_s: float, out: Readings) -> bool:
+    def take(self, now_s: float, out: Readings, online: Online) -> bool:
         """Put the readings of ``EVENT_FIELDS`` into ``out`` (and the CPU usage, where no file gave it).
 
-        True if the counters ran for less than the accepted share of the interval.
+        True if the counters ran for less than the accepted share of the workload's CPU time, or not on all CPUs.
         """
         if self._group is None:
+            self._open(now_s)
+        group = self._group
+        if group is None:
             out.update(self._missing)
             return False
-        counts = self._group.read()
-        if counts is self._counts and now_s > self._at_s:
+        interval_s = now_s - self._at_s
+        try:
+            flagged = self._read(group, now_s, out)
+        except KernelError as exc:
+            self.close()
+            self._missing = dict.fromkeys(EVENT_FIELDS, Unavailable(str(exc)))
+            out.update(self._missing)
+            return False
+        if group.lost_cpus and group.lost_cpus & online():
+            # What ran there was not counted; from now on it is.
+            self._replace(now_s)
+            return True
+        if _cpu_time_s(out, interval_s) > SKEW_S:
+            with_stalls = sum(kind.is_hardware for kind in group.events) > GROUP_SIZES[1]
+            short = flagged or (with_stalls and self._share < ALL_SHARE)
+            if not short and self._starved and self._rise_at_s < math.inf:
+                # The group itself did not change: somebody has given counters back.
+                self._rise_at_s = min(self._rise_at_s, now_s + NEXT_RISE_S)
+            self._starved = self._starved + 1 if short else 0
+            if self._starved >= STARVED_SAMPLES:
+                self._shed(group, now_s)
+        if self._look:
+            self._look = False
+            self._grow(group, now_s)
+        return flagged
+
+    def look_over(self) -> None:
+        """After the next sample, open what was left out: events that were refused, or for which counters were short."""
+        self._look = True
+
+    def _grow(self, group: EventGroup, now_s: float) -> None:
+        if self._ladder is None or group is not self._group:
+            return
+        if now_s >= self._rise_at_s:
+            self._most = min((size for size in GROUP_SIZES if size > self._most), default=GROUP_SIZES[0])
+            self._rise_at_s = math.inf if self._most == GROUP_SIZES[0] else now_s + NEXT_RISE_S
+            self._rose = True
+        if not set(self._ladder.wanted(now_s, self._most)) <= set(group.events):
+            self._replace(now_s)
+
+    # -- opening ------------------------------------------------------------------------------------
+
+    def _open(self, now_s: float) -> None:
+        if self._ladder is None or now_s < self._retry_at_s:
+            return
+        self._forget_counts()
+        self._retry_at_s = now_s + self._retry_s
+        try:
+            self._group = self._ladder.open(
+                self._directory, self._cpus, now_s, self._most, hardware=self._hardware
+            )
+        except KernelError as exc:
+            self._missing = dict.fromkeys(EVENT_FIELDS, Unavailable(str(exc)))
+            self._retry_s = min(2.0 * self._retry_s, LONGEST_RETRY_S)
+            return
+        if self._group is None:
+            why = self._ladder.why(EventKind.INSTRUCTIONS)
+            reason = NO_PMU if why is None else why
+            self._missing = {**dict.fromkeys(EVENT_FIELDS, reason), "context_switches_per_s": NOT_FOR_BATCH}
+            self._retry_s = min(2.0 * self._retry_s, LONGEST_RETRY_S)
+        else:
+            self._retry_s = FIRST_RETRY_S
+
+    def _replace(self, now_s: float) -> None:
+        """Go on with a new group, from this moment: no interval is lost. The old one stays if none can be opened."""
+        old = self._group
+        if old is None or self._ladder is None:
+            return
+        try:
+            new = self._ladder.open(self._directory, self._cpus, now_s, self._most, hardware=self._hardware)
+        except KernelError:
+            return
+        if new is None:
+            return
+        old.close()
+        self._group = new
+        self._forget_counts()
+        self._counts, self._at_s = new.read(), now_s
+        for kind, count in self._counts.items():
+            if available(count):
+                self._rates[kind].update(count, now_s)
+
+    def _shed(self, group: EventGroup, now_s: float) -> None:
+        """Counters are short: open fewer events, and more again after a while."""
+        counted = sum(kind.is_hardware for kind in group.events)
+        smaller = [size for size in GROUP_SIZES if size < counted]
+        if not smaller:
+            self._starved = 1
+            return
+        self._rise_s = min(2.0 * self._rise_s, LONGEST_RISE_S) if self._rose else FIRST_RISE_S
+        self._most, self._rise_at_s, self._rose = smaller[0], now_s + self._rise_s, False
+        self._starved = 0
+        self._replace(now_s)
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def _read(self, group: EventGroup, now_s: float, out: Readings) -> bool:
+        counts = group.read()
+        idle = _cpu_time_s(out, now_s - self._at_s) <= SKEW_S
+        if counts is self._counts and now_s > self._at_s and idle:
             if self._held is not None:  # nothing has moved for the second time: as the last time
                 self._at_s, self._lags = now_s, True
                 out.update(self._held)
                 if isinstance(out.get("cpu_usage_cores"), Unavailable):
                     out["cpu_usage_cores"] = 0.0
                 return False
-            self._update(counts, now_s, out)
+            flagged = self._update(group, counts, now_s, out)
             self._held = {field: out[field] for field in EVENT_FIELDS}
         else:
             if self._lags:
-                self._update(self._counts, self._at_s, {})
-            self._update(counts, now_s, out)
+                self._update(group, self._counts, self._at_s, {})
+            flagged = self._update(group, counts, now_s, out)
             self._held, self._lags = None, False
         # Where no time has passed, growth belongs to the next interval: what comes then is not the same yet.
         self._counts = counts if now_s > self._at_s else {}
         self._at_s = now_s
-        return self._group.running_ratio < MIN_RUNNING_RATIO
+        return flagged
 
-    def _update(self, counts: Mapping[EventKind, Reading], now_s: float, out: Readings) -> None:
-        rates = self._rates
+    def _update(
+        self, group: EventGroup, counts: Mapping[EventKind, Reading], now_s: float, out: Readings
+    ) -> bool:
+        interval_s = now_s - self._at_s
         grown = {
-            kind: count if isinstance(count, Unavailable) else rates[kind].update(count, now_s)
+            kind: count if isinstance(count, Unavailable) else self._rates[kind].update(count, now_s)
             for kind, count in counts.items()
         }
-        instructions = grown.get(EventKind.INSTRUCTIONS)
-        if instructions is None:
-            out["mips"] = out["cpi"] = out["llc_mpki"] = NO_PMU
+        clock_cores = fmap(_seconds, grown.get(EventKind.TASK_CLOCK_NS, NO_CLOCK))
+        usage_cores = out.get("cpu_usage_cores", NOT_USED)
+        scale, self._share = relate(clock_cores, usage_cores, interval_s, bool(group.starved_cpus))
+        if isinstance(scale, Unavailable):
+            grown = dict.fromkeys(grown, scale)
+            factor = 1.0
         else:
-            out["mips"] = fmap(_millions, instructions)
-            out["cpi"] = ratio(grown.get(EventKind.CYCLES, NO_PMU), instructions, "cycles per instruction")
-            misses = grown.get(EventKind.LLC_MISSES, NO_PMU)
-            out["llc_mpki"] = fmap(_thousands, ratio(misses, instructions, "misses per instruction"))
-        out["context_switches_per_s"] = grown[EventKind.CONTEXT_SWITCHES]
-        if isinstance(out.get("cpu_usage_cores"), Unavailable):
-            out["cpu_usage_cores"] = fmap(_seconds, grown[EventKind.TASK_CLOCK_NS])
+            factor = scale
+        instructions = self._of(grown, EventKind.INSTRUCTIONS)
+        cycles = self._of(grown, EventKind.CYCLES)
+        misses = ratio(self._of(grown, EventKind.LLC_MISSES), instructions, "misses per instruction")
+        out["mips"] = fmap(lambda rate: rate * factor / 1e6, instructions)
+        out["cpi"] = ratio(cycles, instructions, "cycles per instruction")
+        out["llc_mpki"] = fmap(_thousands, misses)
+        for field, kind in _STALLS:
+            out[field] = ratio(self._of(grown, kind), cycles, "stalls per cycle")
+        switches = self._of(grown, EventKind.CONTEXT_SWITCHES)
+        out["context_switches_per_s"] = fmap(lambda rate: rate * factor, switches)
+        if isinstance(usage_cores, Unavailable) and "cpu_usage_cores" in out:
+            out["cpu_usage_cores"] = clock_cores
+        return self._share < MIN_SHARE or (self._share < ALL_SHARE and bool(group.starved_cpus))
+
+    def _of(self, grown: Mapping[EventKind, Reading], kind: EventKind) -> Reading:
+        """What was counted of this event, or why it is not counted."""
+        found = grown.get(kind)
+        if found is not None:
+            return found
+        why = None if self._ladder is None else self._ladder.why(kind)
+        return LEFT_OUT if why is None else why
 
     @property
     def fds(self) -> int:
@@ -164,8 +269,50 @@ class EventMeter:
             self._group = None
 
 
-def _millions(value: float) -> float:
-    return value / 1e6
+_STALLS: Final = (
+    ("backend_stall_ratio", EventKind.STALL_BACKEND),
+    ("memory_stall_ratio", EventKind.STALL_MEMORY),
+)
+
+
+def relate(
+    clock_cores: Reading, usage_cores: Reading, interval_s: float, starved: bool
+) -> tuple[Reading, float]:
+    """By what factor counts are to be multiplied, and the share (0..1) of the workload's CPU time that they cover.
+
+    Args:
+        clock_cores: the group's task clock over the interval.
+        usage_cores: CPU time that the kernel accounted to the workload over the same interval.
+        interval_s: its length.
+        starved: the group itself says that it missed most of the time on some CPU.
+
+    Returns:
+        The factor is Unavailable where nothing was counted although the workload ran.
+    """
+    if isinstance(clock_cores, Unavailable):
+        # Without a clock only the group itself can tell; a first reading has no rates anyway.
+        return 1.0, 0.0 if starved and clock_cores is NO_CLOCK else 1.0
+    if isinstance(usage_cores, Unavailable):
+        if starved and clock_cores <= 0.0:
+            return DID_NOT_RUN, 0.0
+        return 1.0, 0.0 if starved else 1.0
+    missed_s = (usage_cores - clock_cores) * interval_s
+    if clock_cores <= 0.0:
+        if missed_s > SKEW_S:
+            return DID_NOT_RUN, 0.0
+        return (TOO_BRIEF if starved and missed_s > 0.0 else 1.0), 1.0
+    if usage_cores <= clock_cores:
+        return 1.0, 1.0
+    share = clock_cores / usage_cores
+    return 1.0 / share, share if missed_s > SKEW_S else 1.0
+
+
+def _cpu_time_s(readings: Readings, interval_s: float) -> float:
+    """CPU time of the interval, as far as the usage is known."""
+    usage_cores = readings.get("cpu_usage_cores")
+    if usage_cores is None or isinstance(usage_cores, Unavailable) or not math.isfinite(interval_s):
+        return 0.0
+    return usage_cores * interval_s
 
 
 def _thousands(value: float) -> float:

@@ -18,8 +18,9 @@ from perphd.host.fs import KernelFs, read_text
 from perphd.host.perf_events import EventOpener, perf_hierarchy
 from perphd.host.resctrl_counters import NOTHING_COUNTED, CountedGroups
 from perphd.monitor.cache_use import CACHE_FIELDS, CacheReading, CacheUse
-from perphd.monitor.events import EVENT_FIELDS, EventLadder, EventMeter
+from perphd.monitor.events import EVENT_FIELDS, EventMeter
 from perphd.monitor.files import Identity, WorkloadFiles, identity_of, sampled_hierarchies
+from perphd.monitor.ladder import EventLadder
 from perphd.monitor.meters import Readings
 from perphd.monitor.rundelay import NOT_USED, ONLY_LRAS, RunDelayMeter, RunDelaySource
 from perphd.monitor.sli.reading import SLI_FIELDS, SliReading
@@ -62,7 +63,7 @@ class Monitor:
         fs: the kernel's files.
         hierarchies: where which controller is.
         cpus: CPUs on which performance events are counted: usually all that are online.
-        opener: the way to performance events (``perphd.host.perf_events.open_group``); None: without.
+        opener: the way to performance events (``perphd.host.perf_events.PerfOpener``); None: without.
         run_delay: makes a fresh reader of run-queue delay for an LRA; None: without.
         expected_period_s: the configured time between samples; what is much longer is flagged LATE.
         clock: monotonic seconds, for counters that are read a while after the tick began; None: ticks bring the time.
@@ -225,7 +226,7 @@ class _Workload:
             flags.append(Quality.FIRST)
         elif interval_s > LATE_FACTOR * expected_s:
             flags.append(Quality.LATE)
-        if self._events is not None and self._events.take(now_s, out):
+        if self._events is not None and self._events.take(now_s, out, self._host.online):
             flags.append(Quality.MULTIPLEXED)
         out["run_delay_cores"] = self._run_delay(now_s)
         out["llc_occupancy_bytes"] = use.occupancy_bytes
@@ -266,8 +267,8 @@ class _Workload:
         identity = identity_of(self._host.fs, self._host.trees, self._cgroup)
         if identity == self._identity and self._files is not None:
             self._files.open_missing()
-            if self._events is not None and not self._events.is_whole:
-                self._events.open(self._host.online(), hardware=self._needs_no_software())
+            if self._events is not None:
+                self._events.look_over()
             if self._delay is not None:
                 self._delay.find_groups()
             return

@@ -7,29 +7,53 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.errors import kernel_error
+from perphd.domain.errors import Busy, kernel_error
 from perphd.domain.reading import Reading
-from perphd.host.perf_events import EventGroup, EventKind
+from perphd.host.perf_events import EventGroup, EventKind, EventRefused
 from perphd.sim.kernel.cgroup2 import CgroupTree, SimCgroup
 from perphd.sim.machine import CGROUP_ROOT
 
 
 class SimPerf:
-    """Opens counters of a cgroup directory. Without ``pmu`` hardware events are ENOENT, as in most VMs."""
+    """Opens counters of a cgroup directory. Without ``pmu`` hardware events are ENOENT, as in most VMs.
+
+    What real PMUs and kernels do besides, as seen on Linux 6.1 and 6.12, is set on the object:
+
+    ``counters``: hardware events that the PMU counts at once; a larger group is refused (EINVAL);
+    ``sees_cgroups``: False until something is written to the root's cgroup.subtree_control: ENOENT for every event;
+    ``counted_share``: of the time that a workload runs, the part in which its group has the counters, that is not
+    pinned by others and is its own by rotation;
+    ``starved``: CPUs on which it never has them, as the group sees it (``EventGroup.starved_cpus``);
+    ``offline``: CPUs that are lost to the groups that are opened from now on.
+    """
 
     def __init__(self, cgroups: CgroupTree, pmu: bool) -> None:
         self._cgroups, self._pmu = cgroups, pmu
+        self.counters = len(EventKind)
+        self.sees_cgroups = True
+        self.counted_share = 1.0
+        self.starved = CpuSet()
+        self.offline = CpuSet()
 
     def __call__(self, cgroup_dir: str, cpus: CpuSet, events: Sequence[EventKind]) -> EventGroup:
-        """Open these events; Gone for a missing cgroup, Unsupported (EOPNOTSUPP) for events without a PMU."""
+        """Open these events; Gone for a missing cgroup, EventRefused for what the PMU does not count."""
         group = self._cgroups.find(cgroup_dir.removeprefix(CGROUP_ROOT))
         if group is None or not cgroup_dir.startswith(CGROUP_ROOT):
             raise kernel_error(OSError(errno.ENOENT, ""), cgroup_dir, "open")
-        if not self._pmu and any(event.is_hardware for event in events):
-            raise kernel_error(
-                OSError(errno.EOPNOTSUPP, ""), cgroup_dir, "perf_event_open", advice="this host has no PMU"
+        if not self.sees_cgroups:
+            advice = "perf does not see cgroups until something is written to cgroup.subtree_control"
+            raise Busy(cgroup_dir, "perf_event_open", errno.ENOENT, advice=advice)
+        hardware = [event for event in events if event.is_hardware]
+        for event in hardware:
+            if not self._pmu or event not in _TOTALS:
+                advice = "the simulated PMU does not count it" if self._pmu else "this host has no PMU"
+                raise EventRefused(cgroup_dir, "perf_event_open", errno.EOPNOTSUPP, event, advice=advice)
+        if len(hardware) > self.counters:
+            refused = hardware[self.counters]
+            raise EventRefused(
+                cgroup_dir, "perf_event_open", errno.EINVAL, refused, too_many=self.counters > 0
             )
-        return SimEventGroup(group, tuple(events))
+        return SimEventGroup(group, tuple(events), self, self.offline)
 
 
 _TOTALS: Final[Mapping[EventKind, Callable[[SimCgroup], float]]] = {
@@ -44,29 +68,43 @@ _TOTALS: Final[Mapping[EventKind, Callable[[SimCgroup], float]]] = {
 }
 
 
-class SimEventGroup:
-    """Counts since opening. Never multiplexed, holds no descriptors."""
+COUNTED: Final = tuple(_TOTALS)
+"""Events of the simulated PMU and kernel. It has no stall events."""
 
-    def __init__(self, group: SimCgroup, events: tuple[EventKind, ...]) -> None:
-        self._group, self._events = group, events
-        self._start = {event: self._total(event) for event in events}
+
+class SimEventGroup:
+    """Counts since opening, of the time in which the group had the counters. Holds no descriptors."""
+
+    def __init__(self, group: SimCgroup, events: tuple[EventKind, ...], pmu: SimPerf, lost: CpuSet) -> None:
+        self._group, self._events, self._pmu, self._lost = group, events, pmu, lost
+        self._last = {event: self._total(event) for event in events}
+        self._counts = dict.fromkeys(events, 0.0)
 
     def _total(self, event: EventKind) -> float:
         return _TOTALS[event](self._group)
 
     def read(self) -> Mapping[EventKind, Reading]:
         """Counts since opening."""
-        return {event: self._total(event) - self._start[event] for event in self._events}
+        share = self._pmu.counted_share
+        for event, before in self._last.items():
+            self._last[event] = self._total(event)
+            self._counts[event] += share * (self._last[event] - before)
+        return dict(self._counts)
 
     @property
-    def running_ratio(self) -> float:
-        """Always 1: the simulated PMU has counters enough."""
-        return 1.0
+    def events(self) -> tuple[EventKind, ...]:
+        """What is counted."""
+        return self._events
+
+    @property
+    def starved_cpus(self) -> CpuSet:
+        """CPUs on which others have all counters."""
+        return self._pmu.starved
 
     @property
     def lost_cpus(self) -> CpuSet:
-        """None ever."""
-        return CpuSet()
+        """CPUs that were offline when it was opened."""
+        return self._lost
 
     @property
     def fds(self) -> int:

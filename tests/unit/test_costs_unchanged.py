@@ -20,8 +20,9 @@ from perphd.host.cgroup.hierarchy import Hierarchy
 from perphd.host.fs import KernelFile
 from perphd.host.perf_events import EventKind
 from perphd.isolation import journal_format
-from perphd.monitor.events import EventLadder, EventMeter
+from perphd.monitor.events import EventMeter
 from perphd.monitor.files import _Place, _Source, _Want
+from perphd.monitor.ladder import HARDWARE_ORDER, SOFTWARE, EventLadder
 from perphd.monitor.meters import CpuStat, Gauge, MemoryStat, Meter, Pressure, Readings
 
 _CPU = [b"usage_usec %d\nnr_periods %d\nnr_throttled %d\n" % n for n in ((0, 0, 0), (10, 1, 0), (99, 9, 4))]
@@ -172,7 +173,7 @@ def test_the_journals_lines_are_those_of_a_json_library(
 class _Group:
     """An event group that counts what it is told; the same object where nothing was counted meanwhile."""
 
-    lost_cpus, fds, running_ratio = CpuSet(), 0, 1.0
+    lost_cpus, starved_cpus, fds, events = CpuSet(), CpuSet(), 0, (*HARDWARE_ORDER, *SOFTWARE)
 
     def __init__(self, keeps: bool) -> None:
         self._keeps, self._total = keeps, 0.0
@@ -210,5 +211,5 @@ def test_events_of_a_group_that_did_not_run_are_those_that_are_counted(
         for keeps, meter in meters.items():
             groups[keeps].count(more)
             outs[keeps] = {"cpu_usage_cores": Unavailable("no file")}
-            assert not meter.take(now_s, outs[keeps])
+            assert not meter.take(now_s, outs[keeps], CpuSet)
         assert outs[True] == outs[False]

@@ -30,14 +30,14 @@ def test_counters_are_read_from_files() -> None:
     folder = root.make(EVENT_FILES + "/sys/fs/cgroup")
     folder.add("app", lambda: counts_text(counts) + "nonsense 3\ncycles_too x\n")
     opener = EventFiles(SimFs(root))
-    with pytest.raises(Unsupported, match="LLC_MISSES"):
+    with pytest.raises(Unsupported, match="llc_misses"):
         opener(APP, ALL, (EventKind.INSTRUCTIONS, EventKind.LLC_MISSES))
     with pytest.raises(Gone):
         opener(APP + "2", ALL, (EventKind.CYCLES,))
     group = opener(APP, ALL, (EventKind.CYCLES, EventKind.INSTRUCTIONS))
     counts[EventKind.INSTRUCTIONS] = 350.0
     assert group.read() == {EventKind.CYCLES: 0.0, EventKind.INSTRUCTIONS: 250.0}
-    assert (group.running_ratio, group.lost_cpus, group.fds) == (1.0, CpuSet(), 1)
+    assert (group.starved_cpus, group.lost_cpus, group.fds) == (CpuSet(), CpuSet(), 1)
     folder.remove("app")
     with pytest.raises(Gone):
         group.read()

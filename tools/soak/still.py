@@ -69,8 +69,12 @@ class _Group:
         return self._counts
 
     @property
-    def running_ratio(self) -> float:
-        return self._group.running_ratio
+    def events(self) -> tuple[EventKind, ...]:
+        return self._group.events
+
+    @property
+    def starved_cpus(self) -> CpuSet:
+        return self._group.starved_cpus
 
     @property
     def lost_cpus(self) -> CpuSet:

@@ -19,7 +19,8 @@ from perphd.host.capabilities.resctrl import probe_resctrl
 from perphd.host.capabilities.service import probe_service
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.fs import KernelFs
-from perphd.host.perf_events import probe_events
+from perphd.host.perf_events import EventSupport, probe_events
+from perphd.host.pmu import read_event_codes
 from perphd.host.taskstats import open_taskstats
 
 __all__ = ["EgressProbe", "EventProbe", "TaskstatsProbe", "egress_refusal", "probe", "taskstats_refusal"]
@@ -38,7 +39,7 @@ def probe(
     fs: KernelFs,
     hierarchies: Hierarchies,
     *,
-    events: EventProbe = probe_events,
+    events: EventProbe | None = None,
     taskstats: TaskstatsProbe = taskstats_refusal,
     egress: EgressProbe = egress_refusal,
     environment: Mapping[str, str] = os.environ,
@@ -48,11 +49,17 @@ def probe(
     Args:
         fs: the host's files.
         hierarchies: its control groups.
-        events: tries perf_event_open on a cgroup directory.
+        events: tries perf_event_open on a cgroup directory; None: with this host's own event codes.
         taskstats: says why taskstats does not answer, or nothing.
         egress: says why no control group's packets can be sent to a traffic class, or nothing.
         environment: where a service manager leaves NOTIFY_SOCKET.
     """
+    if events is None:
+        codes = read_event_codes(fs)
+
+        def events(directory: str) -> EventSupport:
+            return probe_events(directory, codes)
+
     return Capabilities(
         (
             *probe_enforcement(fs, hierarchies),

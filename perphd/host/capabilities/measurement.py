@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Final
 
 from perphd.domain.capability import Area, Capability
-from perphd.domain.errors import Denied
+from perphd.domain.errors import Busy, Denied
 from perphd.domain.reading import Unavailable
 from perphd.host.capabilities.facts import (
     CAP_PERFMON,
@@ -87,7 +88,11 @@ def _psi_triggers(fs: KernelFs, psi: bool) -> Capability:
 
 def _perf(fs: KernelFs, hierarchies: Hierarchies, events: EventProbe) -> Iterator[Capability]:
     hierarchy = perf_hierarchy(hierarchies)
-    support = None if hierarchy is None else events(hierarchy.mount)
+    support, asked = None, ""
+    if hierarchy is not None:
+        # A child's answer may differ from the root's, and workloads are children.
+        asked = next(islice(first_directories(fs, hierarchy), 1, None), hierarchy.mount)
+        support = events(asked)
     permission = _perf_permission(fs, support)
     yield permission
     yield _perf_events(
@@ -97,6 +102,7 @@ def _perf(fs: KernelFs, hierarchies: Hierarchies, events: EventProbe) -> Iterato
         "no MIPS, CPI or cache misses; performance is judged by the application's indicators or by CPU time",
         "bare metal, or a virtual machine with a vPMU passed through",
         permission.remedy,
+        asked,
     )
     yield _perf_events(
         "perf.software",
@@ -105,6 +111,7 @@ def _perf(fs: KernelFs, hierarchies: Hierarchies, events: EventProbe) -> Iterato
         "no context switches, migrations and page faults per workload",
         "mount cgroup2 (or v1's perf_event) with a kernel that has CONFIG_CGROUP_PERF",
         permission.remedy,
+        asked,
     )
 
 
@@ -115,6 +122,7 @@ def _perf_events(
     cost: str,
     remedy: str,
     remedy_if_denied: str,
+    asked: str,
 ) -> Capability:
     if support is None:
         return Capability(name, Area.MEASURE, False, "no hierarchy that perf knows is mounted", cost, remedy)
@@ -122,13 +130,18 @@ def _perf_events(
     lacking = [kind for kind in wanted if kind not in support.supported]
     # Instructions (or the task clock) are what the rest is related to; without the first there is no use.
     if wanted[0] in support.supported:
-        detail = ", ".join(have)
-        if lacking:
-            detail += f"; not {', '.join(kind.label for kind in lacking)}"
+        detail = f"{', '.join(have)} (asked in {asked})"
+        reasons: dict[str, list[str]] = {}
+        for kind in lacking:
+            why = support.missing[kind]
+            reasons.setdefault(why.advice or str(why), []).append(kind.label)
+        detail += "".join(f"; not {', '.join(labels)}: {why}" for why, labels in reasons.items())
         return Capability(name, Area.MEASURE, True, detail)
     refusal = support.missing[wanted[0]]
     if isinstance(refusal, Denied):
         remedy = remedy_if_denied or remedy
+    elif isinstance(refusal, Busy):
+        remedy = refusal.advice or remedy
     return Capability(name, Area.MEASURE, False, str(refusal), cost, remedy)
 
 
