@@ -65,7 +65,6 @@ def spinner(cgroup: Path, cpu: int) -> Iterator[subprocess.Popen[bytes]]:
     """An endless loop in a cgroup, on one CPU."""
     process = subprocess.Popen(["/usr/bin/spin"])
     try:
-        os.sched_setscheduler(process.pid, os.SCHED_OTHER, os.sched_param(0))
         os.sched_setaffinity(process.pid, {cpu})
         (cgroup / "cgroup.procs").write_text(str(process.pid))
         yield process
@@ -358,7 +357,7 @@ SCENES: Final = MappingProxyType(
 
 def main() -> None:
     # Nothing comes between the moments at which one sample's files and counters are read.
-    os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
+    os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(10))
     os.sched_setaffinity(0, {(os.cpu_count() or 1) - 1})
     with ExitStack() as stack:
         watch = SCENES[sys.argv[1]](stack)
