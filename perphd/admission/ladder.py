@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from perphd.admission import way_layout
 from perphd.admission.bandwidth import delivered_pct
 from perphd.admission.domains import domains_of
 from perphd.domain.allocation import Allocation, Settings
@@ -162,7 +163,7 @@ def divide(
         protected, throttle = strictest_cache(here)
         if protected and host.llc_ways:
             left = max(host.min_cbm_bits, host.llc_ways - protected)
-            masks.append((domain, batch_mask(left, host.llc_ways)))
+            masks.append((domain, way_layout.batch_mask(host, left)))
         if throttle < 100 and host.mba_levels_pct:
             levels.append((domain, throttle))
     for view in batch:

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from perphd.admission import arbiter, streaming
+from perphd.admission import arbiter, own_ways, streaming
 from perphd.admission.bandwidth import with_bandwidth
 from perphd.admission.context import batches, lras
 from perphd.admission.crowd import CrowdTick
 from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble, present, sharing_again
 from perphd.admission.domains import domains_of
 from perphd.admission.lra_state import LraState
+from perphd.admission.own_ways import OwnWays
 from perphd.admission.settings import PolicySettings, at_pace, settings_for
 from perphd.admission.streaming import Lras, Streaming
 from perphd.admission.turn import Turn
@@ -29,12 +30,13 @@ class PerphMemory:
     """State of the policy: per LRA name, and of all together while each has cores of its own.
 
     What was learned of each (regrets, doubts of its model, what is usual) is kept for the time after that.
-    ``streaming``: which batch jobs are kept to the least cache.
+    ``streaming``: which batch jobs are kept to the least cache; ``own_ways``: which LRAs are kept apart in the cache.
     """
 
     lras: Mapping[str, LraState] = field(default_factory=dict)
     crowd: Crowd | None = None
     streaming: Streaming = Streaming()
+    own_ways: OwnWays = field(default_factory=OwnWays)
 
 
 class PerphPolicy:
@@ -52,6 +54,14 @@ class PerphPolicy:
         """Decide for every LRA, reconcile all protections into settings, then see which batch streams."""
         memory = snapshot.memory if isinstance(snapshot.memory, PerphMemory) else PerphMemory()
         target = self._for_lras(snapshot, memory)
+        own = own_ways.advance(memory.own_ways, snapshot, target, self._settings)
+        target = replace(
+            target,
+            settings=own.settings,
+            decisions=own.decisions,
+            outcomes=(*target.outcomes, *own.outcomes),
+            memory=replace(target.memory, own_ways=own.own),
+        )
         step = streaming.advance(
             memory.streaming, snapshot, target.settings, _how_lras_fare(snapshot, target), self._settings
         )

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from perphd.admission import way_layout
 from perphd.admission.backoff import doubled_s
 from perphd.admission.batch_rates import Rates, changes, is_busy, rate_of, standard_error
 from perphd.admission.context import batches
@@ -358,8 +359,12 @@ def _least(host: HostView, settings: Settings) -> tuple[tuple[int, int], ...]:
     least = (1 << host.min_cbm_bits) - 1
     masks = {} if settings.llc_masks is KEEP else dict(settings.llc_masks)
     domains = (each.domain for each in host.topology.l3_domains)
-    # In a domain without a mask it has all ways: the lowest bit of its mask is then bit 0.
-    return tuple((d, least << ((masks.get(d, 1) & -masks.get(d, 1)).bit_length() - 1)) for d in domains)
+    whole = (1 << host.llc_ways) - 1
+    if way_layout.cache_domain(host).batch_end_is_low:
+        return tuple((d, least << (masks.get(d, whole).bit_length() - host.min_cbm_bits)) for d in domains)
+    return tuple(
+        (d, least << ((masks.get(d, whole) & -masks.get(d, whole)).bit_length() - 1)) for d in domains
+    )
 
 
 def _caches_and_cores(settings: Settings) -> Settings:

@@ -44,7 +44,7 @@ def observations(
     for view in lras(snapshot):
         if view.sample is None or is_short(view.sample, snapshot.period_s):
             continue
-        allocation = view.protection if view.protection is not None else nothing
+        allocation = replace(view.protection, own_ways=0) if view.protection is not None else nothing
         apart = False
         if in_force is not None:
             # Batch is held back by whoever asked for most, its ways and bandwidth only by those with whom this LRA

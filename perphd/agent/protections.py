@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from perphd.admission.inferer import untouched
 from perphd.agent.modes import Modes
@@ -86,6 +87,8 @@ class Protections:
             allocation = decision.chosen if enforced else nothing
             if allocation.cpu.exclusive and "cpus" in self._state.parts.executor.blocked(spec.name):
                 continue  # it could not be kept to its own cores: what was in force for it still is
+            if allocation.own_ways and "llc_masks" in self._state.parts.executor.blocked(spec.name):
+                allocation = replace(allocation, own_ways=0)
             if before is None and allocation == nothing:
                 continue
             if before is None or before.allocation != allocation:

@@ -160,6 +160,7 @@ class Ticking:
                 min_cbm_bits=self._state.actuators.min_cbm_bits,
                 llc_classes=self._state.actuators.llc_classes,
                 mba_levels_pct=self._state.actuators.mba_levels_pct,
+                llc_shareable=self._state.actuators.llc_shareable,
                 mba_source=self._state.actuators.throttle.source,
                 mba_curves=self._state.actuators.throttle.curves,
                 network_pct=self._network_pct,

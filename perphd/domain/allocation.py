@@ -120,6 +120,7 @@ class Allocation:
     ``memory_bytes``: protected memory (memory.low), 0 = none; ``llc_ways``: ways of its L3 domain that
     batch may not use, 0 = shares all; ``mbw_pct``: MBA throttle of its *neighbours* (100 = not throttled):
     an LRA itself is never throttled.
+    ``own_ways``: ways that are this LRA's alone, by a mask of its own; 0: it may use the whole cache.
     ``mbw_bytes_per_s``: what that throttle lets through, where it was measured; ``mbw_source``: what is known of the
     level (``domain.throttle``). Both are for people: allocations that differ in them alone are the same.
     """
@@ -128,6 +129,7 @@ class Allocation:
     memory_bytes: int = 0
     llc_ways: int = 0
     mbw_pct: int = 100
+    own_ways: int = 0
     mbw_bytes_per_s: float | None = field(default=None, compare=False)
     mbw_source: str = field(default="", compare=False)
 
@@ -137,6 +139,8 @@ class Allocation:
             parts.append(f"{self.memory_bytes >> 20} MiB protected")
         if self.llc_ways:
             parts.append(f"{self.llc_ways} LLC ways")
+        if self.own_ways:
+            parts.append(f"{self.own_ways} LLC ways apart from other LRAs")
         if self.mbw_pct < 100:
             parts.append(self._bandwidth())
         return ", ".join(parts)

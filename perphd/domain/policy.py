@@ -110,6 +110,7 @@ class HostView:
 
     ``llc_ways`` 0 or ``mba_levels_pct`` empty: that actuator is absent. ``network_pct``: how full the fullest of its
     links is, in the fuller direction. ``llc_classes``: CLOSIDs there are, the default group's with them; 0: not known.
+    ``llc_shareable``: mask of the ways that devices fill, too.
     ``mba_source``: what is known of the levels; ``mba_curves``: what they deliver, where that was measured.
     """
 
@@ -120,6 +121,7 @@ class HostView:
     mba_levels_pct: tuple[int, ...] = ()
     network_pct: Reading = NOT_MEASURED
     llc_classes: int = 0
+    llc_shareable: int = 0
     mba_source: ThrottleSource = ThrottleSource.NOMINAL
     mba_curves: tuple[ThrottleCurve, ...] = ()
 

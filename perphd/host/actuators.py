@@ -13,7 +13,7 @@ class Actuators:
     """``llc_ways`` 0 or ``mba_levels_pct`` empty: that actuator is absent. Levels ascend; 100 is unthrottled.
 
     ``llc_classes``: CLOSIDs there are, the default group's with them; 0: not known. ``throttle``: what is known of
-    the levels.
+    the levels. ``llc_shareable``: mask of the ways that devices fill, too.
     """
 
     llc_ways: int = 0
@@ -21,6 +21,7 @@ class Actuators:
     mba_levels_pct: tuple[int, ...] = ()
     llc_classes: int = 0
     throttle: Throttle = Throttle()
+    llc_shareable: int = 0
 
 
 def actuators(info: Info, throttle: Throttle | None = None) -> Actuators:
@@ -30,13 +31,13 @@ def actuators(info: Info, throttle: Throttle | None = None) -> Actuators:
     ways of data stand for those of code as well. ``throttle``: the levels that make a difference; None: all there are.
     """
     cache = info.caches.get("L3") or info.caches.get("L3DATA")
-    ways, least = 0, 1
+    ways, least, shareable = 0, 1, 0
     if cache is not None and cache.cbm_mask & (cache.cbm_mask + 1) == 0:
-        ways, least = cache.cbm_mask.bit_length(), cache.min_cbm_bits
+        ways, least, shareable = cache.cbm_mask.bit_length(), cache.min_cbm_bits, cache.shareable_bits
     bandwidth = info.bandwidths.get("MB")
     levels: tuple[int, ...] = ()
     if throttle is not None:
         levels = throttle.levels
     elif bandwidth is not None and bandwidth.unit is BandwidthUnit.PERCENT:
         levels = tuple(bandwidth.steps())
-    return Actuators(ways, least, levels, info.usable_closids, throttle or Throttle())
+    return Actuators(ways, least, levels, info.usable_closids, throttle or Throttle(), shareable)

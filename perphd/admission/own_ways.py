@@ -1,0 +1,311 @@
+"""LRAs that turn each other's data out of a cache: each gets ways of its own, where the solver finds them.
+
+Protection from batch leaves every LRA the whole cache. That is of no use where the LRAs of one L3 domain disturb each
+other. They are set apart when all of this holds:
+
+* two or more LRAs of the domain are short because of the cache at the same time, and what is done about batch has come
+  to its end: each of them needs protection from the others;
+* of each it is known how many ways are enough: the least that it held in samples in which it was on target;
+* the solver finds so many ways for each side by side, beside batch's. What is left over goes to them as well.
+
+An LRA that is on target is never narrowed, and none is narrowed below what is known to be enough for it. Where one of
+the three does not hold, the masks overlap as before, and decisions say why. If LRAs are short of cache with ways of
+their own, those were too few: the masks overlap again, and nothing is tried for a while that doubles. After a while
+everybody gets the whole cache back, since programs change; whoever is short then is set apart again.
+
+One tick is one pass over values: ``OwnWays`` goes in and comes out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from perphd.admission.backoff import doubled_s
+from perphd.admission.context import batches, lras
+from perphd.admission.domains import domains_of
+from perphd.admission.settings import PolicySettings
+from perphd.admission.way_layout import Apart, lay_apart
+from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.decision import Action, Cause, Decision, Health, Outcome
+from perphd.domain.policy import Snapshot, TargetState, WorkloadView
+from perphd.domain.reading import Unavailable, available
+from perphd.domain.sample import Quality, Sample
+from rdt.layout import Infeasible
+
+SAMPLES: Final = 30
+"""Samples on target whose least occupancy tells how many ways are enough."""
+FEWEST: Final = 5
+"""So many of them must be known."""
+SHORT_TICKS: Final = 3
+"""Ticks in a row in which an LRA is short of cache while nothing more is done about batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """LRAs of one domain with ways of their own since ``since_s``; until ``until_s`` if nothing happens before."""
+
+    domain: int
+    layout: Apart
+    since_s: float
+    until_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """In this domain nobody is set apart until then. ``times``: so often in a row that did not do."""
+
+    domain: int
+    until_s: float
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
+class OwnWays:
+    """What is remembered. ``held``: ways by (LRA, domain) in the last samples on target; ``short``: ticks by LRA."""
+
+    held: Mapping[tuple[str, int], tuple[int, ...]] = field(default_factory=dict)
+    short: Mapping[str, int] = field(default_factory=dict)
+    pairs: tuple[Pair, ...] = ()
+    pauses: tuple[Pause, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one tick came to."""
+
+    own: OwnWays
+    settings: Mapping[str, Settings]
+    decisions: tuple[Decision, ...]
+    outcomes: tuple[Outcome, ...]
+
+
+def advance(before: OwnWays, snapshot: Snapshot, target: TargetState, policy: PolicySettings) -> Step:
+    """One tick, after everything else has been decided."""
+    turn = _Turn(before, snapshot, target, policy)
+    turn.run()
+    return turn.step()
+
+
+class _Turn:
+    """One tick. Holds the working values of a single decision; never outlives it."""
+
+    def __init__(
+        self, before: OwnWays, snapshot: Snapshot, target: TargetState, policy: PolicySettings
+    ) -> None:
+        self.now, self.snapshot, self.target, self.policy = before, snapshot, target, policy
+        self.host, self.at_s = snapshot.host, snapshot.at_s
+        topology = snapshot.host.topology
+        self.homes = {
+            view.spec.name: domains_of(topology, view, target.settings[view.spec.name].cpus)
+            for view in lras(snapshot)
+            if _can(view) and view.spec.name in target.settings
+        }
+        self.decisions = {d.workload: d for d in target.decisions if d.workload in self.homes}
+        self.reasons: dict[str, str] = {}
+        self.actions: dict[str, Action] = {}
+        self.outcomes: list[Outcome] = []
+
+    def run(self) -> None:
+        """Learn what is enough, end what is over, set apart who needs it."""
+        host = self.host
+        if host.llc_ways <= host.min_cbm_bits or len(self.homes) < 2:
+            self.now = replace(self.now, pairs=(), short={})
+            return
+        views = {view.spec.name: view for view in lras(self.snapshot)}
+        self._learn(views)
+        for pair in self.now.pairs:
+            self._review(pair)
+        for domain in (each.domain for each in host.topology.l3_domains):
+            if not any(pair.domain == domain for pair in self.now.pairs):
+                self._part(domain)
+
+    # -- what is known --------------------------------------------------------------------------------
+
+    def _learn(self, views: Mapping[str, WorkloadView]) -> None:
+        held = {key: ways for key, ways in self.now.held.items() if key[0] in self.homes}
+        short: dict[str, int] = {}
+        for name, decision in self.decisions.items():
+            sample, verdict = views[name].sample, decision.verdict
+            if sample is None or sample.has(Quality.SETTLING, Quality.FIRST, Quality.RESTARTED):
+                short[name] = self.now.short.get(name, 0)
+                continue
+            if verdict.health in (Health.HEALTHY, Health.OVERPROVISIONED):
+                for domain in self.homes[name]:
+                    if (ways := self._ways_held(sample, domain)) is not None:
+                        held[name, domain] = (*held.get((name, domain), ()), ways)[-SAMPLES:]
+            pressed = verdict.health is Health.DEGRADED and verdict.cause is Cause.LLC
+            if pressed and decision.action is Action.HOLD:
+                short[name] = self.now.short.get(name, 0) + 1
+        self.now = replace(self.now, held=held, short={n: ticks for n, ticks in short.items() if ticks})
+
+    def _ways_held(self, sample: Sample, domain: int) -> int | None:
+        """Ways of this domain that it filled, rounded up; None where that is not measured."""
+        each = next((d for d in self.host.topology.l3_domains if d.domain == domain), None)
+        use = next((u.llc_occupancy_bytes for u in sample.domains if u.domain == domain), None)
+        if use is None and len(self.host.topology.l3_domains) == 1:
+            use = sample.llc_occupancy_bytes
+        if each is None or each.size_bytes <= 0 or use is None or not available(use):
+            return None
+        ways = math.ceil(use * self.host.llc_ways / each.size_bytes)
+        return min(max(ways, self.host.min_cbm_bits, 1), self.host.llc_ways)
+
+    def _enough(self, name: str, domain: int) -> int | None:
+        known = self.now.held.get((name, domain), ())
+        return min(known) if len(known) >= FEWEST else None
+
+    # -- setting apart --------------------------------------------------------------------------------
+
+    def _part(self, domain: int) -> None:
+        here = [name for name, homes in self.homes.items() if domain in homes]
+        short = [name for name in here if self.now.short.get(name, 0) >= SHORT_TICKS]
+        if len(short) < 2 or any(p.domain == domain and p.until_s > self.at_s for p in self.now.pauses):
+            return
+        together = "shares the cache with {}"
+        needs: dict[str, int] = {}
+        for name in short:
+            enough = self._enough(name, domain)
+            if enough is None:
+                why = (
+                    f"how much of the cache is enough for {name} is not known (no occupancy while on target)"
+                )
+                self._say(short, f"no ways of its own: {why}", together)
+                return
+            needs[name] = enough
+        try:
+            layout = lay_apart(self.host, needs, self._batch_ways(domain), self._closids(), {})
+        except Infeasible as exc:
+            self._say(short, f"no ways of its own: {exc}", together)
+            return
+        if any(len(set(pool) & set(short)) > 1 for pool in layout.pooled) and len(short) == 2:
+            self._say(short, "no ways of its own: too few CLOSIDs for a group each", together)
+            return
+        times = next((p.times for p in self.now.pauses if p.domain == domain), 0)
+        until_s = self.at_s + doubled_s(self.policy.streaming_recheck_s, times)
+        pair = Pair(domain, layout, self.at_s, until_s)
+        self.now = replace(
+            self.now,
+            pairs=(*self.now.pairs, pair),
+            short={n: t for n, t in self.now.short.items() if n not in short},
+        )
+        for name in short:
+            self.actions[name] = Action.GROW
+
+    def _batch_ways(self, domain: int) -> int:
+        """Ways that batch has there by what is decided; the least where no batch is."""
+        masks = [
+            settings.llc_masks
+            for view in batches(self.snapshot)
+            if (settings := self.target.settings.get(view.spec.name)) is not None and view.sample is not None
+        ]
+        named = [dict(each).get(domain) for each in masks if each is not KEEP]
+        left = [mask.bit_count() for mask in named if mask is not None]
+        return min(left, default=self.host.min_cbm_bits)
+
+    def _closids(self) -> int:
+        """Control groups that are left for this: all but the default one and those of other masks of batch."""
+        count = self.host.llc_classes
+        if count <= 0:
+            return len(self.homes) + 1
+        others = {self.target.settings[v.spec.name].llc_masks for v in batches(self.snapshot)} - {KEEP}
+        taken = sum(len(pair.layout.masks) for pair in self.now.pairs)
+        return max(1, count - 1 - max(0, len(others) - 1) - taken)
+
+    # -- what came of it ------------------------------------------------------------------------------
+
+    def _review(self, pair: Pair) -> None:
+        names = [name for name, _ in pair.layout.masks]
+        gone = [name for name in names if pair.domain not in self.homes.get(name, ())]
+        short = [name for name in names if self.now.short.get(name, 0) >= SHORT_TICKS]
+        if gone:
+            self._join(pair, f"{', '.join(gone)} is no longer there", Action.ROLLBACK)
+        elif short:
+            self._join(pair, f"{', '.join(short)} is short of cache with ways of its own", Action.ROLLBACK)
+            known = next((p for p in self.now.pauses if p.domain == pair.domain), Pause(pair.domain, 0.0, 0))
+            until_s = self.at_s + doubled_s(self.policy.regret_s, known.times)
+            others = tuple(p for p in self.now.pauses if p.domain != pair.domain)
+            self.now = replace(self.now, pauses=(*others, Pause(pair.domain, until_s, known.times + 1)))
+        elif self.at_s >= pair.until_s:
+            self._join(pair, "it is seen whether they still disturb each other", Action.SHRINK)
+
+    def _join(self, pair: Pair, why: str, action: Action) -> None:
+        none = Unavailable("see the LRA's own decisions")
+        for name, _ in pair.layout.masks:
+            if name in self.homes:
+                text = f"the whole cache of domain {pair.domain} again: {why}"
+                self.reasons[name], self.actions[name] = text, action
+                kept = action is not Action.ROLLBACK
+                self.outcomes.append(Outcome(self.at_s, name, pair.since_s, none, none, kept, text))
+        names = {name for name, _ in pair.layout.masks}
+        self.now = replace(
+            self.now,
+            pairs=tuple(each for each in self.now.pairs if each is not pair),
+            short={n: t for n, t in self.now.short.items() if n not in names},
+        )
+
+    def _say(self, names: Sequence[str], why: str, together: str) -> None:
+        for name in names:
+            others = ", ".join(each for each in names if each != name)
+            self.reasons[name] = f"{why}; {together.format(others)}"
+
+    # -- the end --------------------------------------------------------------------------------------
+
+    def step(self) -> Step:
+        """Settings with the masks of those that are apart, and decisions that say so."""
+        settings = dict(self.target.settings)
+        own: dict[str, int] = {}
+        told: dict[str, list[str]] = {name: [text] for name, text in self.reasons.items()}
+        for pair in self.now.pairs:
+            for name, mask in pair.layout.masks:
+                settings[name] = _with_mask(settings[name], pair.domain, mask)
+                own[name] = max(own.get(name, 0), pair.layout.ways(name))
+                others = [each for each, _ in pair.layout.masks if each != name]
+                text = f"{pair.layout.ways(name)} ways of domain {pair.domain} of its own, apart from "
+                text += ", ".join(others)
+                pool = next((each for each in pair.layout.pooled if name in each), ())
+                if len(pool) > 1:
+                    shared = ", ".join(each for each in pool if each != name)
+                    text += f" but for {shared}, with which it shares a CLOSID"
+                told.setdefault(name, []).append(text)
+            for view in batches(self.snapshot):
+                name = view.spec.name
+                if "llc_masks" in view.enforceable and view.enforced and name in settings:
+                    settings[name] = _inside(settings[name], pair.domain, pair.layout.batch)
+        decisions = tuple(self._told(d, own, told.get(d.workload, ())) for d in self.target.decisions)
+        return Step(self.now, settings, decisions, tuple(self.outcomes))
+
+    def _told(self, decision: Decision, own: Mapping[str, int], told: Sequence[str]) -> Decision:
+        view = next((v for v in lras(self.snapshot) if v.spec.name == decision.workload), None)
+        had = view.protection.own_ways if view is not None and view.protection is not None else 0
+        ways = own.get(decision.workload, 0)
+        if not (had or ways or told):
+            return decision
+        action = decision.action
+        if action is Action.HOLD:
+            action = self.actions.get(decision.workload, Action.HOLD)
+        return replace(
+            decision,
+            action=action,
+            current=replace(decision.current, own_ways=had),
+            chosen=replace(decision.chosen, own_ways=ways),
+            reason="; ".join((decision.reason, *told)),
+        )
+
+
+def _can(view: WorkloadView) -> bool:
+    return view.sample is not None and view.enforced and "llc_masks" in view.enforceable
+
+
+def _with_mask(settings: Settings, domain: int, mask: int) -> Settings:
+    masks = {} if settings.llc_masks is KEEP else dict(settings.llc_masks)
+    masks[domain] = mask
+    return replace(settings, llc_masks=tuple(sorted(masks.items())))
+
+
+def _inside(settings: Settings, domain: int, mask: int) -> Settings:
+    """Batch's mask in a domain: no way outside of these, and of what it had as much as lies in them."""
+    masks = {} if settings.llc_masks is KEEP else dict(settings.llc_masks)
+    masks[domain] = (masks.get(domain, mask) & mask) or mask
+    return replace(settings, llc_masks=tuple(sorted(masks.items())))
