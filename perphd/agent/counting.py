@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from perphd.agent.modes import Modes
 from perphd.agent.state import State
+from perphd.domain.capability import Area, Capabilities, Capability
 from perphd.domain.reading import value_or
 from perphd.domain.sample import Quality
 from perphd.domain.workload import Mode
+from perphd.host.capabilities.resctrl_counters import MONITORING, MONITORING_COST
 from perphd.isolation.monitor_groups import NO_THREADS, NOT_ASKED, Asked
 
 _SHOWN = 3
@@ -41,6 +43,26 @@ def notes(state: State, modes: Modes) -> tuple[str, ...]:
                 "resctrl groups; allow them with [resctrl] monitor_in_observe = true"
             )
     return tuple(lines)
+
+
+def with_measured(found: Capabilities, state: State) -> Capabilities:
+    """The report with ``resctrl.monitoring`` as it is: yes only if workloads are measured."""
+    if not found.has(MONITORING):
+        return found
+    counted = state.parts.executor.counted
+    names = [name for name in state.specs if name in counted.counters]
+    able = found[MONITORING].detail
+    if names:
+        detail = f"{able}; {len(names)} of {len(state.specs)} workloads are measured"
+        now = Capability(MONITORING, Area.MEASURE, True, detail)
+    else:
+        remedy = "enforce the workloads, or set [resctrl] monitor_in_observe = true"
+        reasons = {counted.why_not(name).reason: None for name in state.specs}
+        detail = f"{able}, but no workload is measured: {'; '.join(reasons) or 'none is declared'}"
+        if counted.otherwise is not NOT_ASKED or counted.missing:
+            remedy = "see the reason; perphctl status says what perphd waits for"
+        now = Capability(MONITORING, Area.MEASURE, False, detail, MONITORING_COST, remedy)
+    return Capabilities(tuple(now if item.name == MONITORING else item for item in found.items))
 
 
 def _names(names: list[str]) -> str:

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from perphd.admission.calibration import self_test
 from perphd.admission.whatif import whatif
+from perphd.agent import counting
 from perphd.agent.config import Config
 from perphd.agent.model_view import model_view
 from perphd.agent.modes import Modes
@@ -107,6 +108,8 @@ class Agent:
         """What the host can do, as found at start."""
         known, throttle = self._state.parts.capabilities, self._state.actuators.throttle
         return Capabilities((*known.items, capability(throttle))) if throttle.levels else known
+        """What the host can do, as found at start, and what of it is measured now."""
+        return counting.with_measured(self._state.parts.capabilities, self._state)
 
     @property
     def waker(self) -> Waker | None:

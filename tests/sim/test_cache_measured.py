@@ -245,3 +245,18 @@ async def test_groups_go_when_enforcing_ends_and_when_a_workload_leaves(tmp_path
         await w.run(2)
         assert w.groups() == [""]
         assert w.agent.status().journal_entries == 0
+
+
+async def test_doctor_says_yes_only_when_workloads_are_measured(tmp_path: Path) -> None:
+    async with world(tmp_path, mode=Mode.OBSERVE) as w:
+        await w.run(3)
+        found = w.agent.capabilities["resctrl.monitoring"]
+        assert not found.present
+        assert "only observed" in found.detail
+        assert "monitor_in_observe" in found.remedy
+        assert w.agent.capabilities.has("resctrl.cmt")
+        w.agent.set_mode(Mode.ENFORCE)
+        await w.run(3)
+        found = w.agent.capabilities["resctrl.monitoring"]
+        assert found.present
+        assert "1 of 2 workloads are measured" in found.detail  # batch has not come yet

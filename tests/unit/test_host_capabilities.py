@@ -120,6 +120,8 @@ def test_a_virtual_machine_with_hybrid_cgroups(tmp_path: Path) -> None:
         "resctrl",
         "resctrl.l3_cat",
         "resctrl.mba",
+        "resctrl.cmt",
+        "resctrl.mbm",
         "resctrl.monitoring",
         "systemd",
         "notify",
@@ -246,3 +248,34 @@ def test_software_events_are_judged_on_their_own(tmp_path: Path) -> None:
     found = _probe(tmp_path, METAL, _support(error, *SOFTWARE_EVENTS))
     assert found.has("perf.hardware")
     assert "does not see cgroups" in found["perf.software"].detail
+
+
+@pytest.mark.parametrize(
+    ("features", "cmt", "mbm", "monitoring"),
+    [
+        ("llc_occupancy\nmbm_total_bytes\nmbm_local_bytes", True, True, True),
+        ("llc_occupancy", True, False, True),
+        ("mbm_local_bytes", False, False, False),
+        (None, False, False, False),
+    ],
+)
+def test_each_counter_of_resctrl_is_named(
+    tmp_path: Path, features: str | None, cmt: bool, mbm: bool, monitoring: bool
+) -> None:
+    files = {name: text for name, text in METAL.items() if not name.endswith("mon_features")}
+    if features is not None:
+        files["/sys/fs/resctrl/info/L3_MON/mon_features"] = features
+        files["/sys/fs/resctrl/info/L3_MON/num_rmids"] = "64\n"
+    found = _probe(tmp_path, files)
+    names = ("resctrl.cmt", "resctrl.mbm", "resctrl.monitoring")
+    assert tuple(found.has(name) for name in names) == (cmt, mbm, monitoring)
+    if monitoring:
+        assert "64 monitoring ids" in found["resctrl.monitoring"].detail
+    if cmt and not mbm:
+        assert "mbm_total_bytes" in found["resctrl.mbm"].detail
+
+
+def test_counters_of_a_host_whose_resctrl_is_not_mounted(tmp_path: Path) -> None:
+    found = _probe(tmp_path, METAL | {"/proc/self/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0"})
+    assert found["resctrl.cmt"].remedy == "see resctrl"
+    assert "not mounted" in found["resctrl.mbm"].detail

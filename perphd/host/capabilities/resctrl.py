@@ -12,6 +12,7 @@ from typing import Final
 
 from perphd.domain.capability import Area, Capability
 from perphd.host.capabilities.facts import text_of
+from perphd.host.capabilities.resctrl_counters import probe_counters
 from perphd.host.cgroup.hierarchy import MOUNTS
 from perphd.host.fs import KernelFs
 
@@ -44,13 +45,6 @@ _FEATURES: Final = (
         "info/MB/min_bandwidth",
         "batch's memory bandwidth cannot be throttled",
     ),
-    _Feature(
-        "resctrl.monitoring",
-        Area.MEASURE,
-        frozenset({"cqm_occup_llc", "cqm_mbm_total", "cqm_mbm_local"}),
-        "info/L3_MON/mon_features",
-        "cache occupancy and memory bandwidth of a workload cannot be measured",
-    ),
 )
 
 
@@ -61,6 +55,7 @@ def probe_resctrl(fs: KernelFs) -> Iterator[Capability]:
     yield _resctrl(fs, flags, mount)
     for feature in _FEATURES:
         yield _feature(fs, feature, flags, mount)
+    yield from probe_counters(fs, flags, mount)
 
 
 def _resctrl(fs: KernelFs, flags: frozenset[str], mount: str | None) -> Capability:
