@@ -10,6 +10,7 @@ that grows although none of this does is made elsewhere: by a network that is fu
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
@@ -17,7 +18,7 @@ from perphd.admission.context import batches, once, total_cores
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Cause, Evidence
 from perphd.domain.policy import ResPerfModel, Snapshot
-from perphd.domain.reading import NOT_MEASURED, Reading, available, value_or
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available, value_or
 from perphd.domain.sample import Sample
 from perphd.domain.signals import Performance
 
@@ -32,6 +33,12 @@ _SHARES: Final = {"latency_p50_ms": 0.5, "latency_p95_ms": 0.05, "latency_p99_ms
 _CLEAR_STALL: Final = 0.5  # extra threads that stall: from here on the stall is real, whatever else grew
 _WAITING_BATCH_PCT: Final = 5.0
 _GIGABYTE: Final = 1e9
+LOST_OCCUPANCY: Final = 0.8
+"""Share of its usual cache occupancy below which an LRA has lost cache to others."""
+MORE_TRAFFIC: Final = 1.2
+"""Growth of memory traffic per unit of work that counts as more misses."""
+_TAKEN_BY_BATCH: Final = 0.5  # of what it lost, batch must hold at least this share
+_MOST_TRAFFIC: Final = 0.5  # of the memory traffic, batch must make at least this share to be its cause
 _NOTHING_TO_GIVE: Final = {
     Cause.NETWORK: "the network is full: no CPU, cache or memory of batch's would help",
     Cause.THROTTLED: "its own CPU limit holds it back: nothing of batch's would help, raising cpu.max would",
@@ -49,12 +56,17 @@ class Surroundings:
     """What the host does around an LRA.
 
     ``siblings_busy``: more CPUs are busy than there are cores; ``batch_waits``: batch itself waits for processors, as
-    it must where it competes for them; ``traffic_bytes_per_s``: memory traffic of all workloads per physical core.
+    it must where it competes for them; ``confined``: perphd keeps batch to some of the cores, where it waits because of
+    that; ``traffic_bytes_per_s``: memory traffic of all workloads per physical core; ``batch_traffic_bytes_per_s`` and
+    ``batch_occupancy_bytes``: memory traffic and cache occupancy of all batch.
     """
 
     siblings_busy: bool = True
     batch_waits: bool = True
+    confined: bool = False
     traffic_bytes_per_s: Reading = NOT_MEASURED
+    batch_traffic_bytes_per_s: Reading = NOT_MEASURED
+    batch_occupancy_bytes: Reading = NOT_MEASURED
     network_pct: Reading = NOT_MEASURED
 
 
@@ -64,14 +76,27 @@ def surroundings(snapshot: Snapshot) -> Surroundings:
     busy, cores = snapshot.host.busy_cores, total_cores(snapshot)
     smt = len(snapshot.host.topology.usable) > cores
     waits = [v.sample.cpu_some_pct for v in batches(snapshot) if v.sample is not None]
-    traffic = [v.sample.mbw_bytes_per_s for v in snapshot.workloads if v.sample is not None]
-    known = [t for t in traffic if available(t)]
+    samples = [v.sample for v in snapshot.workloads if v.sample is not None]
+    batch = [v.sample for v in batches(snapshot) if v.sample is not None]
+    traffic = _sum_of([sample.mbw_bytes_per_s for sample in samples])
     return Surroundings(
         siblings_busy=smt and (not available(busy) or busy > 1.02 * cores),
         batch_waits=any(value_or(w, 100.0) >= _WAITING_BATCH_PCT for w in waits),
-        traffic_bytes_per_s=sum(known) / cores if known else NOT_MEASURED,
+        confined=any(
+            v.protection is not None and v.protection.cpu.batch_cores < v.protection.cpu.total_cores
+            for v in snapshot.workloads
+        ),
+        traffic_bytes_per_s=traffic / cores if available(traffic) else traffic,
+        batch_traffic_bytes_per_s=_sum_of([sample.mbw_bytes_per_s for sample in batch]),
+        batch_occupancy_bytes=_sum_of([sample.llc_occupancy_bytes for sample in batch]),
         network_pct=snapshot.host.network_pct,
     )
+
+
+def _sum_of(readings: Sequence[Reading]) -> Reading:
+    """The sum of those that are known; a lower bound where others are not."""
+    known = [reading for reading in readings if available(reading)]
+    return math.fsum(known) if known else NOT_MEASURED
 
 
 UNKNOWN_SURROUNDINGS: Final = Surroundings()
@@ -165,7 +190,9 @@ def counted(
     """
     cpi, mpki = sample.cpi, sample.llc_mpki
     usual, misses = model.reference("cpi", perf.load), model.reference("llc_mpki", perf.load)
-    if not (available(cpi) and available(mpki)) or usual is None or misses is None:
+    if not (available(cpi) and available(mpki)):
+        return _shared_cache(sample, perf, model, around, settings, evidence)
+    if usual is None or misses is None:
         return Cause.NONE, 0.0
     slower = cpi / usual.value
     if slower < settings.cpi_witness_ratio:
@@ -189,6 +216,73 @@ def counted(
         return Cause.NONE, 0.0
     evidence.append(Evidence("cpi", cpi, usual.value, "cycles", f"{slower:.2f} x its usual, with {what}"))
     return cause, slower - 1.0
+
+
+def _shared_cache(
+    sample: Sample,
+    perf: Performance,
+    model: ResPerfModel,
+    around: Surroundings,
+    settings: PolicySettings,
+    evidence: list[Evidence],
+) -> tuple[Cause, float]:
+    """LLC or MBW by cache occupancy and memory traffic, where the processor counts no misses; else NONE.
+
+    CPU time per unit of work stands for cycles per instruction: it grows when the same work needs longer. Cache that
+    the LRA had and batch holds now is a lost cache. Traffic that crowds the bus, most of it batch's, is lost bandwidth.
+    """
+    usual_work = model.reference(f"work:{perf.work_source}", perf.load)
+    usual_usage = model.reference("cpu_usage_cores", perf.load)
+    used = sample.cpu_usage_cores
+    if perf.work_source == "cpu" or usual_work is None or usual_usage is None:
+        return Cause.NONE, 0.0
+    if not (available(used) and available(perf.work)) or perf.work <= 0 or usual_usage.value <= 0:
+        return Cause.NONE, 0.0
+    slower = (used / perf.work) / (usual_usage.value / usual_work.value)
+    if slower < settings.cpi_witness_ratio:
+        return Cause.NONE, 0.0
+    usual, held = model.reference("llc_occupancy_bytes", perf.load), sample.llc_occupancy_bytes
+    taken, moved, traffic = (
+        around.batch_occupancy_bytes, around.batch_traffic_bytes_per_s, sample.mbw_bytes_per_s
+    )  # fmt: skip
+    lost = (
+        usual is not None
+        and available(held)
+        and available(taken)
+        and held < LOST_OCCUPANCY * usual.value
+        and taken >= _TAKEN_BY_BATCH * (usual.value - held)
+    )
+    bus = around.traffic_bytes_per_s
+    crowded = (
+        available(bus)
+        and available(moved)
+        and available(traffic)
+        and bus >= settings.bandwidth_suspect_gbytes_per_s * _GIGABYTE
+        and moved >= _MOST_TRAFFIC * (moved + traffic)
+    )
+    if (
+        lost
+        and usual is not None
+        and available(held)
+        and not (crowded and not _fetches_more(sample, perf, model))
+    ):
+        text = f"its usual cache is held by batch, and a unit of work takes {slower:.2f} x the usual CPU time"
+        evidence.append(Evidence("llc_occupancy_bytes", held, usual.value, "B", text))
+        return Cause.LLC, slower - 1.0
+    if crowded and available(moved):
+        text = f"of batch on a crowded memory bus, and a unit of work takes {slower:.2f} x the usual CPU time"
+        evidence.append(Evidence("mbw_bytes_per_s", moved, 0.0, "B/s", text))
+        return Cause.MBW, slower - 1.0
+    return Cause.NONE, 0.0
+
+
+def _fetches_more(sample: Sample, perf: Performance, model: ResPerfModel) -> bool:
+    """True if a unit of work takes more traffic than it used to, as when its data are in the cache no more."""
+    usual_work = model.reference(f"work:{perf.work_source}", perf.load)
+    usual, traffic = model.reference("mbw_bytes_per_s", perf.load), sample.mbw_bytes_per_s
+    if usual is None or usual_work is None or not available(traffic) or not available(perf.work):
+        return True
+    return traffic * usual_work.value >= MORE_TRAFFIC * usual.value * perf.work
 
 
 def _made_elsewhere(extra: Ledger, settings: PolicySettings) -> bool:
@@ -238,9 +332,10 @@ def cause(
         parts[Cause.CPU] = queue if math.isnan(extra.delay) else _TAIL * queue
         if hierarchy is not Cause.NONE:
             parts[hierarchy] = running
-        elif around.batch_waits:
+        elif around.batch_waits and not (around.confined and isinstance(sample.cpi, Unavailable)):
             parts[Cause.CPU] += running  # who shares processors shares their private caches
         else:
+            # Batch that perphd keeps to a few cores waits for that reason: it proves no competition.
             parts[Cause.UNKNOWN] = running
     whole = sum(v for v in parts.values() if v > 0)
     if whole <= 0:

@@ -22,7 +22,7 @@ from perphd.domain.decision import TROUBLED, Cause, Evidence, Health, Verdict
 from perphd.domain.policy import Band, ResPerfModel
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import SHORT_SHARE, Quality, Sample
-from perphd.domain.signals import Performance, contended_ratio
+from perphd.domain.signals import CPU_TIME_ONLY, Performance, contended_ratio, work_unit
 from perphd.domain.workload import Objective
 
 MILD_FACTOR = 3
@@ -341,7 +341,10 @@ def _work_score(
             text = "less work than the target, but waiting does not explain it: the load fell"
         elif counted > raw:
             text += f", of which waiting explains down to {counted:.0%} of the undisturbed rate"
-    evidence.append(Evidence(f"work ({perf.work_source})", perf.work, target.work, "/s", text))
+    if perf.work_source == "cpu":
+        text += f"; {CPU_TIME_ONLY}"
+    unit = work_unit(perf.work_source)
+    evidence.append(Evidence(f"work ({perf.work_source})", perf.work, target.work, unit, text))
     return score
 
 

@@ -1,13 +1,14 @@
-"""Whose cache occupancy and memory bandwidth are to be measured, and why those of others are not."""
+"""Whose cache occupancy and memory bandwidth are to be measured, and what cannot be seen of whom."""
 
 from __future__ import annotations
 
 from perphd.agent.modes import Modes
 from perphd.agent.state import State
 from perphd.domain.capability import Area, Capabilities, Capability
-from perphd.domain.reading import value_or
+from perphd.domain.reading import available, value_or
 from perphd.domain.sample import Quality
-from perphd.domain.workload import Mode
+from perphd.domain.signals import CPU_TIME_ONLY, performance
+from perphd.domain.workload import Kind, Mode
 from perphd.host.capabilities.resctrl_counters import MONITORING, MONITORING_COST
 from perphd.isolation.monitor_groups import NO_THREADS, NOT_ASKED, Asked
 
@@ -42,7 +43,21 @@ def notes(state: State, modes: Modes) -> tuple[str, ...]:
                 f"cache occupancy and memory bandwidth of {_names(observed)} are not measured: observing makes no "
                 "resctrl groups; allow them with [resctrl] monitor_in_observe = true"
             )
+    lines += _blind(state)
     return tuple(lines)
+
+
+def _blind(state: State) -> list[str]:
+    """LRAs of which neither an indicator nor the processor's counters say anything."""
+    names = []
+    for spec in state.all_specs():
+        sample = state.samples.get(spec.name)
+        if spec.kind is not Kind.LRA or sample is None or sample.has(Quality.GONE):
+            continue
+        perf = performance(sample, spec.objective.latency_percentile)
+        if perf.work_source == "cpu" and available(perf.work):
+            names.append(spec.name)
+    return [f"{_names(names)}: {CPU_TIME_ONLY}; an SLI shows it"] if names else []
 
 
 def with_measured(found: Capabilities, state: State) -> Capabilities:

@@ -105,11 +105,10 @@ class Agent:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the host can do, as found at start."""
-        known, throttle = self._state.parts.capabilities, self._state.actuators.throttle
-        return Capabilities((*known.items, capability(throttle))) if throttle.levels else known
         """What the host can do, as found at start, and what of it is measured now."""
-        return counting.with_measured(self._state.parts.capabilities, self._state)
+        known, throttle = self._state.parts.capabilities, self._state.actuators.throttle
+        found = Capabilities((*known.items, capability(throttle))) if throttle.levels else known
+        return counting.with_measured(found, self._state)
 
     @property
     def waker(self) -> Waker | None:

@@ -12,7 +12,8 @@ from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.domain.allocation import Settings
 from perphd.domain.decision import Action, Aftermath, Cause, Decision, Evidence, Health, Prediction
 from perphd.domain.errors import ParseError
-from perphd.domain.reading import Unavailable, available
+from perphd.domain.reading import Reading, Unavailable, available
+from perphd.domain.units import format_bytes
 from perphd.domain.workload import Mode
 
 _AGO = re.compile(r"-?([0-9]{1,7}(?:\.[0-9]{1,3})?)(s|m|min|h|d)?(?: ago)?")
@@ -171,10 +172,16 @@ def _health(decision: Decision) -> str:
 def _evidence(item: Evidence) -> str:
     if isinstance(item.observed, Unavailable):
         return item.text or f"{item.signal}: {item.observed.reason}"
-    seen = f"{item.signal}: {number(item.observed, item.unit)}"
+    seen = f"{item.signal}: {_amount(item.observed, item.unit)}"
     if available(item.expected):
-        seen += f", expected {number(item.expected, item.unit)}"
+        seen += f", expected {_amount(item.expected, item.unit)}"
     return f"{seen} ({item.text})" if item.text else seen
+
+
+def _amount(value: Reading, unit: str) -> str:
+    if unit in ("B", "B/s") and available(value):
+        return f"{format_bytes(value)}{unit.removeprefix('B')}"
+    return number(value, unit)
 
 
 def _numbers(decision: Decision) -> list[Part]:

@@ -12,7 +12,7 @@ from perphd.domain.control import Pause
 from perphd.domain.decision import Action, Cause, Health, Outcome, Verdict
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import Sample
-from perphd.domain.signals import performance
+from perphd.domain.signals import performance, work_unit
 from perphd.domain.status import AgentStatus, SelfCost, WorkloadStatus
 from perphd.domain.topology import Topology
 from perphd.domain.units import format_bytes
@@ -163,11 +163,6 @@ def number(reading: Reading, unit: str = "") -> str:
     size = abs(reading)
     shown = f"{reading:,.0f}".replace(",", " ") if size >= 100 else f"{reading:.3g}"
     return f"{shown} {unit}".rstrip()
-
-
-def work_unit(source: str) -> str:
-    """Unit of a work signal (see domain.signals)."""
-    return {"sli": "/s", "mips": "MIPS", "cpu": "cores"}.get(source, "")
 
 
 def delay_unit(source: str) -> str:

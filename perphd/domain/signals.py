@@ -77,6 +77,13 @@ def _delay(sample: Sample, percentile: str) -> tuple[Reading, str]:
     return Unavailable("no latency, schedstat or PSI"), "none"
 
 
+def work_unit(source: str) -> str:
+    """Unit of a work signal."""
+    return {"sli": "/s", "mips": "MIPS", "cpu": "cores"}.get(source, "")
+
+
+CPU_TIME_ONLY = "judged by CPU time only: a slowdown by cache or memory bandwidth cannot be seen"
+"""What must be said wherever work is CPU time: whoever needs more of it for the same work seems to do more."""
 WAITING_RATIO = 1.15
 """Growth of delay from which something is believed to wait."""
 SAME_LOAD_RATIO = 0.7

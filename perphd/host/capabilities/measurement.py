@@ -99,7 +99,8 @@ def _perf(fs: KernelFs, hierarchies: Hierarchies, events: EventProbe) -> Iterato
         "perf.hardware",
         HARDWARE_EVENTS,
         support,
-        "no MIPS, CPI or cache misses; performance is judged by the application's indicators or by CPU time",
+        "no MIPS, CPI or cache misses; performance is judged by the application's indicators or by CPU time "
+        "(from which a slowdown by cache or bandwidth cannot be seen)",
         "bare metal, or a virtual machine with a vPMU passed through",
         permission.remedy,
         asked,
