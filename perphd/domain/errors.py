@@ -121,11 +121,11 @@ _CLASSES: dict[int, type[KernelError]] = {
 
 
 def kernel_error(
-    exc: OSError, path: str, operation: str, value: str | None = None, advice: str = ""
+    exc: OSError, path: str, operation: str, value: str | None = None, advice: str = "", detail: str = ""
 ) -> KernelError:
     """Translate an ``OSError`` into the class that says what to do.
 
     Returns the error (for ``raise kernel_error(...) from exc``); never raises.
     """
     number = exc.errno if exc.errno is not None else _errno.EIO
-    return _CLASSES.get(number, Broken)(path, operation, number, value, advice=advice)
+    return _CLASSES.get(number, Broken)(path, operation, number, value, detail=detail, advice=advice)

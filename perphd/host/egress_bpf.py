@@ -14,21 +14,20 @@ import ctypes
 import errno
 import hashlib
 import os
-import platform
 import struct
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
-from perphd.domain.errors import Full, KernelError, Unsupported, kernel_error
+from perphd.domain.errors import Full, KernelError, kernel_error
+from perphd.host.bpf import syscall
+from perphd.host.bpf.assembler import Assembler, Register
+from perphd.host.bpf.syscall import Attach, Command
 from perphd.host.fs import not_the_same
 
 PINS: Final = "/sys/fs/bpf/perphd"
 """Where the links are pinned: files named KEY-MINOR."""
-_SYSCALLS: Final = {"x86_64": 321, "aarch64": 280, "riscv64": 280, "ppc64le": 361, "s390x": 351}
-_PROG_LOAD, _OBJ_PIN, _OBJ_GET, _OBJ_GET_INFO, _LINK_CREATE = 5, 6, 7, 15, 28
-_CGROUP_SKB, _EGRESS = 8, 1  # program type, attach type
 _PRIORITY_AT: Final = 32  # offset in struct __sk_buff
 _MINOR_STEP: Final = 0x10
 """The low four bits of a minor are 0: on devices without HTB that is the priority of everybody's packets."""
@@ -75,17 +74,12 @@ def key_of(cgroup: str) -> str:
 
 def program(major: int, minor: int) -> bytes:
     """``skb->priority = major:minor; return 1`` (let it pass)."""
-
-    def instruction(code: int, destination: int, source: int, offset: int, value: int) -> bytes:
-        return struct.pack("=BBhI", code, destination | source << 4, offset, value)
-
-    move, store, leave = 0xB4, 0x63, 0x95  # BPF_ALU|MOV|K, BPF_STX|MEM|W, BPF_JMP|EXIT
-    return (
-        instruction(move, 2, 0, 0, major << 16 | minor)
-        + instruction(store, 1, 2, _PRIORITY_AT, 0)
-        + instruction(move, 0, 0, 0, 1)
-        + instruction(leave, 0, 0, 0, 0)
-    )
+    code = Assembler()
+    code.move(Register.R2, major << 16 | minor, bits=32)
+    code.store(4, Register.R1, _PRIORITY_AT, Register.R2)
+    code.move(Register.R0, 1, bits=32)
+    code.exit()
+    return code.encode()
 
 
 class BpfPrograms:
@@ -133,14 +127,14 @@ class BpfPrograms:
         """See ``Programs``."""
         path = ctypes.create_string_buffer(self._path(pin).encode())
         try:
-            fd = _bpf(_OBJ_GET, struct.pack("=QII", ctypes.addressof(path), 0, 0))
+            fd = syscall.call(Command.OBJ_GET, struct.pack("=QII", ctypes.addressof(path), 0, 0))
         except FileNotFoundError:
             return 0
         except OSError as exc:
             raise kernel_error(exc, self._path(pin), "open") from exc
         info = ctypes.create_string_buffer(256)
         try:
-            _bpf(_OBJ_GET_INFO, struct.pack("=IIQ", fd, len(info), ctypes.addressof(info)))
+            syscall.call(Command.OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", fd, len(info), ctypes.addressof(info)))
         except OSError as exc:
             raise kernel_error(exc, self._path(pin), "ask about") from exc
         finally:
@@ -158,12 +152,12 @@ class BpfPrograms:
             if os.fstat(fds[0]).st_ino != inode:
                 raise not_the_same(directory, "a BPF program")
             fds.append(_load(major, pin.minor))
-            fds.append(_bpf(_LINK_CREATE, struct.pack("=IIII", fds[1], fds[0], _EGRESS, 0)))
+            fds.append(syscall.create_link(fds[1], fds[0], Attach.EGRESS))
             Path(self._directory).mkdir(mode=0o700, exist_ok=True)
             if before is not None:
                 self.detach(before)
             path = ctypes.create_string_buffer(self._path(pin).encode())
-            _bpf(_OBJ_PIN, struct.pack("=QII", ctypes.addressof(path), fds[2], 0))
+            syscall.call(Command.OBJ_PIN, struct.pack("=QII", ctypes.addressof(path), fds[2], 0))
         except OSError as exc:
             advice = "links to cgroups need Linux 5.7" if exc.errno == errno.EINVAL else ""
             raise kernel_error(exc, directory, "attach a BPF program", advice=advice) from exc
@@ -195,42 +189,7 @@ def _free_minor(known: tuple[Pin, ...], where: str) -> int:
 
 def _load(major: int, minor: int) -> int:
     """A descriptor of the program; the caller closes it."""
-    code = program(major, minor)
-    instructions = ctypes.create_string_buffer(code, len(code))
-    licence = ctypes.create_string_buffer(b"GPL")
-    attributes = struct.pack(
-        "=IIQQIIQII16sII",
-        _CGROUP_SKB,
-        len(code) // 8,
-        ctypes.addressof(instructions),
-        ctypes.addressof(licence),
-        *(0, 0, 0, 0, 0),  # no verifier log, version, flags
-        b"perphd_egress",
-        0,
-        _EGRESS,
-    )
-    try:
-        return _bpf(_PROG_LOAD, attributes)
-    except OSError as exc:
-        advice = "CAP_BPF and CAP_NET_ADMIN are needed" if exc.errno in (errno.EPERM, errno.EACCES) else ""
-        raise kernel_error(exc, "bpf(2)", "load a program for cgroups", advice=advice) from exc
-
-
-def _bpf(command: int, attributes: bytes) -> int:
-    """The system call. Raises OSError."""
-    number = _SYSCALLS.get(platform.machine())
-    if number is None:
-        what = "the number of bpf(2) on this architecture is not known to perphd"
-        raise Unsupported("bpf(2)", platform.machine(), errno.ENOSYS, advice=what)
-    buffer = ctypes.create_string_buffer(attributes, len(attributes))
-    libc = ctypes.CDLL(None, use_errno=True)
-    result = int(
-        libc.syscall(ctypes.c_long(number), ctypes.c_int(command), buffer, ctypes.c_uint(len(attributes)))
-    )
-    if result < 0:
-        code = ctypes.get_errno()
-        raise OSError(code, os.strerror(code))
-    return result
+    return syscall.load_program(program(major, minor), Attach.EGRESS, "perphd_egress")
 
 
 def _is_bpffs(directory: str) -> bool:

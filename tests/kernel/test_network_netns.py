@@ -17,7 +17,8 @@ import pytest
 
 from perphd.domain.allocation import Settings
 from perphd.domain.workload import Kind, WorkloadSpec
-from perphd.host import egress_bpf
+from perphd.host.bpf import syscall
+from perphd.host.bpf.syscall import Command
 from perphd.host.cgroup import discover
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.egress_bpf import PINS, BpfPrograms
@@ -242,8 +243,8 @@ def drive(host: Host, state: Path, strike: Callable[[int, str], None]) -> int:
         for name in ("add_root", "delete_root", "set_class", "delete_class"):
             steps.around(NetlinkTc, name)
         steps.around(
-            egress_bpf, "_bpf", lambda command, _: command in (6, 28)
-        )  # BPF_OBJ_PIN, BPF_LINK_CREATE
+            syscall, "call", lambda command, _: command in (Command.OBJ_PIN, Command.LINK_CREATE)
+        )
         steps.around(os, "unlink")
         run = Applying(host, state, NetlinkTc)
         for ceilings in ({"a": 1_000_000, "b": 3_000_000}, {"a": 3_000_000}, {}):
