@@ -86,7 +86,7 @@ def build_agent(
     *,
     fs: KernelFs | None = None,
     opener: EventOpener | None = None,
-    sli_opener: SliOpener = open_source,
+    sli_opener: SliOpener | None = None,
     clock: Callable[[], float] | None = None,
     wall_clock: Callable[[], float] = time.time,
     capabilities: Capabilities | None = None,
@@ -101,7 +101,7 @@ def build_agent(
         fs: the kernel's files; None: those below ``host.root``, by default this machine's. A simulated host brings
             its own.
         opener: opens perf event groups; None: this kernel's, as far as the capabilities allow.
-        sli_opener: opens the applications' indicators; a simulated host brings its own.
+        sli_opener: opens the applications' indicators; None: this host's. A simulated host brings its own.
         clock: monotonic clock for readings that take a while; None: ticks bring the time (virtual time).
         wall_clock: time of day for the store, in seconds since 1970.
         capabilities: the report, if it was made already.
@@ -182,7 +182,9 @@ def build_agent(
         executor=executor,
         policy=tap if policy is not None else _policy(config, tap),
         rounds=tap,
-        sli=SliBoard(sli_opener, SLI_TIMEOUT_SHARE * config.daemon.period_s),
+        sli=SliBoard(
+            sli_opener or (lambda spec, cgroup: open_source(spec, cgroup, hierarchies)),
+            SLI_TIMEOUT_SHARE * config.daemon.period_s),
         records=records,
         pauses=pauses,
         models=_models(
@@ -265,6 +267,7 @@ def probe_simulated(fs: KernelFs, hierarchies: Hierarchies) -> Capabilities:
         events=lambda _: EventSupport(tuple(EventKind), {}),
         taskstats=lambda: "a simulated host has no netlink",
         egress=lambda: "a simulated host has no network devices",
+        tcp=lambda: "a simulated host has no sockets",
         environment={},
     )
 
@@ -287,6 +290,7 @@ def probe_elsewhere(
         events=events,
         taskstats=lambda: reason,
         egress=lambda: reason,
+        tcp=lambda: reason,
         environment=os.environ,
     )
 

@@ -15,7 +15,7 @@ from perphd.agent.config_schema import file_value, keys_of, read_values, setting
 from perphd.agent.match import MAX_BASE, is_lasting, parse_match
 from perphd.domain.errors import ConfigError, PerphError
 from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
-from perphd.monitor.sli import validate_options
+from perphd.monitor.sli import measured_percentiles, validate_options
 
 RUNTIME_FILE = "workloads.toml"
 VERSION_FROM = '"auto", "none", "file:/PATH" or "label:KEY"'
@@ -179,13 +179,8 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
     values = _placed(read_values(LraTable, raw, source, key, extra=("sli", "policy")), source, key)
     assert isinstance(raw, Mapping)
     sli = _read_sli(raw["sli"], source, f"{key}.sli") if "sli" in raw else None
-    if values.get("max_latency_ms") is not None and sli is None:
-        raise ConfigError(
-            source,
-            f"{key}.max_latency_ms",
-            f"{values['max_latency_ms']:g} cannot be judged: no latency is measured without [lra.sli]",
-            "max_latency_ms together with [lra.sli]",
-        )
+    if values.get("max_latency_ms") is not None:
+        _check_latency_is_measured(values, sli, source, f"{key}.max_latency_ms")
     names = [item.name for item in fields(Objective) if item.name in values]
     objective = Objective(**{name: values.pop(name) for name in names})
     _check_version_from(values.get("version_from", "auto"), source, f"{key}.version_from")
@@ -193,6 +188,25 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
     return WorkloadSpec(
         kind=Kind.LRA, objective=objective, sli=sli, policy=tuple(sorted(own.items())), **values
     )
+
+
+def _check_latency_is_measured(
+    values: Mapping[str, Any], sli: SliSpec | None, source: str, key: str
+) -> None:
+    limit = f"{values['max_latency_ms']:g} cannot be judged"
+    if sli is None:
+        problem = f"{limit}: no latency is measured without [lra.sli]"
+        raise ConfigError(source, key, problem, "max_latency_ms together with [lra.sli]")
+    wanted = values.get("latency_percentile", Objective().latency_percentile)
+    measured = measured_percentiles(sli)
+    if wanted in measured:
+        return
+    problem = f"{limit}: the source {sli.source} measures no latency as it is configured"
+    allowed = 'latency = "tcp" in [lra.sli], or a source that measures latency'
+    if sli.source == "prometheus":
+        problem = f"{limit}: [lra.sli] names no metric for {wanted}"
+        allowed = f"latency_{wanted} or latency_histogram in [lra.sli]"
+    raise ConfigError(source, key, problem, allowed)
 
 
 def _check_version_from(value: str, source: str, key: str) -> None:

@@ -25,7 +25,6 @@ from perphd.domain.workload import Mode, WorkloadSpec
 from perphd.host.actuators import Actuators
 from perphd.host.fs import KernelFs
 from perphd.host.perf_events import EventOpener
-from perphd.monitor.sli import open_source
 from perphd.predictor.profile.lattice import Axis, Lattice, Point
 
 CPUS, MEMORY, WAYS, MBW = "cpus", "memory_bytes", "llc_ways", "mbw_pct"
@@ -217,7 +216,7 @@ def open_subject(
     *,
     fs: KernelFs | None = None,
     opener: EventOpener | None = None,
-    sli_opener: SliOpener = open_source,
+    sli_opener: SliOpener | None = None,
     clock: Callable[[], float] | None = None,
 ) -> HostSubject:
     """An agent of its own around one LRA; nothing is written yet.

@@ -176,6 +176,7 @@ class Roster:
             self._state.parts.records.problem(left, None, self._state.now_s)
             self._state.parts.records.healed(left)
             self._state.specs[spec.name] = spec
+            self._state.sli_followed = False
             self._state.forget(spec.name)
         self._state.tell(EventKind.WORKLOAD, f"found in {spec.cgroup} now", spec.name)
 

@@ -52,7 +52,7 @@ class SimulatedSli:
 
 def simulated_sli(host: SimHost) -> SliOpener:
     """Opens sources such as ``SliSpec("simulated", (("workload", "mysql"),))`` on this host."""
-    return lambda spec: SimulatedSli(host.sli(spec.get("workload")))
+    return lambda spec, _: SimulatedSli(host.sli(spec.get("workload")))
 
 
 def _reading(value: float | None, otherwise: str) -> Reading:

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from perphd.domain.errors import ConfigError
 from perphd.domain.reading import Unavailable
 from perphd.domain.workload import SliSpec, WorkloadSpec
-from perphd.monitor.sli import PushSource, SliReading, SliSource
+from perphd.monitor.sli import NotedSource, PushSource, SliReading, SliSource
 
 log = logging.getLogger("perphd")
 
-SliOpener = Callable[[SliSpec], SliSource]
+SliOpener = Callable[[SliSpec, str], SliSource]
+"""The source, and the path of its workload's control group."""
 
 
 class SliBoard:
@@ -21,17 +22,17 @@ class SliBoard:
 
     def __init__(self, opener: SliOpener, timeout_s: float) -> None:
         self._open, self._timeout_s = opener, timeout_s
-        self._sources: dict[str, tuple[SliSpec, SliSource]] = {}
+        self._sources: dict[str, tuple[tuple[SliSpec, str], SliSource]] = {}
         self._running: dict[str, asyncio.Task[SliReading]] = {}
 
     async def follow(self, specs: Sequence[WorkloadSpec]) -> None:
         """Have exactly the sources that these workloads name."""
-        wanted = {spec.name: spec.sli for spec in specs if spec.sli is not None}
+        wanted = {spec.name: (spec.sli, spec.cgroup) for spec in specs if spec.sli is not None}
         for name in [n for n, (spec, _) in self._sources.items() if wanted.get(n) != spec]:
             await self._close(name)
-        for name, sli in wanted.items():
+        for name, place in wanted.items():
             if name not in self._sources:
-                self._sources[name] = (sli, self._open(sli))
+                self._sources[name] = (place, self._open(*place))
 
     async def read(self, now_s: float) -> Mapping[str, SliReading]:
         """One reading per workload with a source. A source that does not answer in time is Unavailable this tick.
@@ -60,6 +61,14 @@ class SliBoard:
         if error is not None:
             return SliReading.missing(Unavailable(f"source failed: {error}"))
         return task.result()
+
+    def notes(self) -> Mapping[str, str]:
+        """Workload -> what is to be known of its readings, empty while there is nothing; of sources that can tell."""
+        return {
+            name: "; ".join(source.notes)
+            for name, (_, source) in self._sources.items()
+            if isinstance(source, NotedSource)
+        }
 
     def push(self, workload: str, reading: SliReading, now_s: float) -> None:
         """Hand over a reading that the application delivered itself.

@@ -55,6 +55,9 @@ class Ticking:
                 await self._state.parts.sli.follow(self._state.all_specs())
                 self._state.sli_followed = True
             readings = await self._state.parts.sli.read(now_s)
+            for name, note in self._state.parts.sli.notes().items():
+                text = f"{name}: its indicators by TCP: {note}" if note else None
+                self._state.parts.records.problem(f"sli:{name}", text, now_s)
             now_s = self._state.time_s(now_s)
             waited = time.perf_counter()
             self._state.now_s = now_s

@@ -41,7 +41,7 @@ class Objective:
 class SliSpec:
     """Where an application's own service-level indicators come from.
 
-    ``source``: ``mysql``, ``postgresql``, ``redis``, ``prometheus``, ``file``, ``command`` or ``push``;
+    ``source``: ``mysql``, ``postgresql``, ``redis``, ``prometheus``, ``tcp``, ``file``, ``command`` or ``push``;
     ``options`` are that source's settings, sorted pairs of text, already validated.
     """
 

@@ -42,7 +42,7 @@ def rate(value: float) -> SliReading:
 
 
 async def board_of(sources: dict[str, Source]) -> SliBoard:
-    board = SliBoard(lambda spec: sources[spec.source], timeout_s=0.001)
+    board = SliBoard(lambda spec, _: sources[spec.source], timeout_s=0.001)
     await board.follow([WorkloadSpec(name, Kind.LRA, f"/{name}", sli=SliSpec(name)) for name in sources])
     return board
 

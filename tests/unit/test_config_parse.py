@@ -55,6 +55,7 @@ def test_full_file():
         latency_percentile = "p99"
         [lra.sli]
         source = "mysql"
+        latency = "tcp"
         socket = "/run/mysqld/mysqld.sock"
         timeout_s = 0.5
         [[batch]]
@@ -78,7 +79,7 @@ def test_full_file():
             priority=7,
             mode=Mode.OBSERVE,
             objective=Objective(max_latency_ms=20.0, latency_percentile="p99"),
-            sli=SliSpec("mysql", (("socket", "/run/mysqld/mysqld.sock"), ("timeout_s", "0.5"))),
+            sli=SliSpec("mysql", (("latency", "tcp"), ("socket", "/run/mysqld/mysqld.sock"), ("timeout_s", "0.5"))),
         ),
         WorkloadSpec("pi", Kind.BATCH, "/batch", min_cores=0.5, min_memory_bytes=64 << 20),
     )
@@ -171,6 +172,12 @@ def test_every_bound_is_inclusive(table: str, key: Key):
         ("[[batch]]\ncgroup = '/x'", "batch[0].name", "is missing"),
         ("[[batch]]\nname = 'x'\ncgroup = '/x'\ntolerance_pct = 5", "batch[0].tolerance_pct", "unknown key"),
         (LRA + "max_latency_ms = 5", "lra[0].max_latency_ms", "without [lra.sli]"),
+        (LRA + 'max_latency_ms = 5\n[lra.sli]\nsource = "redis"', "lra[0].max_latency_ms", 'latency = "tcp"'),
+        (
+            LRA + 'max_latency_ms = 5\n[lra.sli]\nsource = "prometheus"\nurl = "http://h/m"\nlatency_p99 = "x"',
+            "lra[0].max_latency_ms",
+            "latency_p95 or latency_histogram",
+        ),
         (LRA + "[lra.sli]", "lra[0].sli.source", "is missing"),
         (LRA + "sli = 5", "lra[0].sli", "is not a table"),
         (LRA + "[lra.sli]\nsource = 'msql'", "lra[0].sli.source", "not an SLI source"),

@@ -20,6 +20,13 @@ def test_the_drop_in_for_egress_ceilings_is_the_one_that_is_explained() -> None:
     assert _settings((DEBIAN / "examples/network.conf").read_text()) == _settings(explained[1])
 
 
+def test_the_drop_in_for_tcp_latency_is_the_one_that_is_explained() -> None:
+    page = (ROOT / "docs/how-to/tcp-latency.md").read_text()
+    explained = re.search(r"`tcp\.conf`\):\n\n((?:      .+\n)+)", page)
+    assert explained is not None
+    assert _settings((DEBIAN / "examples/tcp.conf").read_text()) == _settings(explained[1])
+
+
 def test_what_the_package_s_readme_names_is_shipped() -> None:
     named = set(re.findall(r"/usr/share/doc/perphd/(\S+)", (DEBIAN / "README.Debian").read_text()))
     shipped = {f"examples/{path.name}" for path in (DEBIAN / "examples").iterdir()}

@@ -77,6 +77,7 @@ def _probe(
     environment: dict[str, str] | None = None,
     fs: RealFs | None = None,
     egress: str = "",
+    tcp: str = "",
 ) -> Capabilities:
     tree = fs or write_tree(root, files)
     return probe(
@@ -85,6 +86,7 @@ def _probe(
         events=lambda _: events,
         taskstats=lambda: taskstats,
         egress=lambda: egress,
+        tcp=lambda: tcp,
         environment=environment or {},
     )
 
@@ -106,6 +108,19 @@ def test_egress_ceilings_need_cgroup_v2_and_the_right_to_attach(tmp_path: Path) 
     none = _probe(tmp_path / "b", {})["network.egress"]
     assert not none.present
     assert "no cgroup v2" in none.detail
+
+
+def test_latency_by_tcp_needs_cgroup_v2_links_and_capabilities(tmp_path: Path) -> None:
+    assert _probe(tmp_path / "a", METAL)["tcp.latency"].present
+    denied = _probe(tmp_path / "b", METAL, tcp="bpf(2): EPERM")["tcp.latency"]
+    assert (denied.present, denied.detail) == (False, "bpf(2): EPERM")
+    assert "CAP_BPF" in denied.remedy
+    none = _probe(tmp_path / "c", {})["tcp.latency"]
+    assert "no cgroup v2" in none.detail
+    assert "mount -t cgroup2" in none.remedy
+    old = _probe(tmp_path / "d", METAL | {"/proc/sys/kernel/osrelease": "5.4.0-1"})["tcp.latency"]
+    assert "Linux 5.4.0-1" in old.detail
+    assert old.remedy == "Linux 5.7 or newer"
 
 
 def test_a_virtual_machine_with_hybrid_cgroups(tmp_path: Path) -> None:

@@ -17,13 +17,14 @@ from perphd.host.capabilities.measurement import EventProbe, TaskstatsProbe, pro
 from perphd.host.capabilities.network import EgressProbe, egress_refusal, probe_network
 from perphd.host.capabilities.resctrl import probe_resctrl
 from perphd.host.capabilities.service import probe_service
+from perphd.host.capabilities.tcp import TcpProbe, probe_tcp, tcp_refusal
 from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.fs import KernelFs
 from perphd.host.perf_events import EventSupport, probe_events
 from perphd.host.pmu import read_event_codes
 from perphd.host.taskstats import open_taskstats
 
-__all__ = ["EgressProbe", "EventProbe", "TaskstatsProbe", "egress_refusal", "probe", "taskstats_refusal"]
+__all__ = ["EgressProbe", "EventProbe", "TaskstatsProbe", "TcpProbe", "egress_refusal", "probe", "taskstats_refusal"]
 
 
 def taskstats_refusal() -> str:
@@ -42,6 +43,7 @@ def probe(
     events: EventProbe | None = None,
     taskstats: TaskstatsProbe = taskstats_refusal,
     egress: EgressProbe = egress_refusal,
+    tcp: TcpProbe = tcp_refusal,
     environment: Mapping[str, str] = os.environ,
 ) -> Capabilities:
     """Look once at everything that perphd can use. Never raises for what is missing: that is the answer.
@@ -52,6 +54,7 @@ def probe(
         events: tries perf_event_open on a cgroup directory; None: with this host's own event codes.
         taskstats: says why taskstats does not answer, or nothing.
         egress: says why no control group's packets can be sent to a traffic class, or nothing.
+        tcp: says why latency cannot be measured at control groups, or nothing.
         environment: where a service manager leaves NOTIFY_SOCKET.
     """
     if events is None:
@@ -65,6 +68,7 @@ def probe(
             *probe_enforcement(fs, hierarchies),
             *probe_network(hierarchies, egress),
             *probe_measurement(fs, hierarchies, events, taskstats),
+            *probe_tcp(fs, hierarchies, tcp),
             *probe_resctrl(fs),
             *probe_service(fs, environment),
         )

@@ -4,17 +4,19 @@ One module a source; what a source needs is imported when one is opened, so unus
 """
 
 from perphd.monitor.sli.open import open_source
-from perphd.monitor.sli.options import OPTIONS, Option, validate_options
+from perphd.monitor.sli.options import OPTIONS, Option, measured_percentiles, validate_options
 from perphd.monitor.sli.push import PushSource
-from perphd.monitor.sli.reading import SLI_FIELDS, SliReading, SliSource
+from perphd.monitor.sli.reading import SLI_FIELDS, NotedSource, SliReading, SliSource
 
 __all__ = [
     "OPTIONS",
     "SLI_FIELDS",
+    "NotedSource",
     "Option",
     "PushSource",
     "SliReading",
     "SliSource",
+    "measured_percentiles",
     "open_source",
     "validate_options",
 ]

@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 from perphd.domain.workload import SliSpec
+from perphd.host.cgroup.hierarchy import Hierarchies, Layout
 from perphd.monitor.sli.options import validate_options
 from perphd.monitor.sli.reading import SliSource
 
+_NOWHERE = Hierarchies(Layout.NONE, None, {})
 
-def open_source(spec: SliSpec) -> SliSource:
-    """Make the source. Nobody is asked yet: connections are made at the first reading, and again after failures.
+
+def open_source(spec: SliSpec, cgroup: str = "", hierarchies: Hierarchies = _NOWHERE) -> SliSource:
+    """Make the source of the workload with this control group.
+
+    Nobody is asked yet: connections are made at the first reading, and again after failures.
 
     Raises:
         ConfigError: the spec did not come from ``validate_options`` and would not pass it.
     """
     validate_options(spec.source, dict(spec.options))
+    if spec.get("latency") == "tcp":
+        from perphd.monitor.sli.tcp import WithTcpLatency, tcp_source
+
+        return WithTcpLatency(_open(spec), tcp_source(SliSpec("tcp"), cgroup, hierarchies))
+    if spec.source == "tcp":
+        from perphd.monitor.sli.tcp import tcp_source
+
+        return tcp_source(spec, cgroup, hierarchies)
+    return _open(spec)
+
+
+def _open(spec: SliSpec) -> SliSource:
     # Each module is imported only here, so that a source that is not used costs no memory.
     match spec.source:
         case "mysql":

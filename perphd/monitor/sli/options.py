@@ -20,6 +20,9 @@ from perphd.domain.workload import SliSpec
 METRIC_SELECTOR: Final = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[^{}"]|"(?:[^"\\]|\\.)*")*)\})?')
 
 
+MOST_PORTS: Final = 16
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
     """One key of a source. ``default``: used when it is not given ("" = nothing); ``allowed``: in words."""
@@ -42,6 +45,11 @@ def _is_path(text: str) -> bool:
 
 def _is_port(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= 5 and 1 <= int(text) <= 65535
+
+
+def _is_ports(text: str) -> bool:
+    words = [word.strip() for word in text.split(",")]
+    return len(words) <= MOST_PORTS and all(map(_is_port, words))
 
 
 def _is_seconds(text: str) -> bool:
@@ -96,6 +104,14 @@ def _selector(key: str, meaning: str) -> Option:
     return Option(key, meaning, allowed, _is_selector)
 
 
+_TCP_LATENCY: Final = Option(
+    "latency",
+    "tcp: latency as the source tcp measures it, of connections over TCP (see below); none: no latency",
+    *_one_of("none", "tcp"),
+    default="none",
+)
+
+
 def _server(default_socket: str, default_port: str) -> tuple[Option, ...]:
     return (
         _path("socket", "unix socket of the server; not together with host", default_socket),
@@ -117,16 +133,19 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
                 *_one_of("queries", "transactions"),
                 default="queries",
             ),
+            _TCP_LATENCY,
         ),
         "postgresql": (
             *_server("/run/postgresql/.s.PGSQL.5432", "5432"),
             _text("user", "role; needs no privileges", "perphd"),
             _text("connect_database", "database to connect to", "postgres"),
             _text("database", "count the transactions of this database only; default: of all"),
+            _TCP_LATENCY,
         ),
         "redis": (
             *_server("/run/redis/redis-server.sock", "6379"),
             _text("user", "ACL user; needs the command info"),
+            _TCP_LATENCY,
         ),
         "prometheus": (
             Option(
@@ -156,6 +175,21 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
             ),
             Option("latency_unit", "unit of the latency metrics", *_one_of("s", "ms"), default="s"),
             _seconds("timeout_s", "how long an answer may take", "1"),
+        ),
+        "tcp": (
+            Option(
+                "ports",
+                "only connections to these local ports; default: all that clients opened, on whatever port",
+                f"one to {MOST_PORTS} ports from 1 to 65535, separated by commas",
+                _is_ports,
+            ),
+            Option(
+                "from",
+                "segment of a request from which its latency counts: last leaves out slow uploads and messages that "
+                "get no answer; first includes requests that wait behind others of their connection (pipelining)",
+                *_one_of("last", "first"),
+                default="last",
+            ),
         ),
         "file": (
             _path("path", "file with the indicators", required=True),
@@ -214,6 +248,21 @@ def validate_options(source: str, options: Mapping[str, str]) -> SliSpec:
         )
         raise ConfigError("sli", "work", "no metric is named", f"at least one of {metrics}")
     return SliSpec(source, tuple(sorted(options.items())))
+
+
+def ports_of(text: str) -> tuple[int, ...]:
+    """The ports of such an option; none for ""."""
+    return tuple(int(word) for word in text.split(",")) if text else ()
+
+
+def measured_percentiles(spec: SliSpec) -> frozenset[str]:
+    """The percentiles of latency that this source can have, as far as its options tell."""
+    everything = frozenset({"p50", "p95", "p99"})
+    if any(option is _TCP_LATENCY for option in OPTIONS.get(spec.source, ())):
+        return everything if setting(spec, "latency") != "none" else frozenset()
+    if spec.source == "prometheus" and not spec.get("latency_histogram"):
+        return frozenset(name for name in everything if spec.get(f"latency_{name}"))
+    return everything
 
 
 def setting(spec: SliSpec, key: str) -> str:

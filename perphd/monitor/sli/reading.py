@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 
@@ -35,6 +35,15 @@ class SliReading:
 
 SLI_FIELDS: tuple[str, ...] = tuple(field.name for field in fields(SliReading))
 """Names of the indicators; the same as the fields of ``Sample`` that they go to."""
+
+
+@runtime_checkable
+class NotedSource(Protocol):
+    """A source that knows when its readings are to be taken with care."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for an operator; empty while nothing is to be said."""
 
 
 class SliSource(Protocol):

@@ -1,0 +1,43 @@
+"""Whether latency can be measured passively at control groups (the SLI source tcp)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from perphd.domain.capability import Area, Capability
+from perphd.host.capabilities.facts import release, release_text
+from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.fs import KernelFs
+
+TcpProbe = Callable[[], str]
+"""Why the programs cannot be loaded; empty if they can."""
+
+_NEEDS: Final = (5, 7)
+_COST: Final = 'no rate and latency by source = "tcp"; the other sources of [lra.sli] remain'
+
+
+def tcp_refusal() -> str:
+    """On this machine. Loads the programs, attaches them nowhere, and lets them go."""
+    from perphd.host.tcp_latency import probe_refusal  # numpy: not before it is needed
+
+    return probe_refusal()
+
+
+def probe_tcp(fs: KernelFs, hierarchies: Hierarchies, tcp: TcpProbe) -> Iterator[Capability]:
+    """Kernel, control groups and capabilities of the source tcp, as one item."""
+    missing, remedy = "", ""
+    if hierarchies.unified is None:
+        missing = "no cgroup v2 hierarchy is mounted"
+        remedy = "mount -t cgroup2 none DIRECTORY, beside v1 too; no controller is needed"
+    elif (0, 0) < release(fs) < _NEEDS:
+        missing, remedy = f"Linux {release_text(fs)} has no links of BPF programs to cgroups", "Linux 5.7 or newer"
+    elif missing := tcp():
+        remedy = (
+            "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON and SystemCallFilter=bpf: the drop-in tcp.conf among the package's "
+            "examples (docs/how-to/tcp-latency.md)"
+        )
+    if missing:
+        yield Capability("tcp.latency", Area.MEASURE, False, missing, _COST, remedy)
+    else:
+        yield Capability("tcp.latency", Area.MEASURE, True, 'BPF programs load: source = "tcp" in [lra.sli]')

@@ -1,0 +1,143 @@
+"""Requests per second and latency of any TCP server, by BPF programs at its control group (docs/tcp_latency.md)."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Final, Protocol
+
+from perphd.domain.workload import SliSpec
+from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.tcp_latency import Counter, Place, Placement, TcpCounts, TcpProbe, find_place
+from perphd.monitor.sli.options import ports_of, setting
+from perphd.monitor.sli.polled import AnsweredAt, PolledSource, SliError
+from perphd.monitor.sli.reading import SliReading, SliSource
+from perphd.monitor.sli.tcp_window import TcpWindow
+
+_OPENING_S: Final = 5.0
+LOOK_AGAIN_S: Final = 30.0
+"""While no request is seen, the place of the listening socket is looked for again so often."""
+
+
+class Probe(Protocol):
+    """Programs that are attached."""
+
+    def read(self) -> TcpCounts:
+        """Everything counted so far."""
+
+    def close(self) -> None:
+        """Detach them."""
+
+
+ProbeOpener = Callable[[str, int, Sequence[int]], Probe]
+"""Directory, its inode or 0, ports -> attached programs. Raises KernelError."""
+PlaceFinder = Callable[[str, Sequence[int]], Placement]
+"""The workload's cgroup, configured ports -> where its connections are seen."""
+
+
+class TcpSource(PolledSource):
+    """Attached while it is open; attached anew when the control group is made anew or the socket is elsewhere."""
+
+    def __init__(self, spec: SliSpec, cgroup: str, find: PlaceFinder, opener: ProbeOpener = TcpProbe) -> None:
+        super().__init__("tcp", _OPENING_S)
+        self._cgroup, self._find, self._open = cgroup, find, opener
+        self._ports = ports_of(setting(spec, "ports"))
+        self._from_first = setting(spec, "from") == "first"
+        self._lock = asyncio.Lock()
+        self._attached: tuple[Place, Probe, TcpWindow] | None = None
+        self._quiet_since_s = 0.0
+        self._started = 0
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What an operator should know of these readings; empty while nothing speaks against them."""
+        if self._attached is None:
+            return ()
+        place, _, window = self._attached
+        return (*((place.why,) if place.why else ()), *window.signs)
+
+    async def _ask(self, answered_at: AnsweredAt) -> SliReading:
+        async with self._lock:  # whoever closes meanwhile waits for what is being attached
+            return await self._look(answered_at)
+
+    async def _look(self, answered_at: AnsweredAt) -> SliReading:
+        now_s = answered_at()
+        if self._attached is not None and await self._is_elsewhere(self._attached[0], now_s):
+            self._detach()
+        if self._attached is None:
+            self._attached = await self._attach()
+            self._quiet_since_s, self._started = now_s, 0
+        _, probe, window = self._attached
+        counts, at_s = probe.read(), answered_at()
+        if counts[Counter.STARTED] != self._started:
+            self._started, self._quiet_since_s = counts[Counter.STARTED], at_s
+        return window.update(counts, at_s)
+
+    async def _attach(self) -> tuple[Place, Probe, TcpWindow]:
+        place = await asyncio.to_thread(self._find, self._cgroup, self._ports)
+        if isinstance(place, str):
+            raise SliError(place)
+        return place, self._open(place.directory, place.inode, place.ports), TcpWindow(self._from_first)
+
+    async def _is_elsewhere(self, place: Place, now_s: float) -> bool:
+        """The group was made anew, or nothing comes and the listening socket is somewhere else by now."""
+        try:
+            inode = os.stat(place.directory).st_ino
+        except OSError:
+            return True
+        if place.inode and inode != place.inode:
+            return True
+        if now_s - self._quiet_since_s < LOOK_AGAIN_S:
+            return False
+        self._quiet_since_s = now_s
+        found = await asyncio.to_thread(self._find, self._cgroup, self._ports)
+        return isinstance(found, Place) and (found.directory, found.ports) != (place.directory, place.ports)
+
+    async def _failed(self) -> None:
+        self._detach()
+
+    async def close(self) -> None:
+        """Detach the programs."""
+        async with self._lock:
+            self._detach()
+
+    def _detach(self) -> None:
+        attached, self._attached = self._attached, None
+        if attached is not None:
+            attached[1].close()
+
+
+class WithTcpLatency:
+    """A source that knows the work but no latency, and ``tcp`` for the latter."""
+
+    def __init__(self, source: SliSource, tcp: TcpSource) -> None:
+        self._source, self._tcp = source, tcp
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """As of ``TcpSource``."""
+        return self._tcp.notes
+
+    async def read(self, now_s: float) -> SliReading:
+        """The source's own indicators, with the latency of its TCP connections."""
+        own, seen = await asyncio.gather(self._source.read(now_s), self._tcp.read(now_s))
+        return replace(
+            own,
+            latency_p50_ms=seen.latency_p50_ms,
+            latency_p95_ms=seen.latency_p95_ms,
+            latency_p99_ms=seen.latency_p99_ms,
+        )
+
+    async def close(self) -> None:
+        """Close both."""
+        try:
+            await self._tcp.close()
+        finally:
+            await self._source.close()
+
+
+def tcp_source(spec: SliSpec, cgroup: str, hierarchies: Hierarchies) -> TcpSource:
+    """On the running host."""
+    return TcpSource(spec, cgroup, lambda group, ports: find_place(hierarchies, group, ports))

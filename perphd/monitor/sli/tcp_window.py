@@ -1,0 +1,96 @@
+"""From the programs' counts to indicators: a rate, percentiles of enough requests, and signs that they mislead."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
+from perphd.host.tcp_latency import Counter, TcpCounts, percentile_ms
+from perphd.monitor.rates import FIRST_READING, NO_TIME_PASSED
+from perphd.monitor.sli.reading import SliReading
+
+WINDOW_S: Final = 10.0
+"""Requests are added up over at most so long to have enough of them for a percentile."""
+SPACING_S: Final = 0.8
+"""Counts are kept so far apart, to bound memory; the newest always."""
+NEEDED: Final = {0.50: 10, 0.95: 20, 0.99: 100}
+"""Share -> requests that a percentile takes: with fewer it is the largest of them, or close to it."""
+
+_JUDGED: Final = 100
+"""Signs are judged on so many requests of a window."""
+_PUSHED_SHARE: Final = 1.0
+_SPLIT_SHARE: Final = 0.2
+_APART: Final = 1.5
+_CALMER: Final = 0.5
+"""A sign goes when its measure is below this share of what raised it."""
+
+PUSHED_SIGN: Final = (
+    "more segments go out than requests come in (long or streamed answers, or pushed messages): the latency is "
+    "that of first bytes"
+)
+APART_SIGN: Final = (
+    "requests come in several segments, and latencies from their first and last ones are far apart (uploads, messages "
+    'without an answer, or pipelining): with from = "last" pipelined requests look faster than they are, with '
+    'from = "first" the client\'s own time counts'
+)
+
+
+class TcpWindow:
+    """The counts of the last ten seconds."""
+
+    def __init__(self, from_first: bool) -> None:
+        self._from_first = from_first
+        self._kept: deque[tuple[float, TcpCounts]] = deque()
+        self._signs: dict[str, bool] = {PUSHED_SIGN: False, APART_SIGN: False}
+
+    @property
+    def signs(self) -> tuple[str, ...]:
+        """What speaks against believing the latency now."""
+        return tuple(text for text, holds in self._signs.items() if holds)
+
+    def update(self, counts: TcpCounts, at_s: float) -> SliReading:
+        """The indicators of the interval since the last call; percentiles reach back further if they must."""
+        if not self._kept:
+            self._kept.append((at_s, counts))
+            return SliReading.missing(FIRST_READING)
+        before_s, before = self._kept[-1]
+        if at_s <= before_s:
+            return SliReading.missing(NO_TIME_PASSED)
+        while len(self._kept) > 1 and self._kept[1][0] <= at_s - WINDOW_S:
+            self._kept.popleft()
+        latest = counts.since(before)
+        latencies = [self._percentile(counts, share) for share in NEEDED]
+        if latest[Counter.ANSWERED] == 0 and before.waiting > 0 and counts.waiting > 0:
+            stalled = Unavailable("requests wait, and none was answered in this interval")
+            latencies = [stalled for _ in latencies]
+        self._judge(counts.since(self._kept[0][1]))
+        self._keep(counts, at_s)
+        rate = latest[Counter.ANSWERED] / (at_s - before_s)
+        return SliReading(rate, NOT_MEASURED, *latencies)
+
+    def _percentile(self, counts: TcpCounts, share: float) -> Reading:
+        """Of the shortest time up to now in which enough requests were answered."""
+        for _, earlier in reversed(self._kept):
+            window = counts.since(earlier)
+            if window[Counter.ANSWERED] >= NEEDED[share]:
+                return percentile_ms(window.from_first if self._from_first else window.from_last, share)
+        return Unavailable(f"fewer than {NEEDED[share]} requests in {WINDOW_S:g} s")
+
+    def _keep(self, counts: TcpCounts, at_s: float) -> None:
+        # The last one kept serves the next interval; unless it is far enough from the one before, this one replaces it.
+        if len(self._kept) >= 2 and self._kept[-1][0] - self._kept[-2][0] < SPACING_S:
+            self._kept.pop()
+        self._kept.append((at_s, counts))
+
+    def _judge(self, window: TcpCounts) -> None:
+        answered = window[Counter.ANSWERED]
+        if answered < _JUDGED:
+            return
+        self._set(PUSHED_SIGN, window[Counter.PUSHED] / answered, _PUSHED_SHARE)
+        first, last = percentile_ms(window.from_first, 0.95), percentile_ms(window.from_last, 0.95)
+        apart = available(first) and available(last) and first > _APART * last
+        self._set(APART_SIGN, window[Counter.SPLIT] / answered if apart else 0.0, _SPLIT_SHARE)
+
+    def _set(self, sign: str, measure: float, limit: float) -> None:
+        self._signs[sign] = measure > (limit * _CALMER if self._signs[sign] else limit)
