@@ -111,7 +111,7 @@ test-rdt: $(VENV)/.stamp-dev ## cache and bandwidth allocation on a real kernel,
 	@PERPHD_QEMU_RDT="$(PERPHD_QEMU_RDT)" $(PY) -m tools.vm.rdt $(OUT)/vm >/dev/null
 	@$(MAKE) -j2 deb-of-suite vm-image
 	@$(SUDO) env PERPHD_VM_SUITE=$(SUITE) PERPHD_QEMU_RDT="$(PERPHD_QEMU_RDT)" $(PY) -m pytest -p no:cacheprovider --durations=20 \
-		tests/rdt/test_rdt_kernel.py tests/rdt/test_rdt_measured.py tests/rdt/test_rdt_scenes.py tests/rdt/test_rdt_sockets.py \
+		tests/rdt/test_rdt_kernel.py tests/rdt/test_rdt_scenes.py tests/rdt/test_rdt_sockets.py \
 		tests/rdt/test_rdt_endings.py $(PYTEST_ARGS)
 
 format: $(VENV)/.stamp-dev ## put the code into its one layout

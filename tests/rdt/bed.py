@@ -130,6 +130,10 @@ class Bed:
         words = f"-o {options} " if options else ""
         self.vm.sh(f"mount -t resctrl {words}resctrl {RESCTRL}")
 
+    def mount_if_needed(self) -> None:
+        """Plainly, if it is not mounted."""
+        self.vm.sh(f"mountpoint -q {RESCTRL} || mount -t resctrl resctrl {RESCTRL}")
+
     def umount(self) -> None:
         """Others have files of it open for moments."""
         self.vm.wait_until(f"umount {RESCTRL}", "resctrl could not be unmounted", 60.0, 0.1)

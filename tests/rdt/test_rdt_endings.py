@@ -17,7 +17,7 @@ ALONE = "/etc/systemd/system/perphd.service.d/alone.conf"
 
 @pytest.fixture(scope="module")
 def ending(bed: Bed) -> Bed:
-    bed.vm.sh(f"mountpoint -q {RESCTRL} || mount -t resctrl resctrl {RESCTRL}")
+    bed.mount_if_needed()
     bed.set_up([APP, HOG])
     bed.vm.sh(f"mkdir {RESCTRL}/theirs && echo 'L3:0=f;1=f' > {RESCTRL}/theirs/schemata")
     bed.start()

@@ -7,6 +7,8 @@ ends long after a real host would have had its two periods.
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 import statistics
 
@@ -17,13 +19,15 @@ from tests.rdt.bed import APP, HOG, OWN, RESCTRL, Bed
 pytestmark = pytest.mark.requires_vm
 HOLD_S = 12.0
 """For so long what must not happen is looked for: several periods of a slowed daemon."""
+WATCHED_S = 30.0
+CLOSE = 0.1
 SCORES: dict[str, float] = {}
 
 
 @pytest.fixture(scope="module")
 def protecting(bed: Bed) -> Bed:
     """perphd enforces on resctrl mounted plainly; batch has come and been narrowed."""
-    bed.vm.sh(f"mountpoint -q {RESCTRL} || mount -t resctrl resctrl {RESCTRL}")
+    bed.mount_if_needed()
     bed.set_up([APP, HOG])
     bed.start()
     bed.batch("hog")
@@ -34,6 +38,7 @@ def protecting(bed: Bed) -> Bed:
 def scene(protecting: Bed) -> Bed:
     """Protected, whatever the scene before left."""
     bed = protecting
+    bed.mount_if_needed()
     bed.wait_until(bed.is_narrowed, "batch was not narrowed before the scene")
     bed.wait_for_protection("before the scene")
     return bed
@@ -50,6 +55,34 @@ def test_plain(scene: Bed) -> None:
     scene.wait_until(lambda: scene.outside("hog", group) == 0, "threads of batch were left outside")
     assert scene.limits_of("app") == (1.0, 1.0), "the application itself is never throttled"
     SCORES["plain"] = latency(scene)
+
+
+def test_samples_say_what_the_kernel_counts(scene: Bed) -> None:
+    folders = {name: scene.counters_of(name) for name in ("app", "hog")}
+    named = " ".join(f"{name}={RESCTRL}/{folder}" for name, folder in folders.items())
+    told = json.loads(scene.vm.sh(f"python3 /opt/rdt/watch.py {WATCHED_S} {named}"))
+    for name in folders:
+        kernel = [(at_s, held, moved) for at_s, who, held, moved in told if who == name]
+        samples = scene.samples(name, kernel[0][0], kernel[-1][0])
+        assert len(samples) >= 5, f"{name}: {len(samples)} samples within {WATCHED_S} s"
+        moved = sum(
+            moved_at(kernel, one["at_s"]) - moved_at(kernel, one["at_s"] - one["interval_s"])
+            for one in samples
+        )
+        said = sum(one["mbw_bytes_per_s"] * one["interval_s"] for one in samples)
+        held = statistics.median(occupied for _, occupied, _ in kernel)
+        shown = statistics.median(one["llc_occupancy_bytes"] for one in samples)
+        print(f"{name}: {said / moved:.3f} of the kernel's bytes, {shown / held:.3f} of its occupancy")
+        assert said == pytest.approx(moved, rel=CLOSE), f"{name}: bandwidth"
+        assert shown == pytest.approx(held, rel=CLOSE), f"{name}: occupancy"
+
+
+def moved_at(rows: list[tuple[float, int, int]], when_s: float) -> float:
+    """The bytes counted at this moment, between the two readings around it."""
+    for (early_s, _, few), (late_s, _, many) in itertools.pairwise(rows):
+        if early_s <= when_s <= late_s:
+            return few + (many - few) * (when_s - early_s) / (late_s - early_s)
+    raise AssertionError(f"nothing was read around {when_s}")
 
 
 def test_a_lock_held_by_an_ordinary_user(scene: Bed) -> None:
@@ -152,6 +185,23 @@ def test_closids_all_taken(scene: Bed) -> None:
     scene.wait_until(scene.is_narrowed, "batch was not narrowed after CLOSIDs were free")
 
 
+def test_rmids_that_run_out(scene: Bed) -> None:
+    # One at a time: what is in limbo comes back a second later.
+    fill = f"cd {RESCTRL}/mon_groups && n=0; for try in $(seq 400); do mkdir other$n 2>/dev/null && n=$((n + 1)); done"
+    scene.vm.sh(f"{fill}; test $n -ge 20")
+    try:
+        scene.stays(scene.is_narrowed, HOLD_S, "the own group was lost")
+        scene.vm.sh(f"rmdir {RESCTRL}/{scene.group_of('hog')} && sleep 3; {fill}; true")
+        scene.wait_until(lambda: "RMID" in json.dumps(scene.status()), "that RMIDs are short was not told")
+    finally:
+        scene.vm.sh(f"cd {RESCTRL}/mon_groups && rmdir other*")
+    scene.wait_until(scene.is_narrowed, "batch was not narrowed after RMIDs were free")
+    scene.wait_until(
+        lambda: isinstance(scene.workload("hog")["sample"]["mbw_bytes_per_s"], float),
+        "batch is not measured again",
+    )
+
+
 def test_a_socket_goes_and_comes_back(scene: Bed) -> None:
     group = scene.group_of("hog")
     scene.processors((2, 3), on=False)
@@ -170,9 +220,12 @@ def test_a_socket_goes_and_comes_back(scene: Bed) -> None:
 
 def test_unmounted_and_mounted_again(scene: Bed) -> None:
     scene.umount()
-    scene.wait_until(lambda: "not mounted" in scene.said(), "that resctrl is not mounted was not told")
-    assert "not mounted" in scene.vm.try_("perphctl doctor").stdout
-    scene.mount()
+    try:
+        scene.wait_until(lambda: "not mounted" in scene.said(), "that resctrl is not mounted was not told")
+        told = scene.vm.try_("perphctl doctor").stdout
+        assert "not mounted" in told, told
+    finally:
+        scene.mount()
     scene.wait_until(scene.is_narrowed, "resctrl that was mounted again was not used")
 
 

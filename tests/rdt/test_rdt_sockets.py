@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rdt.bed import OWN, RESCTRL, Application, Bed, Job
+from tests.rdt.bed import OWN, Application, Bed, Job
 
 pytestmark = pytest.mark.requires_vm
 LEFT = Application("left", "hog0", cpus="0-1", domains=(0,))
@@ -17,7 +17,7 @@ HOG0, HOG1 = (
 
 @pytest.fixture
 def mounted(bed: Bed) -> Bed:
-    bed.vm.sh(f"mountpoint -q {RESCTRL} || mount -t resctrl resctrl {RESCTRL}")
+    bed.mount_if_needed()
     return bed
 
 
