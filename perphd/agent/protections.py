@@ -57,7 +57,9 @@ class Protections:
         mounted = settable and self._state.actuators == Actuators()
         if mounted or now_s - self._bounds_s >= ENFORCEABLE_S:
             self._bounds_s = now_s
-            self._state.actuators = self._state.parts.actuators()
+            found = self._state.parts.actuators()
+            if found != Actuators() or not settable:  # what cannot be read for a moment is not gone
+                self._state.actuators = found
 
     def note(self, target: TargetState, now_s: float, changed: bool, again: bool = False) -> None:
         """Remember what is now in force for each LRA: its decision's choice, if it and some batch are enforced.
