@@ -25,6 +25,7 @@ from perphd.domain.signals import Performance
 CYCLES_PER_MISS: Final = 35.0
 """What a miss costs at most on a bus that is not crowded: the 90th percentile of 55 measured programs."""
 LEAST_MPKI: Final = 0.5
+_MOSTLY: Final = 0.5  # of what an instruction takes longer
 _KEEP: Final = 0.5  # weight of the ledger so far against the newest sample's
 _MOST_SHARE: Final = 0.99  # a stall share from which the number of stalled threads can no longer be told
 _TAIL: Final = 2.0
@@ -186,17 +187,26 @@ def counted(
     """What the processor's counters say: LLC, MBW, SMT and by what share an instruction takes longer; else NONE.
 
     More misses per instruction, as far as they explain it, are a cache that was taken away; dearer ones are memory
-    whose bandwidth is used up, where there is traffic enough for that, else the other hyperthread of the core.
+    whose bandwidth is used up, where there is traffic enough for that, else the other hyperthread of the core. Without
+    misses (ARM and AMD often count none), stalls on memory tell memory from the hyperthread, else the surroundings do.
     """
     cpi, mpki = sample.cpi, sample.llc_mpki
     usual, misses = model.reference("cpi", perf.load), model.reference("llc_mpki", perf.load)
-    if not (available(cpi) and available(mpki)):
+    if not available(cpi) or (usual is None and not available(mpki)):
         return _shared_cache(sample, perf, model, around, settings, evidence)
-    if usual is None or misses is None:
+    if usual is None:
         return Cause.NONE, 0.0
     slower = cpi / usual.value
     if slower < settings.cpi_witness_ratio:
         return Cause.NONE, 0.0
+    if not available(mpki) or misses is None:
+        found = _shared_cache(sample, perf, model, around, settings, evidence)
+        if found[0] is not Cause.NONE:
+            return found
+        cause, what = _without_misses(sample, perf, model, around, settings, usual.value, cpi)
+        if cause is not Cause.NONE:
+            evidence.append(Evidence("cpi", cpi, usual.value, "cycles", f"{slower:.2f} x its usual, {what}"))
+        return cause, slower - 1.0 if cause is not Cause.NONE else 0.0
     more = mpki / misses.value
     explained = (mpki - misses.value) * CYCLES_PER_MISS / 1000.0 / (cpi - usual.value)
     traffic = around.traffic_bytes_per_s
@@ -283,6 +293,38 @@ def _fetches_more(sample: Sample, perf: Performance, model: ResPerfModel) -> boo
     if usual is None or usual_work is None or not available(traffic) or not available(perf.work):
         return True
     return traffic * usual_work.value >= MORE_TRAFFIC * usual.value * perf.work
+
+
+def _without_misses(
+    sample: Sample,
+    perf: Performance,
+    model: ResPerfModel,
+    around: Surroundings,
+    settings: PolicySettings,
+    usual_cpi: float,
+    cpi: float,
+) -> tuple[Cause, str]:
+    """Why instructions take longer where last-level misses are not counted: LLC, MBW, SMT or NONE; and in words."""
+    traffic = around.traffic_bytes_per_s
+    crowded = available(traffic) and traffic >= settings.bandwidth_suspect_gbytes_per_s * _GIGABYTE
+    shared = Cause.MBW if crowded else Cause.LLC
+    place = (
+        "a crowded memory bus" if crowded else "the shared cache, as far as can be told without its misses"
+    )
+    stalled, usual = sample.memory_stall_ratio, model.reference("memory_stall_ratio", perf.load)
+    if available(stalled) and usual is not None:
+        explained = (stalled * cpi - usual.value * usual_cpi) / (cpi - usual_cpi)
+        if explained >= _MOSTLY:
+            return shared, f"{explained:.0%} of it stalls on memory: {place}"
+        if around.siblings_busy:
+            return (
+                Cause.SMT,
+                f"{max(0.0, explained):.0%} of it stalls on memory: a busy hyperthread beside it",
+            )
+        return Cause.NONE, ""
+    if around.siblings_busy and not crowded:
+        return Cause.SMT, "with misses not counted: a busy hyperthread beside it"
+    return shared, f"with no busy hyperthread to blame: {place}" if not crowded else f"with {place}"
 
 
 def _made_elsewhere(extra: Ledger, settings: PolicySettings) -> bool:

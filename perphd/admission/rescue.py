@@ -24,6 +24,7 @@ from perphd.domain.allocation import IDLE, Allocation
 from perphd.domain.decision import Action, Candidate, Cause, Prediction
 from perphd.domain.policy import ResPerfModel
 from perphd.domain.reading import available
+from perphd.domain.sample import Sample
 
 RECENT = 5
 """Samples that count as now."""
@@ -81,7 +82,7 @@ def rescue(scene: Scene, model: ResPerfModel, target: Target, plight: Plight) ->
             current,
             f"{cause} is contended: CPU would not help, and batch's use of it is not limited here",
         )
-    blind = scene.view.sample is not None and not available(scene.view.sample.cpi)
+    blind = scene.view.sample is not None and _is_blind(scene.view.sample, judged)
     move = _infer(scene, model, target, plight, _cache_options(scene, judged.hierarchy))
     if move.action is not Action.HOLD or not blind or mean(plight.scores or (0.0,)) >= 1.0:
         return move
@@ -91,6 +92,17 @@ def rescue(scene: Scene, model: ResPerfModel, target: Target, plight: Plight) ->
             why = f"{move.reason}; what is left to try is its cache and bandwidth"
             return Move(Action.EXPLORE, option, why, move.candidates)
     return move
+
+
+def _is_blind(sample: Sample, judged: Judgement) -> bool:
+    """True if no counter can say that cache and bandwidth are innocent.
+
+    CPI as usual says so by itself. Where it rose, only misses or stalls tell memory from a hyperthread.
+    """
+    if not available(sample.cpi):
+        return True
+    told = available(sample.llc_mpki) or available(sample.memory_stall_ratio)
+    return not told and judged.hierarchy is not Cause.NONE
 
 
 def _infer(

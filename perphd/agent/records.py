@@ -21,6 +21,8 @@ REPEAT_S = 60.0
 """An unchanged decision is written to the store again after so long."""
 REMIND_S = 3600.0
 """A problem that goes on is logged again after so long."""
+QUIET_S = 60.0
+"""Moves of one kind that are only observed are logged again after so long if they lead elsewhere."""
 KEPT_LEFT = 64
 """Problems that workloads left behind and that may never be solved: so many, the newest, are shown."""
 QUEUED_EVENTS = 256
@@ -58,6 +60,7 @@ class Records:
         self._subscribers: set[asyncio.Queue[Event | None]] = set()
         self._problems: dict[str, str] = {}
         self._told: dict[str, float] = {}
+        self._observed: dict[str, Decision] = {}
         self._left: dict[str, None] = {}
 
     # -- taking -------------------------------------------------------------------------------------
@@ -206,7 +209,7 @@ class Records:
 
     def forget(self, workload: str) -> None:
         """Drop what is remembered of a workload that was taken off the list (the store keeps it)."""
-        for kept in (self._decisions, self._last, self._outcomes):
+        for kept in (self._decisions, self._last, self._outcomes, self._observed):
             kept.pop(workload, None)
 
     def _announce_decision(self, decision: Decision) -> None:
@@ -217,7 +220,7 @@ class Records:
         else:
             would = "" if enforced else "would "
             text = f"{would}{decision.action}: {decision.current} -> {decision.chosen}; {decision.reason}"
-            level = logging.INFO
+            level = logging.INFO if enforced or self._is_news(decision) else logging.DEBUG
         fields = {
             "event": EventKind.DECISION,
             "workload": decision.workload,
@@ -227,6 +230,18 @@ class Records:
         }
         log.log(level, "%s: %s", decision.workload, text, extra={"fields": fields})
         self.event(Event(decision.at_s, EventKind.DECISION, text, decision.workload, decision))
+
+    def _is_news(self, decision: Decision) -> bool:
+        """True if an observed decision differs from the one that was logged last; a mere reason does not count."""
+        logged = self._observed.get(decision.workload)
+        news = (
+            logged is None
+            or logged.action is not decision.action
+            or decision.at_s - logged.at_s >= (QUIET_S if logged.chosen != decision.chosen else REMIND_S)
+        )
+        if news:
+            self._observed[decision.workload] = decision
+        return news
 
 
 def _same(a: Decision, b: Decision) -> bool:

@@ -29,7 +29,7 @@ from perphd.predictor.residual import Residual
 
 WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
 """Readings whose undisturbed level is learned beside work and delay, to tell contention from low load."""
-COUNTED = ("cpi", "llc_mpki", "llc_occupancy_bytes", "mbw_bytes_per_s")
+COUNTED = ("cpi", "llc_mpki", "memory_stall_ratio", "llc_occupancy_bytes", "mbw_bytes_per_s")
 """The same of what the processor counts."""
 
 _SCALES = np.array([0.4, 0.45, 0.5, 0.35, 0.6, 0.4, 0.4])

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.admission import ladder
+from perphd.admission.cause import Surroundings, counted
 from perphd.admission.inferer import untouched
+from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import KEEP, Allocation, Settings
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.decision import Action, Cause
-from perphd.domain.policy import HostView, WorkloadView
+from perphd.domain.decision import Action, Cause, Evidence
+from perphd.domain.policy import Band, HostView, ResPerfModel, WorkloadView
+from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import Sample
+from perphd.domain.signals import performance
 from perphd.domain.topology import L3Domain
 from perphd.domain.workload import Kind, Objective, WorkloadSpec
 from tests.unit.admission_world import KNOBS, World, topology
@@ -278,3 +283,72 @@ def test_without_resctrl_fewer_cores_for_batch_are_the_answer_to_cache_trouble()
     world.antagonist(True)
     world.step(20)
     assert any(d.chosen.cpu != untouched(8).cpu for d in world.history)
+
+
+# -- without last-level misses: ARM and AMD often count none ----------------------------------------------------
+
+
+class FewCounters(CacheWorld):
+    """CPI is counted, misses are not; ``stalls``: stalls on memory are."""
+
+    stalls = False
+
+    def counted(self, sample: Sample) -> Sample:
+        more = sum(self.squeeze())
+        seen = replace(super().counted(sample), llc_mpki=NOT_MEASURED)
+        # An instruction takes 1 cycle, of which it waits 0.2 for memory; all that is added is waiting.
+        ratio = (0.2 + 0.8 * more) / (1.0 + 0.8 * more) if self.stalls else NOT_MEASURED
+        return replace(seen, memory_stall_ratio=ratio)
+
+
+@pytest.mark.parametrize("stalls", [False, True])
+def test_cpi_alone_points_at_what_is_shared(stalls: bool) -> None:
+    world = FewCounters(objective=Objective(tolerance_pct=10.0, delay_tolerance_pct=15.0))
+    world.stalls = stalls
+    world.step(20)
+    world.antagonist(True)
+    world.step(25)
+    assert world.protection.llc_ways >= world.enough_ways - 1
+    assert world.true_work() >= 0.87 * world.work_alone
+    told = [item.text for d in world.history for item in d.verdict.evidence if item.signal == "cpi"]
+    assert any(("stalls on memory" if stalls else "without its misses") in text for text in told), told
+
+
+def _counted(around: Surroundings, cpi: float, stall: Reading) -> tuple[Cause, float]:
+    class Model:
+        def reference(self, name: str, load: Reading) -> Band | None:
+            usual = {"cpi": 1.0, "memory_stall_ratio": 0.2}
+            return Band(usual[name], 0.05, 100.0) if name in usual else None
+
+    model = cast(ResPerfModel, Model())
+    sample = Sample("db", 10.0, 1.0, mips=1000.0, cpi=cpi, memory_stall_ratio=stall)
+    evidence: list[Evidence] = []
+    found = counted(sample, performance(sample), model, around, PolicySettings(), evidence)
+    assert bool(evidence) == (found[0] is not Cause.NONE)
+    return found
+
+
+CALM = Surroundings(siblings_busy=False, batch_waits=False, traffic_bytes_per_s=1e6)
+FULL = replace(CALM, traffic_bytes_per_s=1e12)
+
+
+@pytest.mark.parametrize(
+    ("around", "stall", "found"),
+    [
+        (CALM, NOT_MEASURED, Cause.LLC),
+        (FULL, NOT_MEASURED, Cause.MBW),
+        (replace(CALM, siblings_busy=True), NOT_MEASURED, Cause.SMT),
+        (replace(FULL, siblings_busy=True), NOT_MEASURED, Cause.MBW),
+        (replace(CALM, traffic_bytes_per_s=NOT_MEASURED), NOT_MEASURED, Cause.LLC),
+        (CALM, 0.47, Cause.LLC),  # 0.7 of 1.5 cycles: all that is added
+        (FULL, 0.47, Cause.MBW),
+        (replace(CALM, siblings_busy=True), 0.47, Cause.LLC),
+        (replace(CALM, siblings_busy=True), 0.14, Cause.SMT),
+        (CALM, 0.14, Cause.NONE),
+    ],
+)
+def test_causes_without_misses(around: Surroundings, stall: Reading, found: Cause) -> None:
+    cause, slower = _counted(around, 1.5, stall)
+    assert cause is found
+    assert slower == pytest.approx(0.0 if found is Cause.NONE else 0.5)
+    assert _counted(around, 1.01, stall) == (Cause.NONE, 0.0)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
+
+import pytest
 
 from perphd.admission.perph import PerphMemory
 from perphd.agent.records import Records
@@ -30,6 +33,22 @@ def test_what_followed_is_found_again() -> None:
     assert (found.result, found.outcome) == ("written", outcome)
     assert records.aftermath(second) == Aftermath(20.0)
     assert decode(Aftermath, encode(found), "aftermath") == found
+
+
+def test_what_is_only_observed_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+    """Reasons name predicted scores and change at every tick; the log is not to."""
+    records = Records(None, lambda: 0.0)
+    caplog.set_level(logging.INFO, "perphd")
+    for n in range(120):
+        grow = replace(decision(float(n)), mode=Mode.OBSERVE, reason=f"score {n}")
+        records.decision(grow if n % 5 else replace(grow, action=Action.HOLD))
+    assert [record.getMessage().count("would grow") for record in caplog.records] == [1]
+    records.decision(replace(decision(120.0, Action.SHRINK), mode=Mode.OBSERVE))
+    assert len(caplog.records) == 2
+    records.decision(replace(decision(121.0), mode=Mode.ENFORCE, reason="now"))
+    records.decision(replace(decision(122.0), mode=Mode.ENFORCE, reason="and now"))
+    assert len(caplog.records) == 4, "what is done is always logged"
+    assert len(records.decisions("db", None, 200)) > 100, "all of them are kept"
 
 
 def test_sentences_say_what_was_written_and_whether_it_helped() -> None:
