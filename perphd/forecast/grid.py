@@ -6,7 +6,8 @@ never under-estimated. The cost is one convolution a term, whatever the number o
 
     P(A + B = x) = sum_k P(A = k) P(B = x - k)
 
-Convolution assumes independence. Tasks of one job share one draw of their usage: ``multiplied`` takes n times one draw.
+Convolution assumes independence. Tasks of one job share one draw of their usage: ``multiplied`` takes n times one
+draw.
 """
 
 from __future__ import annotations

@@ -211,8 +211,8 @@ def _reduce(centres: list[float], weights: list[float], bins: int) -> None:
 def _segments(histogram: Histogram) -> tuple[Floats, Floats, Floats]:
     """Knots, the density's weight at each knot, and the number of values up to each knot.
 
-    The outer knots are the exact least and greatest value, where the weight is 0. If the outermost centre is that value
-    itself, its outer half lies on the value: the sum starts at half a weight, or ends half a weight short.
+    The outer knots are the exact least and greatest value, where the weight is 0. If the outermost centre is that
+    value itself, its outer half lies on the value: the sum starts at half a weight, or ends half a weight short.
     """
     low, high = _scaled(histogram.scale, histogram.least), _scaled(histogram.scale, histogram.most)
     inner = np.asarray(histogram.weights)

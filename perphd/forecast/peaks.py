@@ -8,8 +8,9 @@
                        number counts at its full request (Optum, Eq. 8)
     ERO, matched       the same over the pairing of least sum, in which one tenant of an odd number stays alone
 
-Every pairing gives an upper bound if every ERO bounds its pair, so the pairing of least sum is as safe as the published
-one. It does not depend on the order of tenants either: with Eq. 8 the removal of a tenant can raise the prediction.
+Every pairing gives an upper bound if every ERO bounds its pair, so the pairing of least sum is as safe as the
+published one. It does not depend on the order of tenants either: with Eq. 8 the removal of a tenant can raise the
+prediction.
 """
 
 from __future__ import annotations

@@ -1,0 +1,75 @@
+"""Conformal calibration: how many spreads above the mean a bound must lie to reach its coverage.
+
+For a forecast of mean m and spread s, an observation y has the normalised residual z = (y - m) / s. The bound
+m + k s covers y if z <= k. With n residuals of one distribution, the ceil((n + 1) c)-th smallest of them covers
+the next one with probability c (split conformal prediction). Series drift, so the level c itself is steered
+(adaptive conformal inference, Gibbs and Candes 2021):
+
+    level += gain * (missed - (1 - coverage))
+
+A miss raises the level, each covered value lowers it a little; over time the share of misses is 1 - coverage on any
+series, also on one whose residuals no distribution describes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from perphd.forecast.histogram import Floats
+
+KEPT_RESIDUALS: Final = 500
+GAIN: Final = 0.01
+NORMAL_MULTIPLIER: Final = 3.0
+"""Spreads of the bound before there are residuals: the three-sigma rule of the shaper."""
+GREATEST_LEVEL: Final = 1.05
+"""A level above 1 asks for more than any residual: the greatest one, widened by the excess."""
+WIDENING: Final = 20.0
+"""Factor between the level's excess over 1 and the share by which the greatest residual is widened."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calibration:
+    """Residuals of one forecaster on one series, newest last, and the level that is asked of them.
+
+    ``first`` is the multiplier before there are residuals, and the least one while there are too few.
+    """
+
+    coverage: float = 0.99
+    level: float = 0.99
+    residuals: Floats = field(default_factory=lambda: np.empty(0))
+    first: float = NORMAL_MULTIPLIER
+
+    @property
+    def multiplier(self) -> float:
+        """Spreads between mean and bound."""
+        n = len(self.residuals)
+        if not n:
+            return self.first
+        rank = math.ceil((n + 1) * min(self.level, 1.0))
+        if rank <= n:
+            return float(np.partition(self.residuals, rank - 1)[rank - 1])
+        greatest = float(np.max(self.residuals))
+        beyond = 1.0 + WIDENING * max(0.0, self.level - 1.0)
+        few = n < 1.0 / (
+            1.0 - self.coverage
+        )  # too few to show the quantile: the first multiplier stands below
+        return max(greatest * beyond, self.first if few else 0.0)
+
+
+def with_residual(calibration: Calibration, residual: float, missed: bool) -> Calibration:
+    """The calibration after one observation, which the bound ``missed`` or covered."""
+    level = calibration.level + GAIN * (float(missed) - (1.0 - calibration.coverage))
+    return replace(
+        calibration,
+        level=min(GREATEST_LEVEL, max(0.5, level)),
+        residuals=np.append(calibration.residuals[1 - KEPT_RESIDUALS :], residual),
+    )
+
+
+def pinball(share: float, bound: float, value: float) -> float:
+    """Pinball loss of a quantile: misses cost ``share``, slack costs 1 - ``share`` per unit."""
+    return share * (value - bound) if value > bound else (1.0 - share) * (bound - value)

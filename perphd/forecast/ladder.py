@@ -1,0 +1,223 @@
+"""The ladder of forecasters of one series: all forecast, one acts.
+
+For every window:
+
+1. Every pending forecast is scored against the new value: pinball loss of its bound, covered or missed.
+2. The value enters the series and the calibrations.
+3. Models whose parameters are due are named by ``due``; a worker runs ``refitted``, and ``with_fits`` takes the
+answer.
+   A model forecasts with its last parameters meanwhile.
+4. Every fitted model forecasts the next value. With e, the root mean square of its last errors, its bound is
+
+       mean + multiplier * sqrt(spread^2 + e^2)
+
+   A model that is sure of itself just before a burst has errors beyond any multiple of its spread alone.
+
+The model with the least mean loss over the last ``WINDOW`` scores acts, among those that reach their coverage; it is
+replaced only by a model that is better by ``MARGIN``. A model reaches its coverage while its misses are no more than
+``GREATEST_MISSES``, which a bound of true coverage .99 exceeds in 1.8 % of all windows. Where no model reaches it, or
+before ``GRACE`` values, none acts and the reservation stands.
+
+A model with a low recent loss has had luck, among other merits: the chosen bounds miss more often than each
+model's own. The distance between mean and chosen bound is therefore calibrated once more, by the misses of the
+choice itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from perphd.forecast.arima import Arima
+from perphd.forecast.calibration import Calibration, pinball, with_residual
+from perphd.forecast.gaussian_process import GaussianProcess
+from perphd.forecast.histogram import Floats
+from perphd.forecast.series import (
+    Fitted,
+    Forecaster,
+    LastValue,
+    Seasonal,
+    SeriesForecast,
+    Smoothing,
+)
+
+COVERAGE: Final = 0.99
+GRACE: Final = 10
+"""Values before anything is forecast: ten minutes of 60-second windows."""
+WINDOW: Final = 100
+GREATEST_MISSES: Final = 3
+MARGIN: Final = 0.02
+WIDENING_GAIN: Final = 0.02
+GREATEST_WIDENING: Final = 1.0
+LEAST_SPREAD_RATIO: Final = 1e-3
+"""Least spread that is calibrated, as a share of the series' greatest absolute value: a residual needs a unit."""
+LEAST_VALUE: Final = 1e-12
+"""... of which there is always one."""
+
+MODELS: Final[tuple[Forecaster, ...]] = (LastValue(), Smoothing(), Arima(), GaussianProcess(), Seasonal())
+_KEPT: Final = max(model.history for model in MODELS) + 1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Track:
+    """One model on one series: its parameters, its pending forecast and bound, and how it did."""
+
+    fitted: Fitted | None = None
+    fitted_at: int | None = None
+    forecast: SeriesForecast | None = None
+    bound: float = math.nan
+    scale: float = math.nan
+    calibration: Calibration = field(default_factory=lambda: Calibration(COVERAGE, COVERAGE))
+    errors: Floats = field(default_factory=lambda: np.empty(0))
+    losses: Floats = field(default_factory=lambda: np.empty(0))
+    missed: Floats = field(default_factory=lambda: np.empty(0))
+
+    @property
+    def loss(self) -> float:
+        """Mean loss of the last scores; infinite without one."""
+        return float(np.mean(self.losses)) if len(self.losses) else math.inf
+
+    @property
+    def misses(self) -> int:
+        """Misses among the last scores."""
+        return int(np.sum(self.missed))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SeriesLadder:
+    """One series: its latest values, oldest first, how many it had in all, its models, and the one that acts.
+
+    ``bound`` is the calibrated bound of the next value; it and ``acting`` are None where the reservation stands.
+    """
+
+    values: Floats = field(default_factory=lambda: np.empty(0))
+    seen: int = 0
+    tracks: Mapping[str, Track] = field(default_factory=dict)
+    acting: str | None = None
+    bound: float | None = None
+    widening: float = 0.0
+
+    @property
+    def forecast(self) -> SeriesForecast | None:
+        """The acting model's forecast; None where the reservation stands."""
+        return self.tracks[self.acting].forecast if self.acting else None
+
+
+def observed(
+    ladder: SeriesLadder, value: float, models: Sequence[Forecaster] = MODELS, kept: int = _KEPT
+) -> SeriesLadder:
+    """The ladder after one more window's value, which is finite. Nothing is forecast until ``forecast``."""
+    if not math.isfinite(value):
+        raise ValueError(f"a series takes no {value!r}")
+    tracks = {model.name: _scored(ladder.tracks.get(model.name, Track()), value) for model in models}
+    values = np.append(ladder.values[1 - kept :], value)
+    widening = _widened(ladder, value)
+    return replace(ladder, values=values, seen=ladder.seen + 1, tracks=tracks, bound=None, widening=widening)
+
+
+def due(ladder: SeriesLadder, models: Sequence[Forecaster] = MODELS) -> tuple[str, ...]:
+    """The models that are to be fitted: enough values, and never fitted or not for ``refit_every`` windows."""
+    if len(ladder.values) < GRACE:
+        return ()
+    return tuple(
+        model.name
+        for model in models
+        if len(ladder.values) >= model.least
+        and _is_due(ladder.tracks.get(model.name, Track()), model, ladder.seen)
+    )
+
+
+def refitted(
+    values: Floats, names: Sequence[str], models: Sequence[Forecaster] = MODELS
+) -> dict[str, Fitted | None]:
+    """The parameters of the named models. The heavy part: it runs in a worker process."""
+    return {model.name: model.fit(values) for model in models if model.name in names}
+
+
+def with_fits(ladder: SeriesLadder, fits: Mapping[str, Fitted | None]) -> SeriesLadder:
+    """The ladder with these parameters; None withdraws a model until it is fitted again."""
+    tracks = dict(ladder.tracks)
+    for name, fitted in fits.items():
+        tracks[name] = replace(tracks.get(name, Track()), fitted=fitted, fitted_at=ladder.seen)
+    return replace(ladder, tracks=tracks)
+
+
+def forecast(ladder: SeriesLadder, models: Sequence[Forecaster] = MODELS) -> SeriesLadder:
+    """The ladder with a forecast of every fitted model and the choice of the one that acts."""
+    tracks = {
+        model.name: _forecast(ladder.tracks.get(model.name, Track()), model, ladder.values)
+        for model in models
+    }
+    acting = _best(tracks, ladder.acting) if ladder.seen >= GRACE else None
+    return replace(
+        ladder,
+        tracks=tracks,
+        acting=acting,
+        bound=_bound(tracks[acting], ladder.widening) if acting else None,
+    )
+
+
+def _is_due(track: Track, model: Forecaster, seen: int) -> bool:
+    return track.fitted_at is None or seen - track.fitted_at >= model.refit_every
+
+
+def _scored(track: Track, value: float) -> Track:
+    if track.forecast is None:
+        return track
+    missed = value > track.bound
+    error = value - track.forecast.mean
+    return replace(
+        track,
+        forecast=None,
+        bound=math.nan,
+        scale=math.nan,
+        calibration=with_residual(track.calibration, error / track.scale, missed),
+        errors=np.append(track.errors[1 - WINDOW :], error),
+        losses=np.append(track.losses[1 - WINDOW :], pinball(COVERAGE, track.bound, value)),
+        missed=np.append(track.missed[1 - WINDOW :], float(missed)),
+    )
+
+
+def _forecast(track: Track, model: Forecaster, values: Floats) -> Track:
+    if track.fitted is None:
+        return track
+    found = model.predict(track.fitted, values)
+    if not (math.isfinite(found.mean) and math.isfinite(found.spread)):
+        return replace(track, forecast=None, bound=math.nan)
+    least = LEAST_SPREAD_RATIO * max(float(np.max(np.abs(values))), LEAST_VALUE)
+    typical = math.sqrt(float(np.mean(track.errors**2))) if len(track.errors) else 0.0
+    scale = max(math.hypot(found.spread, typical), least)
+    return replace(
+        track, forecast=found, scale=scale, bound=found.mean + track.calibration.multiplier * scale
+    )
+
+
+def _bound(track: Track, widening: float) -> float:
+    """The acting model's bound, at the distance from its mean that the choice's own misses ask for."""
+    distance = track.bound - track.forecast.mean if track.forecast else 0.0
+    return track.bound + max(0.0, distance) * math.expm1(widening)
+
+
+def _widened(ladder: SeriesLadder, value: float) -> float:
+    if ladder.bound is None:
+        return ladder.widening
+    missed = float(value > ladder.bound)
+    return min(GREATEST_WIDENING, max(0.0, ladder.widening + WIDENING_GAIN * (missed - (1 - COVERAGE))))
+
+
+def _best(tracks: Mapping[str, Track], acting: str | None) -> str | None:
+    reaching = {
+        name: track.loss
+        for name, track in tracks.items()
+        if track.forecast and track.misses <= GREATEST_MISSES
+    }
+    if not reaching:
+        return None
+    best = min(reaching, key=lambda name: reaching[name])
+    if acting in reaching and reaching[acting] <= reaching[best] * (1 + MARGIN):
+        return acting
+    return best

@@ -1,0 +1,182 @@
+"""Series forecasters: the next window's maximum of one quantity of one workload.
+
+A forecaster has two halves. ``fit`` is heavy and runs in a worker from time to time; it returns plain numbers.
+``predict`` is light and runs for every window. Both look only at the latest ``history`` values of the series.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final, Protocol, TypeAlias
+
+import numpy as np
+
+from perphd.forecast.histogram import Floats
+
+Fitted: TypeAlias = tuple[float, ...]
+"""What a forecaster learned from a history: plain numbers, which travel between processes and into files."""
+_NORMAL: Final = NormalDist()
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesForecast:
+    """The next value: its mean and its spread (one standard deviation)."""
+
+    mean: float
+    spread: float
+
+    def quantile(self, share: float) -> float:
+        """The value that the next one does not exceed with probability ``share``, if errors are normal."""
+        return self.mean + self.spread * _NORMAL.inv_cdf(share)
+
+
+class Forecaster(Protocol):
+    """One model. ``least`` values are needed to fit it; it is fitted again after ``refit_every`` windows."""
+
+    @property
+    def name(self) -> str:
+        """The model's name in configuration, commands and metrics."""
+
+    @property
+    def history(self) -> int:
+        """How many of the latest values it uses."""
+
+    @property
+    def least(self) -> int:
+        """How many values it needs."""
+
+    @property
+    def refit_every(self) -> int:
+        """After how many windows its parameters are estimated again."""
+
+    def fit(self, values: Floats) -> Fitted | None:
+        """Learn from a history; None if the model does not apply to it."""
+
+    def predict(self, fitted: Fitted, values: Floats) -> SeriesForecast:
+        """Forecast the value after ``values``."""
+
+
+@dataclass(frozen=True, slots=True)
+class LastValue:
+    """The next value is the last one; the spread is the root mean square of recent steps."""
+
+    history: int = 30
+    name: str = "last"
+    least: int = 3
+    refit_every: int = 10**9
+
+    def fit(self, values: Floats) -> Fitted | None:
+        """There is nothing to learn."""
+        return ()
+
+    def predict(self, fitted: Fitted, values: Floats) -> SeriesForecast:
+        """The last value and the steps' root mean square."""
+        recent = values[-self.history - 1 :]
+        return SeriesForecast(float(recent[-1]), _rms(np.diff(recent)))
+
+
+SMOOTHING_GRID: Final = np.linspace(0.05, 1.0, 20)
+"""Smoothing factors that are tried. 1 is the last value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Smoothing:
+    """Simple exponential smoothing, which is ARIMA(0,1,1):  level += factor * (value - level)."""
+
+    history: int = 30
+    name: str = "ses"
+    least: int = 5
+    refit_every: int = 10
+
+    def fit(self, values: Floats) -> Fitted | None:
+        """The factor with the least squared one-step errors."""
+        _, found = _smoothed(values[-self.history - 1 :], SMOOTHING_GRID)
+        return (float(SMOOTHING_GRID[int(np.argmin(np.sum(found * found, axis=0)))]),)
+
+    def predict(self, fitted: Fitted, values: Floats) -> SeriesForecast:
+        """The level and the one-step errors' root mean square."""
+        level, found = _smoothed(values[-self.history - 1 :], np.array(fitted))
+        return SeriesForecast(float(level[0]), _rms(found[:, 0]))
+
+
+def _smoothed(values: Floats, factors: Floats) -> tuple[Floats, Floats]:
+    level = np.full(len(factors), values[0])
+    found = np.empty((len(values) - 1, len(factors)))
+    for i, value in enumerate(values[1:]):
+        found[i] = value - level
+        level = level + factors * found[i]
+    return level, found
+
+
+LEAST_CORRELATION: Final = 0.3
+"""Autocorrelation from which a lag counts as a season."""
+SHORTEST_SEASON: Final = 3
+SEASONS: Final = 3
+"""Past seasons that are averaged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seasonal:
+    """The average of the last seasons at the same phase, plus the share of the last error that persists.
+
+    The season is the lag of the greatest autocorrelation; it must fit twice into the history.
+    """
+
+    history: int = 720
+    name: str = "seasonal"
+    least: int = 4 * SHORTEST_SEASON
+    refit_every: int = 30
+
+    def fit(self, values: Floats) -> Fitted | None:
+        """Season, persistence and spread; None without a season."""
+        recent = values[-self.history :]
+        season = season_of(recent)
+        if season is None:
+            return None
+        found = np.array([recent[t] - _phase_mean(recent, t, season) for t in range(season, len(recent))])
+        energy = float(found[:-1] @ found[:-1])
+        persistence = min(1.0, max(0.0, float(found[1:] @ found[:-1]) / energy)) if energy > 0 else 0.0
+        return float(season), persistence, _rms(found[1:] - persistence * found[:-1])
+
+    def predict(self, fitted: Fitted, values: Floats) -> SeriesForecast:
+        """The phase's average, corrected by the last error."""
+        season, persistence, spread = int(fitted[0]), fitted[1], fitted[2]
+        recent = values[-(SEASONS + 1) * season - 1 :]
+        end = len(recent)
+        error = recent[-1] - _phase_mean(recent, end - 1, season) if end > season else 0.0
+        return SeriesForecast(float(_phase_mean(recent, end, season) + persistence * error), spread)
+
+
+def season_of(values: Floats) -> int | None:
+    """The lag at which a series resembles itself most; None if it does not, or is too short to tell."""
+    n = len(values)
+    times = np.arange(n)
+    slope, start = np.polyfit(times, values, 1) if n > 2 * SHORTEST_SEASON else (0.0, 0.0)
+    level = values - start - slope * times
+    scale = float(level @ level)
+    if n < 2 * SHORTEST_SEASON + 1 or scale <= 1e-12 * n * max(1e-300, float(np.max(np.abs(values))) ** 2):
+        return None
+    spectrum = np.fft.rfft(level, 2 * n)
+    lags = np.arange(n // 2 + 1)
+    correlation = np.fft.irfft(spectrum * np.conj(spectrum))[: n // 2 + 1] / scale * n / (n - lags)
+    # A season is a local greatest value after the correlation has first fallen below 0.
+    below = np.nonzero(correlation < 0)[0]
+    first = max(SHORTEST_SEASON, int(below[0])) if len(below) else len(correlation)
+    inner = correlation[first:-1]
+    peaks = (
+        np.nonzero((inner >= correlation[first - 1 : -2]) & (inner >= correlation[first + 1 :]))[0] + first
+    )
+    peaks = peaks[correlation[peaks] >= LEAST_CORRELATION]
+    return int(peaks[np.argmax(correlation[peaks])]) if len(peaks) else None
+
+
+def _phase_mean(values: Floats, place: int, season: int) -> float:
+    return (
+        float(np.mean(values[place - season :: -season][:SEASONS])) if place >= season else float(values[0])
+    )
+
+
+def _rms(found: Floats) -> float:
+    return math.sqrt(float(np.mean(found * found))) if len(found) else 0.0
