@@ -33,6 +33,7 @@ _AMPLIFIED: Final = 3.0
 _SHARES: Final = {"latency_p50_ms": 0.5, "latency_p95_ms": 0.05, "latency_p99_ms": 0.01}
 _CLEAR_STALL: Final = 0.5  # extra threads that stall: from here on the stall is real, whatever else grew
 _WAITING_BATCH_PCT: Final = 5.0
+_RUNS_CORES: Final = 0.01  # CPU use from which a workload counts as running
 _GIGABYTE: Final = 1e9
 LOST_OCCUPANCY: Final = 0.8
 """Share of its usual cache occupancy below which an LRA has lost cache to others."""
@@ -79,7 +80,10 @@ def surroundings(snapshot: Snapshot) -> Surroundings:
     waits = [v.sample.cpu_some_pct for v in batches(snapshot) if v.sample is not None]
     samples = [v.sample for v in snapshot.workloads if v.sample is not None]
     batch = [v.sample for v in batches(snapshot) if v.sample is not None]
-    traffic = _sum_of([sample.mbw_bytes_per_s for sample in samples])
+    # A running workload that is not measured yet may be the one that crowds the bus: then the traffic is not known.
+    running = [s for s in samples if value_or(s.cpu_usage_cores, 1.0) >= _RUNS_CORES]
+    blind = any(not available(sample.mbw_bytes_per_s) for sample in running)
+    traffic = NOT_MEASURED if blind else _sum_of([sample.mbw_bytes_per_s for sample in samples])
     return Surroundings(
         siblings_busy=smt and (not available(busy) or busy > 1.02 * cores),
         batch_waits=any(value_or(w, 100.0) >= _WAITING_BATCH_PCT for w in waits),

@@ -24,7 +24,7 @@ from perphd.sim.events import Arrival, Becomes, Departure, Event, LoadChange
 from perphd.sim.inforce import InForce, Tenant
 from perphd.sim.kernel import Directory, SimFs
 from perphd.sim.kernel.cgroup2 import CgroupTree, SimCgroup
-from perphd.sim.kernel.proc import add_locks
+from perphd.sim.kernel.proc import add_cpu_times, add_locks
 from perphd.sim.kernel.resctrl import MOUNT_POINT, ResctrlTree
 from perphd.sim.machine import CGROUP_ROOT, Machine, add_proc, add_processors, show_cpus
 from perphd.sim.node.grant import Array
@@ -94,6 +94,7 @@ class SimHost:
         used = lambda: top.memory.current_bytes  # noqa: E731
         mounts = self.resctrl.mount_line if self.resctrl else str
         add_proc(root, self.machine, OWN_CGROUP, top.pressure, used, mounts)
+        add_cpu_times(root, self.cgroups, lambda: self.now_s)
         add_locks(root, [self.resctrl.directory] if self.resctrl else [])
         self.fs = SimFs(root)
         self.perf_opener = SimPerf(self.cgroups, pmu)

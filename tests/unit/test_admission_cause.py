@@ -142,6 +142,18 @@ def test_surroundings_add_up_batch_and_tell_whether_perphd_confines_it() -> None
     assert (confined.batch_traffic_bytes_per_s, confined.batch_occupancy_bytes) == (1.8e9, 11 * MIB)
 
 
+def test_traffic_is_not_known_while_a_running_workload_is_not_measured() -> None:
+    lra, batch = WorkloadSpec("app", Kind.LRA, "/app"), WorkloadSpec("hog", Kind.BATCH, "/hog")
+
+    def traffic(cores: float) -> Reading:
+        hog = Sample("hog", 100.0, 1.0, cpu_usage_cores=cores)
+        views = (WorkloadView(lra, app()), WorkloadView(batch, hog))
+        return surroundings(Snapshot(1, 100.0, 1.0, HostView(topology(4)), views)).traffic_bytes_per_s
+
+    assert traffic(0.0) == pytest.approx(0.6e9 / 4)
+    assert traffic(3.0) is NOT_MEASURED
+
+
 def test_explain_shows_bytes_as_people_read_them() -> None:
     named, evidence = found(app(), AROUND)
     verdict = Verdict(Health.DEGRADED, named, 90.0, tuple(evidence))

@@ -86,11 +86,18 @@ def foreign_lock(
         proc.remove(str(pid))
 
 
+def add_cpu_times(root: Directory, tree: CgroupTree, clock: Callable[[], float]) -> None:
+    """/proc/stat: what all CPUs have run since boot. ``clock``: seconds since then."""
+    proc = root.make("/proc")
+    if "stat" not in proc.children:
+        proc.add("stat", lambda: _stat(tree, clock()))
+
+
 def add_host_files(root: Directory, tree: CgroupTree, clock: Callable[[], float]) -> None:
     """/proc/stat and what else describes the host as a whole. ``clock``: seconds since its boot."""
+    add_cpu_times(root, tree, clock)
     proc = root.make("/proc")
     missing = {
-        "stat": lambda: _stat(tree, clock()),
         "uptime": lambda: f"{clock():.2f} {max(0.0, _idle_s(tree, clock())):.2f}\n",
         "loadavg": lambda: "0.00 0.00 0.00 1/1 1\n",
     }

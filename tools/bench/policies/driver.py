@@ -80,7 +80,7 @@ class Seat:
         self._memory: Any = None
         self._in_force: Mapping[str, Settings] = {}
         self._tick = 0
-        self._host = host_view(scenario.machine)
+        self._host = scenario.kind.actuators(host_view(scenario.machine))
         self.decide_s = self.learn_s = 0.0
 
     def snapshot(self, samples: tuple[Sample, ...], busy_cores: float, now_s: float) -> Snapshot:
@@ -144,7 +144,7 @@ class Seat:
             model=self._registry.model(spec.name) if self._registry is not None and is_lra else None,
             protection=known[0] if known is not None else None,
             protected_since_s=known[1] if known is not None else 0.0,
-            enforceable=KNOBS,
+            enforceable=self._scenario.kind.knobs(KNOBS),
             enforced=True,
             allowed=self._scenario.machine.online if cpus is KEEP else cpus,
         )

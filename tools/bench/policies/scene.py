@@ -9,6 +9,7 @@ from perphd.domain.workload import Kind, Objective, WorkloadSpec
 from perphd.sim.node.load import LoadTrace, Steps
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.workload import NodeWorkload
+from tools.bench.policies.hostkind import HostKind
 
 GRACE = 1.02
 """A target counts as missed when it is missed by more than 2 %: a knee is sharp, and nobody can stand on its edge."""
@@ -93,7 +94,8 @@ class Scenario:
     ``patience_s``: an open loop's requests that wait longer are given up by who asked. ``count_from_s``: violations
     and throughput before that are not counted (undisturbed warm-up, in which batch has not come yet).
     ``oracle``: whether the optimum is computed. ``partition``: whether it also looks at disjoint parts for
-    every workload (CLITE's space). ``step_s``: resolution of the physics. ``only``: policies that run it, by name
+    every workload (CLITE's space). ``step_s``: resolution of the physics. ``kind``: of host: what is
+    measured and can be set there. ``only``: policies that run it, by name
     (empty: all). ``most_seeds``: runs of each policy at most.
     """
 
@@ -108,6 +110,7 @@ class Scenario:
     oracle: bool = True
     partition: bool = False
     step_s: float = 0.25
+    kind: HostKind = HostKind.METAL
     only: tuple[str, ...] = ()
     most_seeds: int = 100
 

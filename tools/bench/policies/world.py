@@ -33,6 +33,10 @@ _BANDWIDTH_NOISE: Final = 0.022  # measured between runs of MLC on cloud machine
 _OCCUPANCY_NOISE: Final = 0.05
 _PAGE_FILL_BYTES_PER_S: Final = 400e6
 _LEAST_BACKLOG: Final = 20.0
+_UNCOUNTED: Final = 2
+"""Samples after threads have come or moved: one until their resctrl group is made, and one more for a first rate."""
+_NO_GROUP: Final = Unavailable("its threads are not in a resctrl group of its own yet")
+_NO_RATE: Final = Unavailable("nothing to compare with yet")
 
 
 def host_view(machine: Machine, busy_cores: Reading = NOT_MEASURED) -> HostView:
@@ -63,6 +67,11 @@ def grant_of(machine: Machine, settings: Settings) -> Grant:
     )
 
 
+def _has_group(settings: Settings) -> bool:
+    """True if these settings take a control group of resctrl."""
+    return settings.llc_masks is not KEEP or settings.mba_pct is not KEEP
+
+
 @dataclass(slots=True)
 class Interval:
     """How everybody truly fared over an interval: means of outcomes, by name. Latencies are weighted by work."""
@@ -75,11 +84,15 @@ class Interval:
 
 @dataclass(slots=True)
 class _Life:
-    """What the world keeps of one actor that is there. ``fresh``: it came within this interval, unseen so far."""
+    """What the world keeps of one actor that is there. ``fresh``: it came within this interval, unseen so far.
+
+    ``uncounted``: samples until its resctrl group gives a rate again.
+    """
 
     actor: Actor
     work: NodeWorkload
     fresh: bool
+    uncounted: int
     asked: Drift = field(default_factory=Drift)
     needed: Drift = field(default_factory=Drift)
     done: float = 0.0
@@ -113,6 +126,10 @@ class World:
             old = self._settings.get(actor.name, UNTOUCHED)
             new = settings.get(actor.name, UNTOUCHED)
             if old != new:
+                if _has_group(old) != _has_group(new) and actor.name in self._lives:
+                    self._lives[
+                        actor.name
+                    ].uncounted = _UNCOUNTED  # its threads move to another resctrl group
                 moved += sum(getattr(old, k) != getattr(new, k) for k in Settings.__slots__)
                 self._settings[actor.name] = new
         if moved:
@@ -148,7 +165,8 @@ class World:
 
     def samples(self, interval: Interval) -> tuple[Sample, ...]:
         """What a monitor would have read over the interval."""
-        return tuple(self._sample(interval, name) for name in interval.outcomes)
+        kind = self.scenario.kind
+        return tuple(kind.seen(self._sample(interval, name)) for name in interval.outcomes)
 
     def busy_cores(self, interval: Interval) -> float:
         """CPU used by everybody."""
@@ -164,12 +182,18 @@ class World:
         silent = Unavailable("nothing was answered")
         is_open = lra and actor.work.requests is not None and not actor.work.requests.closed
         fresh = life is not None and life.fresh
+        no_cache = no_rate = None
         if life is not None:
             life.fresh = False
+            no_cache = _NO_GROUP if life.uncounted == _UNCOUNTED else None
+            no_rate = _NO_RATE if life.uncounted else None
+            life.uncounted = max(0, life.uncounted - 1)
 
         def counted(value: float, noise: float = _COUNTER_NOISE) -> float:
             return value * math.exp(self._random.gauss(0.0, noise))
 
+        occupancy = counted(outcome.occupancy_bytes, _OCCUPANCY_NOISE)
+        bandwidth = counted(outcome.bandwidth_bytes_per_s, _BANDWIDTH_NOISE)
         return Sample(
             workload=name,
             at_s=interval.at_s,
@@ -189,8 +213,8 @@ class World:
             mips=counted(outcome.mips),
             cpi=counted(outcome.cpi),
             llc_mpki=counted(outcome.mpki, 0.01),
-            llc_occupancy_bytes=counted(outcome.occupancy_bytes, _OCCUPANCY_NOISE),
-            mbw_bytes_per_s=counted(outcome.bandwidth_bytes_per_s, _BANDWIDTH_NOISE),
+            llc_occupancy_bytes=occupancy if no_cache is None else no_cache,
+            mbw_bytes_per_s=bandwidth if no_rate is None else no_rate,
             work_rate_per_s=outcome.work_per_s if lra else nothing,
             load_per_s=outcome.offered_per_s if is_open else Unavailable("a closed loop"),
             latency_p50_ms=(p50 if answered else silent) if lra else nothing,
@@ -213,7 +237,10 @@ class World:
         actors = {a.name: a for a in self.scenario.actors}
         # Who is there from the start has been read once before: the first interval already has rates.
         fresh = self.now_s > 0.0
-        self._lives = {n: self._lives.get(n) or _Life(actors[n], work, fresh) for n, work in wanted.items()}
+        self._lives = {
+            n: self._lives.get(n) or _Life(actors[n], work, fresh, _UNCOUNTED * fresh)
+            for n, work in wanted.items()
+        }
         for name, work in wanted.items():
             self._lives[name].work = work
         node = Node(self.machine, list(wanted.values()))
