@@ -34,7 +34,7 @@ from perphd.domain.policy import Policy
 from perphd.domain.workload import Mode
 from perphd.host.actuators import Actuators, actuators
 from perphd.host.app_version import AppVersions
-from perphd.host.capabilities import probe
+from perphd.host.capabilities import look_again, probe
 from perphd.host.cgroup import Hierarchies, discover
 from perphd.host.egress_fs import EgressFs, with_egress
 from perphd.host.event_files import EVENT_FILES, EventFiles
@@ -184,7 +184,8 @@ def build_agent(
         rounds=tap,
         sli=SliBoard(
             sli_opener or (lambda spec, cgroup: open_source(spec, cgroup, hierarchies)),
-            SLI_TIMEOUT_SHARE * config.daemon.period_s),
+            SLI_TIMEOUT_SHARE * config.daemon.period_s,
+        ),
         records=records,
         pauses=pauses,
         models=_models(
@@ -198,6 +199,7 @@ def build_agent(
         ),
         bounds=bounds,
         actuators=lambda: _actuators(fs, config.daemon.state_dir),
+        capabilities_now=lambda: look_again(fs, capabilities),
         discovery=Discovery(fs, Lookup(fs, hierarchies)),
         residence=Residence(fs, hierarchies),
         waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)

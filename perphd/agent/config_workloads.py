@@ -190,9 +190,7 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
     )
 
 
-def _check_latency_is_measured(
-    values: Mapping[str, Any], sli: SliSpec | None, source: str, key: str
-) -> None:
+def _check_latency_is_measured(values: Mapping[str, Any], sli: SliSpec | None, source: str, key: str) -> None:
     limit = f"{values['max_latency_ms']:g} cannot be judged"
     if sli is None:
         problem = f"{limit}: no latency is measured without [lra.sli]"

@@ -105,8 +105,10 @@ class Agent:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the host can do, as found at start, and what of it is measured now."""
-        known, throttle = self._state.parts.capabilities, self._state.actuators.throttle
+        """What the host can do: as found at start, with resctrl as it is now, and what of it is measured now."""
+        now = self._state.parts.capabilities_now
+        known = self._state.parts.capabilities if now is None else now()
+        throttle = self._state.actuators.throttle
         found = Capabilities((*known.items, capability(throttle))) if throttle.levels else known
         return counting.with_measured(found, self._state)
 
@@ -236,11 +238,11 @@ class Agent:
         if self._state.parts.waker is not None and workload in self._state.specs:
             self._state.parts.waker.heard(workload, self._state.specs[workload].objective, reading)
 
-    async def restore(self, by: Actor | None = None) -> RestoreReport:
-        """Go back to observing and put every original value back."""
+    async def restore(self, by: Actor | None = None, ignore_lock: bool = False) -> RestoreReport:
+        """Go back to observing and put every original value back. ``ignore_lock``: as ``isolation.restore`` has it."""
         async with self._state.lock:
             self._modes.halt()
-            report = await self._state.parts.executor.restore()
+            report = await self._state.parts.executor.restore(ignore_lock=ignore_lock)
             self._state.protections.clear()
             self._state.planned = None
         self._state.tell(EventKind.RESTORE, f"{report}; all workloads: observe", by=by)

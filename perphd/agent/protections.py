@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from perphd.admission.inferer import untouched
 from perphd.agent.modes import Modes
 from perphd.agent.state import Enforceable, Protection, State
+from perphd.domain.allocation import KEEP, UNTOUCHED, Allocation, Settings
 from perphd.domain.policy import TargetState
 from perphd.domain.sample import Quality, Sample, lies_after, with_flag
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.actuators import Actuators
 
-_SHARED_KNOBS = frozenset({"cpus", "cpu_weight", "llc_masks", "mba_pct"})
-"""What of batch makes up every LRA's protection: if one of them is blocked, nobody has what was chosen for it."""
+_CPU_KNOBS = frozenset({"cpus", "cpu_weight"})
+"""What of batch makes up the CPU part of every LRA's protection: it is in force as a whole or not at all."""
 CALM_TIMES = 3.0
 """Of the time, one part in so many at most is spent on settling after groups that (re)appear."""
 ENFORCEABLE_S = 60.0
@@ -53,17 +55,27 @@ class Protections:
         return known.knobs.difference(c.knob for c in conflicts if c.workload == spec.name and c.yielded)
 
     def _look_at_bounds(self, settable: bool, now_s: float) -> None:
-        """What resctrl offers: looked at again now and then, and when it was mounted after the start."""
-        mounted = settable and self._state.actuators == Actuators()
-        if mounted or now_s - self._bounds_s >= ENFORCEABLE_S:
+        """What resctrl offers: looked at again now and then."""
+        if now_s - self._bounds_s >= ENFORCEABLE_S:
             self._bounds_s = now_s
             found = self._state.parts.actuators()
             if found != Actuators() or not settable:  # what cannot be read for a moment is not gone
                 self._state.actuators = found
 
+    def look(self, now_s: float) -> bool:
+        """Follow a resctrl that was mounted, unmounted or mounted otherwise. True if it was."""
+        if not self._state.parts.executor.caches.look(now_s):
+            return False
+        self._state.actuators = self._state.parts.actuators()
+        self._state.enforceable.clear()
+        self._state.planned = None
+        return True
+
     def note(self, target: TargetState, now_s: float, changed: bool, again: bool = False) -> None:
         """Remember what is now in force for each LRA: its decision's choice, if it and some batch are enforced.
 
+        Where a part of it is blocked on some batch (CPUs, ways, bandwidth), what is in force takes the place of that
+        part, and of no other.
         ``again``: what changed was set on groups that (re)appeared, and on nobody else.
         """
         batch_enforced = any(
@@ -71,12 +83,9 @@ class Protections:
             for spec in self._state.specs.values()
         )
         when_s = self._state.time_s(now_s)
-        if any(
-            _SHARED_KNOBS.intersection(self._state.parts.executor.blocked(spec.name))
-            for spec in self._state.specs.values()
-            if self._gives_way(spec)
-        ):
-            return  # what was chosen is not what is in force: the policy goes on judging what is
+        gives_way = [spec.name for spec in self._state.specs.values() if self._gives_way(spec)]
+        blocked = {name: frozenset(self._state.parts.executor.blocked(name)) for name in gives_way}
+        cpu_blocked = any(_CPU_KNOBS & knobs for knobs in blocked.values())
         nothing = untouched(len(self._state.topology.usable_cores) or 1)
         for decision in target.decisions:
             spec = self._state.specs.get(decision.workload)
@@ -87,8 +96,14 @@ class Protections:
             protects = batch_enforced or decision.chosen.cpu.own_cores is not None
             enforced = protects and self._modes.of(spec) is Mode.ENFORCE
             allocation = decision.chosen if enforced else nothing
-            if allocation.cpu.exclusive and "cpus" in self._state.parts.executor.blocked(spec.name):
-                continue  # it could not be kept to its own cores: what was in force for it still is
+            if enforced:
+                allocation = self._really(allocation, target, blocked)
+                own_blocked = "cpus" in self._state.parts.executor.blocked(spec.name)
+                if cpu_blocked or (allocation.cpu.exclusive and own_blocked):
+                    # Not confined as it was to be: what was in force for the CPUs still is.
+                    allocation = replace(
+                        allocation, cpu=nothing.cpu if before is None else before.allocation.cpu
+                    )
             if allocation.own_ways and "llc_masks" in self._state.parts.executor.blocked(spec.name):
                 allocation = replace(allocation, own_ways=0)
             if before is None and allocation == nothing:
@@ -104,6 +119,20 @@ class Protections:
                 if again:
                     before.disturbed_s = when_s
 
+    def _really(
+        self, chosen: Allocation, target: TargetState, blocked: Mapping[str, frozenset[str]]
+    ) -> Allocation:
+        """The choice with the ways and the bandwidth that batch really leaves, where its knobs are blocked."""
+        for name, knobs in blocked.items():
+            wanted = target.settings.get(name, UNTOUCHED)
+            found = self._state.parts.executor.in_force(name)
+            if "llc_masks" in knobs and wanted.llc_masks is not KEEP:
+                ways = self._state.actuators.llc_ways
+                chosen = replace(chosen, llc_ways=min(chosen.llc_ways, _ways_left(wanted, found, ways)))
+            if "mba_pct" in knobs and wanted.mba_pct is not KEEP:
+                chosen = replace(chosen, mbw_pct=max(chosen.mbw_pct, _throttle(wanted, found)))
+        return chosen
+
     @property
     def _calm_s(self) -> float:
         """So long after groups that (re)appeared were set, others that do count for nothing."""
@@ -115,3 +144,27 @@ class Protections:
         known = self._state.enforceable.get(spec.name)
         settable = known is not None and known.knobs & {"cpus", "cpu_weight"}
         return spec.kind is Kind.BATCH and self._modes.of(spec) is Mode.ENFORCE and bool(settable)
+
+
+def _ways_left(wanted: Settings, found: Settings, ways: int) -> int:
+    """How many ways this batch leaves in every domain where it is to leave some; all, where it has what it is to."""
+    asked = {} if wanted.llc_masks is KEEP else dict(wanted.llc_masks)
+    if found.llc_masks is KEEP:
+        return 0
+    there = dict(found.llc_masks)
+    left = [
+        ways - there[domain].bit_count()
+        for domain, mask in asked.items()
+        if domain in there and there[domain] & ~mask
+    ]
+    return max(0, min(left, default=ways))
+
+
+def _throttle(wanted: Settings, found: Settings) -> int:
+    """The bandwidth (per cent) that this batch has where it is to have less; 0, where it has what it is to."""
+    asked = {} if wanted.mba_pct is KEEP else dict(wanted.mba_pct)
+    if found.mba_pct is KEEP:
+        return 100
+    there = dict(found.mba_pct)
+    more = [there[domain] for domain, pct in asked.items() if domain in there and there[domain] > pct]
+    return min(100, max(more, default=0))

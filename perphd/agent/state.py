@@ -52,7 +52,8 @@ class Closable(Protocol):
 class Parts:
     """What the composition root puts together; ``owned`` is closed, in order, when the agent stops.
 
-    ``bounds``: what resctrl can set, as found at start; ``actuators`` looks anew.
+    ``bounds``: what resctrl can set, as found at start; ``actuators`` looks anew. ``capabilities_now``: the report with
+    what can change while the daemon runs (resctrl's mount) as it is now.
     """
 
     topology: Topology
@@ -68,6 +69,7 @@ class Parts:
     pauses: Pauses
     bounds: Actuators = Actuators()
     actuators: Callable[[], Actuators] = Actuators
+    capabilities_now: Callable[[], Capabilities] | None = None
     rounds: RoundTap | None = None
     waker: Waker | None = None
     links: LinkLoad | None = None

@@ -64,6 +64,7 @@ class Ticking:
             self._state.began_s = now_s if self._state.began_s is None else self._state.began_s
             self._follow_processors(now_s)
             self._follow_pauses()
+            self._protections.look(now_s)
             specs = self._state.all_specs()
             self._state.parts.models.follow(specs, now_s)
             counted = self._state.parts.executor.counted
@@ -245,6 +246,7 @@ class Ticking:
                 text += "; not undone: " + "; ".join(applied.problems)
             about = applied.failed.path if applied.failed is not None else "apply"
             self._state.parts.records.problem("apply", text, now_s, about)
+            self._protections.note(target, now_s, changed=bool(applied.kept))
 
     def _note_released(self, report: RestoreReport | None, now_s: float) -> None:
         if report is None:

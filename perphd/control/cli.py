@@ -217,11 +217,16 @@ def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose:
     is_flag=True,
     help="Also undo values that somebody else has changed since (without daemon only).",
 )
+@click.option(
+    "--ignore-lock",
+    is_flag=True,
+    help="Remove resctrl groups although another program holds the lock, which may see half a change.",
+)
 @click.option("--state-dir", metavar="DIR", help="Where the journal is [default: as configured].")
 @click.option(
     "--config", "config_path", default=DEFAULT_CONFIG, show_default=True, help="Names the state directory."
 )
-def restore(out: Out, force: bool, state_dir: str | None, config_path: str) -> None:
+def restore(out: Out, force: bool, ignore_lock: bool, state_dir: str | None, config_path: str) -> None:
     """Put back every value that perphd has changed.
 
     A running daemon does it and goes back to observing. Without one the journal is enough; exits with 1 as well if it
@@ -234,7 +239,7 @@ def restore(out: Out, force: bool, state_dir: str | None, config_path: str) -> N
 
     if state_dir is None and not force:
         try:
-            data = out.client.send("POST", "restore")
+            data = out.client.send("POST", f"restore?ignore_lock={int(ignore_lock)}")
         except Unreachable:
             data = None
     else:
@@ -247,7 +252,9 @@ def restore(out: Out, force: bool, state_dir: str | None, config_path: str) -> N
         place = _for_restore(config_path)
         is_guessed = place.is_guessed and not state_dir
         data = encode(
-            restore_each(RealFs(place.root), (state_dir,) if state_dir else place.state_dirs, force)
+            restore_each(
+                RealFs(place.root), (state_dir,) if state_dir else place.state_dirs, force, ignore_lock
+            )
         )
     report = decode(RestoreReport, data)
     observing = [text("All workloads: observe, until the mode is set again.")] if by_daemon else []

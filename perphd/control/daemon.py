@@ -31,6 +31,11 @@ def main() -> None:
     print_any(sys.stdout)
 
 
+_ignore_lock_option = click.option(
+    "--ignore-lock",
+    is_flag=True,
+    help="Remove resctrl groups although another program holds the lock, which may see half a change.",
+)
 _config_option = click.option(
     "--config", "config_path", default=DEFAULT_PATH, show_default=True, help="Configuration file."
 )
@@ -77,7 +82,8 @@ def demo(seconds: int, seed: int) -> None:
 @_config_option
 @click.option("--state-dir", help="Where the journal is; overrides the configuration.")
 @click.option("--force", is_flag=True, help="Also undo values that somebody else has changed since.")
-def restore(config_path: str, state_dir: str | None, force: bool) -> None:
+@_ignore_lock_option
+def restore(config_path: str, state_dir: str | None, force: bool, ignore_lock: bool) -> None:
     """Put back every value that a daemon changed and did not give back. Works without the daemon.
 
     Looks into the configured state directory, and into those that daemons with this configuration file have used since
@@ -89,7 +95,7 @@ def restore(config_path: str, state_dir: str | None, force: bool) -> None:
     try:
         place = for_restore(config_path, lambda text: click.echo(f"perphd: warning: {text}", err=True))
         state_dirs = (state_dir,) if state_dir else place.state_dirs
-        report = restore_each(RealFs(place.root), state_dirs, force)
+        report = restore_each(RealFs(place.root), state_dirs, force, ignore_lock)
     except PerphError as exc:
         _refuse(exc)
     click.echo(str(report))

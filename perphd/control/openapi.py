@@ -240,7 +240,10 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("DELETE", "/v1/models/{name}"): Operation("Begin anew with an LRA", _of(reset=TEXT), changes=True),
     ("POST", "/v1/restore"): Operation(
-        "Put every original value back, and only observe from now on", RestoreReport, changes=True
+        "Put every original value back, and only observe from now on",
+        RestoreReport,
+        (_query("ignore_lock", {"enum": ["0", "1"]}),),
+        changes=True,
     ),
     ("POST", "/v1/reload"): Operation(
         "Read the configuration files anew",

@@ -90,8 +90,11 @@ class AgentPort(Protocol):
     def push_sli(self, workload: str, reading: SliReading) -> Done:
         """A reading from the application itself. Raises ConfigError if its SLI source is not ``push``."""
 
-    async def restore(self, by: Actor | None = None) -> Any:
-        """Put every original value back; answers what was done, as a dataclass."""
+    async def restore(self, by: Actor | None = None, ignore_lock: bool = False) -> Any:
+        """Put every original value back; answers what was done, as a dataclass.
+
+        ``ignore_lock``: remove resctrl groups although another program holds resctrl's lock.
+        """
 
     def rounds(self) -> AsyncIterator[Round]:
         """Every round of decisions from now on, whole; ends when the agent stops."""

@@ -352,7 +352,8 @@ class Routes:
         return {"workload": name, **values}
 
     async def _restore(self, request: web.Request, peer: Peer) -> Any:
-        return encode(await self._agent.restore(peer.actor()))
+        ignore_lock = request.query.get("ignore_lock") == "1"
+        return encode(await self._agent.restore(peer.actor(), ignore_lock))
 
     async def _reload(self, request: web.Request, peer: Peer) -> Any:
         config = await self._reload_config(peer.actor())

@@ -134,7 +134,9 @@ class BpfPrograms:
             raise kernel_error(exc, self._path(pin), "open") from exc
         info = ctypes.create_string_buffer(256)
         try:
-            syscall.call(Command.OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", fd, len(info), ctypes.addressof(info)))
+            syscall.call(
+                Command.OBJ_GET_INFO_BY_FD, struct.pack("=IIQ", fd, len(info), ctypes.addressof(info))
+            )
         except OSError as exc:
             raise kernel_error(exc, self._path(pin), "ask about") from exc
         finally:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from posixpath import dirname
 from typing import Final
 
 from perphd.domain.errors import KernelError
@@ -30,12 +31,16 @@ def touch(path: str) -> None:
 
 
 class DropIns:
-    """``unlink`` and ``mark`` remove and make a file; hosts that are simulated bring their own."""
+    """``unlink``, ``mark`` and ``rmdir`` change the file system; hosts that are simulated bring their own."""
 
     def __init__(
-        self, fs: KernelFs, unlink: Callable[[str], None] = os.unlink, mark: Callable[[str], None] = touch
+        self,
+        fs: KernelFs,
+        unlink: Callable[[str], None] = os.unlink,
+        mark: Callable[[str], None] = touch,
+        rmdir: Callable[[str], None] = os.rmdir,
     ) -> None:
-        self._fs, self._unlink, self._mark = fs, unlink, mark
+        self._fs, self._unlink, self._mark, self._rmdir = fs, unlink, mark, rmdir
         self._unmarked: set[str] = set()
 
     def expect(self, unit: str, file: str) -> None:
@@ -57,6 +62,7 @@ class DropIns:
                 if is_own or (mark in self._unmarked and self._says_nothing(path)):
                     with suppress(OSError):  # a sandbox may forbid it: it then stays until the next boot
                         self._unlink(path)
+                        self._rmdir(dirname(path))  # refused while anything else is in it
             self._unmarked.discard(mark)
             if is_own:
                 with suppress(OSError):

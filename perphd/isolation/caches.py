@@ -1,67 +1,60 @@
 """Cache ways and memory bandwidth of workloads, by resctrl groups of perphd's own.
 
-Workloads that are to have the same share one group, since CLOSIDs are few. What is given back is the group as a whole:
-it is removed, and its tasks fall to the default group, where they were before. The journal names every group that was
-made. Threads that another program has put into a group of its own are left there, and told.
+Every workload has a group of its own while CLOSIDs suffice; ``pools`` says who shares one where they do not. A value
+that cannot be set now is not a value that nobody wants: the group stays, with the value in force. A group is removed
+when nothing is wanted of it any more; its tasks fall to the default group, where they were before. The journal names
+every group that was made. Threads that another program has put into a group of its own are left there and reported.
+
+Planning takes no lock, so that nobody who holds resctrl's lock can keep it waiting; ``group_jobs`` writes.
 """
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import rdt
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
-from perphd.domain.errors import KernelError
-from perphd.domain.plan import NotEnforceable, Stage, Write
-from perphd.domain.workload import WorkloadSpec
+from perphd.domain.plan import Key, NotEnforceable, Stage, Write
+from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.group import Cgroups
-from perphd.host.cgroup.knobs import RESCTRL_SETTINGS, Value
+from perphd.host.cgroup.knobs import RESCTRL_SETTINGS
 from perphd.host.fs import KernelFs
 from perphd.host.resctrl import (
+    LOCK_WAIT_S,
     PREFIX,
-    as_kernel_error,
+    Mounted,
     check_schemata,
-    open_groups,
+    resources,
     same_schemata,
+    settings_of,
     wanted_schemata,
     why_not,
 )
+from perphd.isolation.group_jobs import CacheResult, GroupJobs, Job
+from perphd.isolation.group_watch import GroupWatch, Seen
 from perphd.isolation.journal import Journal
 from perphd.isolation.journal_format import Original
-from perphd.isolation.planner import FileState
+from perphd.isolation.pools import Pool, Want, assign
 from perphd.isolation.refusals import Refusals
 from perphd.isolation.standing import Standing
-from perphd.isolation.transaction import as_failure
 from perphd.isolation.watch import Watch
 
 KNOB: Final = "llc_masks"
 """The knob under which groups stand in the journal and in reports."""
-LOOK_AGAIN_S: Final = 30.0
-"""Where resctrl is not mounted it is looked for again so often."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """What is to be done about groups, as writes for people."""
+    """What is to be done about groups, as writes for people. ``pending``: the knobs that these writes set."""
 
     writes: tuple[Write, ...] = ()
     skipped: tuple[NotEnforceable, ...] = ()
     limited: tuple[NotEnforceable, ...] = ()
-
-
-@dataclass(slots=True)
-class CacheResult:
-    """As ``transaction.Result``, for groups."""
-
-    written: list[Write] = field(default_factory=list)
-    undone: list[Write] = field(default_factory=list)
-    failed: KernelError | None = None
-    at_fault: Write | None = None
-    problems: list[str] = field(default_factory=list)
+    pending: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +65,42 @@ class Placement:
     shared: bool
 
 
-Undo = Callable[[], object]
+@dataclass(slots=True)
+class _Look:
+    """What one plan has read."""
+
+    groups: rdt.Groups
+    seen: dict[str, Seen]
+    shown: rdt.Schemata
+    threads: dict[str, frozenset[int]]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """One plan in the making. ``locked``: who keeps perphd from changing anything; empty: nobody."""
+
+    look: _Look
+    targets: Mapping[str, Settings]
+    locked: str
+    writes: list[Write]
+    skipped: list[NotEnforceable]
+    limited: list[NotEnforceable]
+    pending: list[Key]
+
+    def skip(self, name: str, reason: str, settings: Iterable[str] = RESCTRL_SETTINGS) -> None:
+        """These settings of the workload are not as wanted, for this reason."""
+        target = self.targets.get(name, UNTOUCHED)
+        self.skipped += [
+            NotEnforceable(name, each, reason) for each in settings if getattr(target, each) is not KEEP
+        ]
 
 
 class Caches:
-    """Plans and applies; remembers only who is in which group, which can be found out again."""
+    """Plans and applies; remembers only who is in which group, which can be found out again.
+
+    Args:
+        lock_wait_s: how long a change waits for a program that holds resctrl's lock.
+    """
 
     def __init__(
         self,
@@ -86,18 +110,18 @@ class Caches:
         watch: Watch,
         standing: Standing,
         refusals: Refusals,
+        lock_wait_s: float = LOCK_WAIT_S,
     ) -> None:
         self._fs, self._cgroups, self._journal = fs, cgroups, journal
-        self._watch, self._standing, self._refusals = watch, standing, refusals
-        self._now_s = 0.0
-        self._found: rdt.Groups | str | None = None
-        self._looked_s = 0.0
-        self._held = False
+        self._standing, self._refusals = standing, refusals
+        self._mounted = Mounted(fs)
+        self._changes = GroupWatch(watch)
+        self._jobs = GroupJobs(cgroups, journal, self._changes, refusals, self._note, lock_wait_s)
+        self._targets: dict[str, Settings] = {}
         self._members: dict[str, frozenset[str]] = {}
-        self._placed: dict[str, rdt.GroupRef] = {}
-        self._foreign: dict[str, frozenset[int]] = {}
-        self._values: dict[str, Value] = {}
-        self._todo: dict[Write, Callable[[], Undo | None]] = {}
+        self._leaving: dict[str, WorkloadSpec] = {}
+        self._last = CachePlan()
+        self._pools: tuple[object, tuple[Pool, ...]] = (None, ())
 
     # -- what can be set -----------------------------------------------------------------------------------------
 
@@ -108,18 +132,23 @@ class Caches:
 
     def groups(self, now_s: float) -> rdt.Groups | str:
         """The mounted resctrl with perphd's groups, or why there is none."""
-        if isinstance(self._found, rdt.Groups) and not self._found.resctrl.exists(rdt.DEFAULT_GROUP):
-            self._found = None  # unmounted under us
-        stale = isinstance(self._found, str) and not 0 <= now_s - self._looked_s < LOOK_AGAIN_S
-        if self._found is None or stale:
-            self._found, self._looked_s = open_groups(self._fs), now_s
-        return self._found
+        self.look(now_s)
+        return self._mounted.groups(now_s)
+
+    def look(self, now_s: float) -> bool:
+        """True if another resctrl (or none) is mounted than at the last look. Costs one stat(2)."""
+        changed = self._mounted.look(now_s)
+        if changed:
+            self._changes.forget_all()
+            self._members.clear()
+        return changed
 
     def placement(self) -> Mapping[str, Placement]:
         """The control group of every workload that perphd has put into one; all others are in the default group."""
-        placed = dict(self._placed)
-        crowd = Counter(placed.values())
-        return {name: Placement(group, crowd[group] > 1) for name, group in placed.items()}
+        homes = self._changes.homes()
+        crowd = Counter(homes.values())
+        named = rdt.Prefix(PREFIX)
+        return {name: Placement(rdt.GroupRef(named.name(key)), crowd[key] > 1) for name, key in homes.items()}
 
     # -- plan ----------------------------------------------------------------------------------------------------
 
@@ -130,28 +159,55 @@ class Caches:
 
         ``held``: no group is removed yet.
         """
-        self._held, self._now_s = held, now_s
-        self._todo.clear()
+        self._jobs.begin(now_s)
         asked = [spec for spec in specs if _asks(targets.get(spec.name, UNTOUCHED))]
-        for spec in specs:
-            if spec not in asked:
-                for setting in RESCTRL_SETTINGS:
-                    self._standing.drop((spec.name, setting))
-        if not asked and not self._made():
-            return CachePlan()
+        self._targets = {spec.name: targets.get(spec.name, UNTOUCHED) for spec in specs}
+        made = self._made()
+        if not asked and not made and not self._changes.homes():
+            self._forget_in_force(specs)
+            self._last = CachePlan()
+            return self._last
         groups = self.groups(now_s)
         if isinstance(groups, str):
-            told = [
-                NotEnforceable(spec.name, setting, groups)
-                for spec in asked
-                for setting in RESCTRL_SETTINGS
-                if getattr(targets[spec.name], setting) is not KEEP
-            ]
-            return CachePlan((), tuple(told))
+            self._forget_in_force(specs)
+            self._last = CachePlan((), tuple(_nothing_of(targets, asked, groups)))
+            return self._last
         try:
-            return self._plan(groups, targets, asked, specs)
+            self._last = self._plan(groups, targets, asked, specs, made, now_s, held)
         except rdt.ResctrlError as exc:
-            return CachePlan((), tuple(NotEnforceable(spec.name, KNOB, str(exc)) for spec in asked))
+            self._last = CachePlan((), tuple(_nothing_of(targets, asked, str(exc))))
+        return self._last
+
+    def waiting(self, targets: Mapping[str, Settings], specs: Sequence[WorkloadSpec]) -> CachePlan:
+        """The plan while the writes of the last one are still being made: nothing new; what changed is pending too."""
+        changed = [
+            (spec.name, setting)
+            for spec in specs
+            for setting in RESCTRL_SETTINGS
+            if getattr(targets.get(spec.name, UNTOUCHED), setting)
+            != getattr(self._targets.get(spec.name, UNTOUCHED), setting)
+        ]
+        last = self._last
+        pending = dict.fromkeys((*last.pending, *changed))
+        held = self._held_by_others()
+        told = tuple(NotEnforceable(*key, held) for key in pending) if held else ()
+        return CachePlan((), (*last.skipped, *told), last.limited, tuple(pending))
+
+    def _held_by_others(self) -> str:
+        """Whom the writes wait for; empty if nobody else holds resctrl's lock."""
+        groups = self._mounted.found
+        if groups is None:
+            return ""
+        access = groups.resctrl.access
+        holders = [
+            holder for holder in rdt.lock_holders(access.fs, access.path()) if holder.pid != os.getpid()
+        ]
+        return f"waits for the lock of {access.path()}: {', '.join(map(str, holders))}" if holders else ""
+
+    def _forget_in_force(self, specs: Sequence[WorkloadSpec]) -> None:
+        for spec in specs:
+            for setting in RESCTRL_SETTINGS:
+                self._standing.drop((spec.name, setting))
 
     def _plan(
         self,
@@ -159,240 +215,322 @@ class Caches:
         targets: Mapping[str, Settings],
         asked: Sequence[WorkloadSpec],
         specs: Sequence[WorkloadSpec],
+        made: Sequence[Original],
+        now_s: float,
+        held: bool,
     ) -> CachePlan:
-        skipped: list[NotEnforceable] = []
-        limited: list[NotEnforceable] = []
-        wanted: dict[str, rdt.Schemata] = {}
-        for spec in asked:
-            reasons = self._why_not(groups, targets[spec.name])
-            skipped += [NotEnforceable(spec.name, setting, why) for setting, why in reasons.items()]
-            kept = {
-                name: KEEP if name in reasons else getattr(targets[spec.name], name)
-                for name in RESCTRL_SETTINGS
-            }
-            if all(value is KEEP for value in kept.values()) or not self._cgroups.group(spec.cgroup).exists():
-                continue
-            masks, pct = (() if value is KEEP else value for value in kept.values())
-            schemata = wanted_schemata(groups.resctrl.info, masks, pct)
-            if problem := check_schemata(groups, schemata):
-                skipped.append(NotEnforceable(spec.name, KNOB, problem))
-                continue
-            wanted[spec.name] = schemata
-        by_key = self._assign(wanted)
-        writes: list[Write] = []
-        for key, names in by_key.items():
-            members = [spec for spec in asked if spec.name in names]
-            writes += self._one_group(
-                groups, key, wanted[members[0].name], members, targets, skipped, limited
-            )
-        left = {name: key for key, names in self._members.items() for name in names if name not in wanted}
+        look = self._read(groups, asked, specs, made)
+        self._changes.look(look.seen, self._members, look.threads, self._jobs.foreign)
+        self._find_homes(look)
+        draft = _Draft(look, targets, self._jobs.locked(look.groups), [], [], [], [])
+        there = [spec for spec in asked if spec.name in look.threads]
+        left_alone = {spec.name for spec in specs if self._changes.yielded(spec.name)}
+        theirs = {key: names & left_alone for key, names in self._members.items() if key in look.seen}
+        kept = {key for key, names in theirs.items() if names}
+        kept |= {home for name in left_alone if (home := self._changes.home(name))}
+        wanted: dict[str, Want] = {}
+        for spec in there:
+            want = self._want(draft, spec, now_s)
+            if spec.name in left_alone:
+                self._leave_alone(draft, spec, want)
+            elif want is not None:
+                wanted[spec.name] = want
+        pools = self._assign(look, wanted, kept)
+        by_name = {spec.name: spec for spec in there}
+        for pool in pools:
+            self._one_group(draft, pool, [by_name[name] for name in pool.names], wanted, now_s)
+        used = {pool.key for pool in pools} | kept
+        if not held:
+            self._give_back(draft, specs, used, made, now_s)
+        self._members = {pool.key: frozenset(pool.names) for pool in pools}
+        for key in kept:
+            inside = {name for name in left_alone if self._changes.home(name) == key}
+            self._members[key] = frozenset(theirs.get(key, frozenset()) | inside)
         for spec in specs:
-            # Whose group goes needs no releasing: its threads fall to the default group with it.
-            if left.get(spec.name) in by_key and self._cgroups.group(spec.cgroup).exists():
-                writes.append(self._releasing(groups, spec))
-        for entry in self._made():
-            own = groups.key(rdt.GroupRef(entry.path.rsplit("/", 1)[1]))
-            if own is not None and own not in by_key and not self._held:
-                writes.append(self._removing(groups, own, entry))
-        self._values = {spec.name: _value(targets[spec.name]) for spec in asked}
-        self._members = {key: frozenset(names) for key, names in by_key.items()}
-        return CachePlan(tuple(writes), tuple(skipped), tuple(limited))
+            self._note(spec.name)
+        return CachePlan(
+            tuple(draft.writes), tuple(draft.skipped), tuple(draft.limited), tuple(draft.pending)
+        )
 
-    def _why_not(self, groups: rdt.Groups, target: Settings) -> dict[str, str]:
-        wanted = [setting for setting in RESCTRL_SETTINGS if getattr(target, setting) is not KEEP]
-        return {setting: why for setting in wanted if (why := why_not(groups, setting))}
+    def _read(
+        self,
+        groups: rdt.Groups,
+        asked: Sequence[WorkloadSpec],
+        specs: Sequence[WorkloadSpec],
+        made: Sequence[Original],
+    ) -> _Look:
+        """Groups before threads: a thread that ends in between is not taken for one that was moved out."""
+        resctrl = groups.resctrl
+        seen: dict[str, Seen] = {}
+        for entry in made:
+            group = rdt.GroupRef(entry.path.rsplit("/", 1)[1])
+            key = groups.key(group)
+            if key is None:
+                continue
+            try:
+                identity = resctrl.identity(group)
+                found = Seen(group, entry.path, identity, resctrl.schemata(group), resctrl.tasks(group))
+            except rdt.Gone:
+                continue
+            seen[key] = found
+        shown = next((one.schemata for one in seen.values()), None)
+        shown = resctrl.schemata() if shown is None else shown
+        groups = self._mounted.follow(shown) or groups
+        threads: dict[str, frozenset[int]] = {}
+        homes = self._changes.homes()
+        asks = {spec.name for spec in asked}
+        leaving = [spec for spec in self._leaving.values() if spec.name not in self._targets]
+        for spec in (*specs, *leaving):
+            if seen or spec.name in asks or spec.name in homes:
+                group_of = self._cgroups.group(spec.cgroup)
+                if group_of.exists():
+                    threads[spec.name] = group_of.threads()
+        return _Look(groups, seen, shown, threads)
 
-    def _assign(self, wanted: Mapping[str, rdt.Schemata]) -> dict[str, list[str]]:
-        """Who shares a group: those that are to have the same. A group stays with most of those who are in it."""
-        alike: dict[str, list[str]] = {}
-        for name, schemata in wanted.items():
-            alike.setdefault(str(schemata), []).append(name)
-        found: dict[str, list[str]] = {}
-        for names in sorted(alike.values(), key=len, reverse=True):
-            inside = {
-                key: len(members & set(names)) for key, members in self._members.items() if key not in found
-            }
-            best = max(inside, key=lambda key: inside[key], default="")
-            if not best or not inside[best]:
-                taken = {*found, *self._members}
-                best = next((name for name in names if name not in taken), names[0])
-            found[best] = names
-        return found
+    def _find_homes(self, look: _Look) -> None:
+        """Who is in which group, where that is not known: after a restart, or of a workload that came back."""
+        for name, tids in look.threads.items():
+            if tids and not self._changes.home(name):
+                best = max(look.seen, key=lambda key: len(tids & look.seen[key].tasks), default="")
+                if best and (inside := tids & look.seen[best].tasks):
+                    self._changes.filled(name, best, inside)
+
+    # -- what one workload is to have ----------------------------------------------------------------------------
+
+    def _want(self, draft: _Draft, spec: WorkloadSpec, now_s: float) -> Want | None:
+        """Its schemata in the domains that are there; what cannot be set keeps the value in force. None: nothing."""
+        look, target = draft.look, draft.targets[spec.name]
+        info = look.groups.resctrl.info
+        home = look.seen.get(self._changes.home(spec.name))
+        wanted, _ = info.default().present_in(look.shown)
+        blocked = 0
+        settings = [setting for setting in RESCTRL_SETTINGS if getattr(target, setting) is not KEEP]
+        for setting in settings:
+            part, absent = wanted_schemata(info, target, setting).present_in(look.shown)
+            reason = why_not(look.groups, setting)
+            reason = reason or self._refusals.why_not((spec.name, setting), getattr(target, setting), now_s)
+            if absent and not part:
+                has = ", ".join(map(str, look.shown.domains(absent[0].resource))) or "none"
+                domain = f"{absent[0].resource} has no domain {absent[0].domain} now; it has {has}"
+                reason = reason or domain
+            elif absent and not reason:
+                where = ", ".join(map(str, absent))
+                text = f"{where} is offline: it gets its value when it is back"
+                draft.limited.append(NotEnforceable(spec.name, setting, text))
+            reason = reason or (check_schemata(info, part, look.shown) if part else "")
+            if reason:
+                draft.skip(spec.name, reason, [setting])
+                blocked += 1
+                if home is not None:
+                    cells = [
+                        cell for cell, _ in home.schemata.cells() if cell.resource in resources(info, setting)
+                    ]
+                    wanted = wanted.merged(home.schemata.only(frozenset(cells)))
+            else:
+                wanted = wanted.merged(part)
+        if blocked == len(settings) and home is None:
+            return None
+        return Want(wanted, spec.kind is Kind.LRA)
+
+    def _leave_alone(self, draft: _Draft, spec: WorkloadSpec, want: Want | None) -> None:
+        """Somebody else has interfered with its group twice: it keeps what it has."""
+        conflict = self._changes.yielded(spec.name)
+        home = draft.look.seen.get(self._changes.home(spec.name))
+        info = draft.look.groups.resctrl.info
+        if home is None or want is None or not same_schemata(info, want.schemata, home.schemata):
+            draft.skip(spec.name, str(conflict))
+
+    def _assign(self, look: _Look, wanted: Mapping[str, Want], kept: set[str]) -> tuple[Pool, ...]:
+        present: dict[str, set[str]] = {key: set() for key in look.seen if key not in kept}
+        at_home = self._changes.homes()
+        for name, key in at_home.items():
+            if key in present:
+                present[key].add(name)
+        for key, names in self._members.items():  # emptied, or nothing runs in it just now
+            if key in present:
+                present[key] |= names - at_home.keys()
+        room = len(wanted)
+        if room > len(present):  # a new group is needed, or some are shared: are there CLOSIDs?
+            closids = look.groups.resctrl.info.usable_closids
+            room = max(1, closids - 1 - len(kept) - self._others(look.groups))
+        homes = {key: frozenset(names) for key, names in present.items()}
+        asked = (tuple(wanted.items()), homes, room)
+        if self._pools[0] != asked:
+            self._pools = (asked, assign(wanted, homes, room))
+        return self._pools[1]
+
+    @staticmethod
+    def _others(groups: rdt.Groups) -> int:
+        """How many control groups are not perphd's."""
+        access = groups.resctrl.access
+        names = [name for name in access.listdir() if groups.prefix.key(name) is None]
+        return sum(access.exists(name, "tasks") for name in names if access.exists(name, "mon_groups"))
+
+    # -- the writes of one group ---------------------------------------------------------------------------------
 
     def _one_group(
         self,
-        groups: rdt.Groups,
-        key: str,
-        wanted: rdt.Schemata,
+        draft: _Draft,
+        pool: Pool,
         members: Sequence[WorkloadSpec],
-        targets: Mapping[str, Settings],
-        skipped: list[NotEnforceable],
-        limited: list[NotEnforceable],
-    ) -> list[Write]:
-        group = groups.control(key)
-        path = groups.resctrl.access.path(group.relative)
-        text = wanted.to_write().strip()
-        exists = groups.resctrl.exists(group)
-        found = groups.resctrl.schemata(group) if exists else rdt.Schemata()
-        same = exists and same_schemata(groups, wanted, found)
-        writes: list[Write] = []
-        first = members[0].name
-        if exists:
-            identity = groups.resctrl.identity(group)
-            state = FileState(f"{path}/schemata", text if same else found.to_write().strip(), "")
-            self._watch.look((first, KNOB), identity, [state])
-            if (conflict := self._watch.yielded((first, KNOB))) is not None and not same:
-                skipped += [NotEnforceable(spec.name, KNOB, str(conflict)) for spec in members]
-                return []
-        if not same:
-            if refused := self._refusals.why_not((first, KNOB), _value(targets[first]), self._now_s):
-                skipped += [NotEnforceable(spec.name, KNOB, refused) for spec in members]
-                return []
-            write = Write(first, KNOB, f"{path}/schemata", text, str(found).strip(), Stage.SHRINK)
-            self._todo[write] = lambda: self._make(groups, key, wanted, first)
-            writes.append(write)
-        inside = groups.resctrl.tasks(group) if exists else frozenset[int]()
+        wanted: Mapping[str, Want],
+        now_s: float,
+    ) -> None:
+        look = draft.look
+        info = look.groups.resctrl.info
+        now = look.seen.get(pool.key)
+        group = look.groups.control(pool.key)
+        path = look.groups.resctrl.access.path(group.relative)
+        keys = [
+            (spec.name, setting)
+            for spec in members
+            for setting in RESCTRL_SETTINGS
+            if getattr(draft.targets[spec.name], setting) is not KEEP
+        ]
+        if now is None or not same_schemata(info, pool.schemata, now.schemata):
+            if draft.locked:
+                for spec in members:
+                    draft.skip(spec.name, draft.locked)
+                return
+            text, before = str(pool.schemata), "" if now is None else str(now.schemata)
+            write = Write(members[0].name, KNOB, f"{path}/schemata", text, before, Stage.SHRINK)
+            values = {key: getattr(draft.targets[key[0]], key[1]) for key in keys}
+            self._jobs.add(write, Job(pool.key, tuple(keys), values, self._jobs.making(look.groups, pool)))
+            draft.writes.append(write)
+            draft.pending += keys
+        inside = frozenset[int]() if now is None else now.tasks
         for spec in members:
-            threads = self._cgroups.group(spec.cgroup).threads()
-            if threads & inside:
-                self._placed[spec.name] = group
-            elif self._placed.get(spec.name) == group:
-                del self._placed[spec.name]  # emptied by somebody else, or everything in it has ended
-            foreign = threads & self._foreign.get(spec.name, frozenset())
+            threads = look.threads[spec.name]
+            foreign = threads & self._jobs.foreign.get(spec.name, frozenset())
             if foreign:
                 why = f"{len(foreign)} of its threads are in groups of another program and left there"
-                limited.append(NotEnforceable(spec.name, KNOB, why))
-            if threads - inside - foreign:
-                write = Write(spec.name, KNOB, f"{path}/tasks", spec.cgroup, "", Stage.SHRINK)
-                self._todo[write] = lambda spec=spec: self._fill(groups, group, spec)  # type: ignore[misc]
-                writes.append(write)
-            in_force = same and len(threads - inside) < max(1, len(threads))
-            for setting in RESCTRL_SETTINGS:
-                value = getattr(targets[spec.name], setting) if in_force else KEEP
-                self._standing.set((spec.name, setting), value)
-        return writes
+                draft.limited.append(NotEnforceable(spec.name, KNOB, why))
+            if len(members) > 1:
+                self._say_shared(draft, pool, spec, wanted[spec.name])
+            if not threads - inside - foreign:
+                continue
+            if draft.locked:
+                draft.skip(spec.name, draft.locked)
+                continue
+            own = [key for key in keys if key[0] == spec.name]
+            write = Write(spec.name, KNOB, f"{path}/tasks", spec.cgroup, "", Stage.SHRINK)
+            values = {key: getattr(draft.targets[key[0]], key[1]) for key in own}
+            job = Job(pool.key, tuple(own), values, self._jobs.filling(look.groups, pool.key, spec))
+            self._jobs.add(write, job)
+            draft.writes.append(write)
+            if self._changes.home(spec.name) != pool.key:
+                draft.pending += own
 
-    def _removing(self, groups: rdt.Groups, key: str, entry: Original) -> Write:
-        write = Write(entry.workload, KNOB, entry.path, "", "group", Stage.GROW)
-        self._todo[write] = lambda: self._remove(groups, key, entry.path)
-        return write
+    @staticmethod
+    def _say_shared(draft: _Draft, pool: Pool, spec: WorkloadSpec, want: Want) -> None:
+        others = ", ".join(name for name in pool.names if name != spec.name)
+        closids = draft.look.groups.resctrl.info.usable_closids
+        why = (
+            f"CLOSIDs are short ({closids} with the default group's): it shares a resctrl group with {others}"
+        )
+        if want.schemata != pool.schemata:
+            why += f", which has {pool.schemata} instead of {want.schemata}"
+        draft.limited.append(NotEnforceable(spec.name, KNOB, why))
 
-    def _releasing(self, groups: rdt.Groups, spec: WorkloadSpec) -> Write:
-        path = groups.resctrl.access.path("tasks")
-        write = Write(spec.name, KNOB, path, spec.cgroup, "", Stage.GROW)
-        threads = self._cgroups.group(spec.cgroup).threads
-        self._todo[write] = lambda: self._release(groups, spec.name, threads)
-        return write
+    def _give_back(
+        self,
+        draft: _Draft,
+        specs: Sequence[WorkloadSpec],
+        used: set[str],
+        made: Sequence[Original],
+        now_s: float,
+    ) -> None:
+        """Groups that nobody is to have any more, and workloads that are to be in none.
 
-    def _release(self, groups: rdt.Groups, name: str, threads: rdt.TidSource) -> None:
-        groups.release(threads)
-        self._placed.pop(name, None)
+        Groups that hold nobody who is to have another one go first: their CLOSIDs may be needed.
+        """
+        look = draft.look
+        asks = {spec.name for spec in specs if _asks(draft.targets.get(spec.name, UNTOUCHED))}
+        moving = {home for name, home in self._changes.homes().items() if name in asks}
+        planned = draft.writes[:]
+        draft.writes.clear()
+        last: list[Write] = []
+        leaving = {name: spec for name, spec in self._leaving.items() if name not in self._targets}
+        self._leaving = {}
+        for spec in (*specs, *leaving.values()):
+            home = self._changes.home(spec.name)
+            if spec.name in asks or home not in used or self._changes.yielded(spec.name):
+                continue
+            if not self._cgroups.group(spec.cgroup).exists():
+                self._changes.released(spec.name)
+                continue
+            path = look.groups.resctrl.access.path("tasks")
+            write = Write(spec.name, KNOB, path, spec.cgroup, "", Stage.GROW)
+            if spec.name in leaving:
+                self._leaving[spec.name] = spec
+            job = Job(home, (), {}, self._jobs.releasing(look.groups, spec))
+            self._returning(draft, write, job, now_s, last)
+        for entry in made:
+            key = look.groups.key(rdt.GroupRef(entry.path.rsplit("/", 1)[1]))
+            if key is None or key in used:
+                continue
+            if key not in look.seen:
+                self._jobs.forget(key, entry.path)
+                continue
+            write = Write(entry.workload, KNOB, entry.path, "", "group", Stage.GROW)
+            job = Job(key, (), {}, self._jobs.removing(look.groups, key, entry.path))
+            self._returning(draft, write, job, now_s, last if key in moving else draft.writes)
+        draft.writes += [*planned, *last]
+
+    def _returning(self, draft: _Draft, write: Write, job: Job, now_s: float, writes: list[Write]) -> None:
+        """A write that gives back: waits as others do, and is never given up."""
+        refused = draft.locked or self._refusals.why_not(write.key, KEEP, now_s)
+        if refused:
+            draft.skipped.append(NotEnforceable(write.workload, KNOB, f"not given back: {refused}"))
+            return
+        keys = tuple((write.workload, setting) for setting in RESCTRL_SETTINGS)
+        self._jobs.add(write, Job(job.group, keys, {write.key: KEEP}, job.do))
+        writes.append(write)
+        draft.pending += keys
+
+    # -- what is in force ----------------------------------------------------------------------------------------
+
+    def _note(self, name: str) -> None:
+        """What the kernel has for this workload, as last read back."""
+        found = self._changes.left(self._changes.home(name))
+        groups = self._mounted.found
+        settings: Mapping[str, object] = {}
+        if found is not None and groups is not None:
+            target = self._targets.get(name, UNTOUCHED)
+            settings = settings_of(groups.resctrl.info, target, found.schemata)
+        for setting in RESCTRL_SETTINGS:
+            self._standing.set((name, setting), settings.get(setting, KEEP))  # type: ignore[arg-type]
 
     # -- apply ---------------------------------------------------------------------------------------------------
 
     def owns(self, write: Write) -> bool:
         """True if this write of the last plan is about a group."""
-        return write in self._todo
+        return self._jobs.has(write)
 
     def apply(self, writes: Sequence[Write]) -> CacheResult:
-        """Do these writes of the last plan; at the first failure all of them are undone."""
-        result, undo = CacheResult(), list[tuple[Write, Undo]]()
-        for write in writes:
-            try:
-                back = self._todo[write]()
-                result.written.append(write)
-                if back is not None:
-                    undo.append((write, back))
-            except Exception as exc:  # whatever it is, what was done before it is to be undone
-                result.failed = (
-                    as_kernel_error(exc) if isinstance(exc, rdt.ResctrlError) else as_failure(exc, write)
-                )
-                result.at_fault = write
-                break
-        if result.failed is not None and result.at_fault is not None:
-            key = (result.at_fault.workload, KNOB)
-            self._refusals.failed(key, self._values.get(key[0], KEEP), result.failed, self._now_s)
-            for write, back in reversed(undo):
-                try:
-                    back()
-                    result.undone.append(write)
-                except Exception as exc:
-                    result.problems.append(f"not undone, perphd restore will give it back: {exc}")
-        return result
-
-    def _make(self, groups: rdt.Groups, key: str, wanted: rdt.Schemata, workload: str) -> Undo:
-        access = groups.resctrl.access
-        group = groups.control(key)
-        path = access.path(group.relative)
-        known, mount = self._journal.originals.get(path), access.identity()
-        if known is None or known.identity != mount:
-            self._journal.record([Original(path, b"", mount, KNOB, workload)])
-        existed = groups.resctrl.exists(group)
-        try:
-            made = groups.make(key)
-            applied = groups.ensure(group, wanted)
-        except rdt.ResctrlError:
-            if not existed:
-                self._remove(groups, key, path)
-            raise
-        self._watch.wrote(f"{path}/schemata", made.identity, wanted.to_write().strip())
-        if made.created:
-            return lambda: self._remove(groups, key, path)
-        return lambda: groups.ensure(group, applied.undo) if applied.undo else None
-
-    def _fill(self, groups: rdt.Groups, group: rdt.GroupRef, spec: WorkloadSpec) -> Undo:
-        filled = groups.fill(group, self._cgroups.group(spec.cgroup).threads)
-        self._foreign[spec.name] = filled.left_to_others
-        before = self._placed.get(spec.name)
-        self._placed[spec.name] = group
-        return lambda: self._unfill(groups, spec.name, filled.moved, before)
-
-    def _unfill(
-        self, groups: rdt.Groups, name: str, moved: frozenset[int], before: rdt.GroupRef | None
-    ) -> None:
-        groups.release(moved)
-        if before is None:
-            self._placed.pop(name, None)
-        else:
-            self._placed[name] = before
-
-    def _remove(self, groups: rdt.Groups, key: str, path: str) -> None:
-        groups.remove(groups.control(key), with_others_monitors=True)
-        self._members.pop(key, None)
-        group = groups.control(key)
-        for name in [name for name, placed in list(self._placed.items()) if placed == group]:
-            self._placed.pop(name, None)
-        self._watch.forget(f"{path}/schemata")
-        with suppress(KernelError):  # the journal then still names a group that is gone
-            self._journal.close_out([path])
+        """Do these writes of the last plan. A group that fails is taken back; the others stand."""
+        return self._jobs.run(writes)
 
     # -- giving back ---------------------------------------------------------------------------------------------
 
     def release(self, names: frozenset[str], specs: Mapping[str, WorkloadSpec]) -> None:
-        """Take these workloads out of their groups; a group that is then empty is removed.
+        """Take these workloads out of their groups; a group that is then empty is removed. Does not wait for locks.
 
         Raises:
-            KernelError: it could not be done.
+            KernelError: it could not be done; the next plans try again.
         """
+        groups = self._mounted.found
         for name in names:
-            self._foreign.pop(name, None)
-        groups = self._found
-        if not isinstance(groups, rdt.Groups):
+            self._jobs.foreign.pop(name, None)
+        if groups is None:
             return
-        try:
+        homes = self._changes.homes()
+        self._leaving |= {name: specs[name] for name in names if name in specs and name in homes}
+        self._jobs.take_out(groups, names, self._leaving, homes)
+        for name in names:
+            self._leaving.pop(name, None)
             for key, members in list(self._members.items()):
-                left = members - names
-                if left == members:
-                    continue
-                if not left:
-                    self._remove(groups, key, groups.resctrl.access.path(groups.control(key).relative))
-                    continue
-                for name in members - left:
-                    if name in specs:
-                        self._release(groups, name, self._cgroups.group(specs[name].cgroup).threads)
-                self._members[key] = left
-        except rdt.ResctrlError as exc:
-            raise as_kernel_error(exc) from exc
+                self._members[key] = members - {name}
 
     def _made(self) -> list[Original]:
         return [entry for entry in self._journal.originals.values() if is_group(entry)]
@@ -403,11 +541,14 @@ def is_group(entry: Original) -> bool:
     return entry.knob in RESCTRL_SETTINGS and entry.path.rsplit("/", 1)[1].startswith(f"{PREFIX}.")
 
 
-def _value(target: Settings) -> Value:
-    """What is wanted of both settings, as one value to remember a refusal by."""
-    masks, pct = target.llc_masks, target.mba_pct
-    return (() if masks is KEEP else masks) + (() if pct is KEEP else pct)
-
-
 def _asks(target: Settings) -> bool:
     return any(getattr(target, setting) is not KEEP for setting in RESCTRL_SETTINGS)
+
+
+def _nothing_of(
+    targets: Mapping[str, Settings], asked: Sequence[WorkloadSpec], reason: str
+) -> Iterable[NotEnforceable]:
+    for spec in asked:
+        for setting in RESCTRL_SETTINGS:
+            if getattr(targets[spec.name], setting) is not KEEP:
+                yield NotEnforceable(spec.name, setting, reason)

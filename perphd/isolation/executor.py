@@ -20,6 +20,7 @@ from perphd.host.cgroup.hierarchy import Hierarchies
 from perphd.host.cgroup.knobs import CONTROLLERS, RESCTRL_SETTINGS
 from perphd.host.fs import KernelFs
 from perphd.host.kubelet import Kubelet
+from perphd.host.resctrl import LOCK_WAIT_S
 from perphd.host.resctrl_counters import CountedGroups
 from perphd.host.systemd_bus import NoAnswer
 from perphd.host.systemd_fs import Lasting
@@ -28,6 +29,8 @@ from perphd.isolation.applied import Applied
 from perphd.isolation.caches import Caches
 from perphd.isolation.counting import Counting
 from perphd.isolation.giving_back import GivingBack
+from perphd.isolation.group_jobs import CacheResult
+from perphd.isolation.group_writer import GroupWriter
 from perphd.isolation.journal import Journal
 from perphd.isolation.monitor_groups import Asked, MonitorGroups
 from perphd.isolation.pieces import Pieces
@@ -95,7 +98,11 @@ class Executor:
         self._refusals, self._pieces = Refusals(), Pieces(deadline_s)
         self._standing = Standing()
         self._reclaimer = Reclaimer(fs, in_thread)
-        self._caches = Caches(fs, self._cgroups, journal, self._watch, self._standing, self._refusals)
+        lock_wait_s = LOCK_WAIT_S if in_thread else 0.0
+        self._caches = Caches(
+            fs, self._cgroups, journal, self._watch, self._standing, self._refusals, lock_wait_s
+        )
+        self._groups = GroupWriter(in_thread)
         self._counting = Counting(
             MonitorGroups(fs, hierarchies, journal),
             self._caches.placement,
@@ -197,6 +204,9 @@ class Executor:
         """
         now_s = self._planned_s = self._clock() if now_s is None else now_s
         self._tell_reclaimed()
+        if (late := self._groups.late()) is not None:
+            self._took_groups(late)
+            self._tell_groups(late)
         if self._worker.is_busy:
             self._standing.waiting(targets, specs)
             return ChangeSet((), (), "an earlier change is still being written")
@@ -212,7 +222,10 @@ class Executor:
                     wanted.append(item)
                 else:
                     skipped.append(item)
-        caches = self._caches.plan(targets, specs, now_s, bool(held))
+        if self._groups.is_busy:
+            caches = self._caches.waiting(targets, specs)
+        else:
+            caches = self._caches.plan(targets, specs, now_s, bool(held))
         self._specs = {spec.name: spec for spec in specs}
         changes = plan(wanted, (*skipped, *caches.skipped))
         if caches.writes:
@@ -235,7 +248,8 @@ class Executor:
             waiting = tuple(NotEnforceable(*key, reason) for key in keys)
             changes = ChangeSet((), (*changes.skipped, *waiting), reason)
             writes = ()
-        self._standing.planned(targets, writes, changes.skipped, (*self._survey.limited, *caches.limited))
+        limited = (*self._survey.limited, *caches.limited)
+        self._standing.planned(targets, writes, changes.skipped, limited, caches.pending)
         return changes
 
     def _still_adopted(self, targets: Mapping[str, Settings], now_s: float) -> frozenset[str]:
@@ -276,14 +290,27 @@ class Executor:
                 self._deadline_s,
                 self._survey.unrecorded,
             )
-            done = await self._worker.run(lambda: self._change(transaction, writes, groups))
+            done = transaction.result
+            if writes:
+                answer = await self._worker.run(lambda: self._transact(transaction, writes))
+                if isinstance(answer, Busy):
+                    return Applied(False, failed=answer, duration_s=self._clock() - started)
+            late = False
+            if groups and done.failed is None:
+                # The files first, then the groups: what a group cannot have does not take a confinement back.
+                written = await self._groups.run(lambda: self._caches.apply(groups))
+                late = written is None
+                if written is not None:
+                    self._took_groups(written)
+                    done.failed, done.at_fault = written.failed, written.at_fault
+                    done.written += written.written
+                    done.undone += written.undone
+                    done.undo_problems += written.problems
             took = self._clock() - started
-        if isinstance(done, Busy):
-            return Applied(False, failed=done, duration_s=took)
         self._tell(done)
         if done.failed is None:
             self._reclaim(reclaims)
-        more = done.failed is None and self._pieces.more
+        more = done.failed is None and (self._pieces.more or late)
         return Applied(
             done.failed is None,
             tuple(done.written),
@@ -295,20 +322,19 @@ class Executor:
             more,
         )
 
-    def _change(self, transaction: Transaction, writes: Sequence[Write], groups: Sequence[Write]) -> Result:
-        """The files first, then the groups: what a group cannot have does not take a confinement back."""
-        result = self._transact(transaction, writes) if writes else transaction.result
-        if result.failed is not None or not groups:
-            return result
-        done = self._caches.apply(groups)
-        if done.failed is not None and done.at_fault is not None:
-            result.failed, result.at_fault = done.failed, done.at_fault
-        else:
-            self._standing.written(write.key for write in groups)
-        result.written += done.written
-        result.undone += done.undone
-        result.undo_problems += done.problems
-        return result
+    def _took_groups(self, done: CacheResult) -> None:
+        self._standing.written(done.through)
+
+    def _tell_groups(self, done: CacheResult) -> None:
+        """Group writes that a round did not wait for."""
+        if self._on_write is None:
+            return
+        for write in done.written:
+            self._on_write(write, "written")
+        if done.at_fault is not None:
+            self._on_write(done.at_fault, f"failed: {done.failed}")
+        for write in done.undone:
+            self._on_write(write, "undone")
 
     def _reclaim(self, requests: Sequence[Write]) -> None:
         self._reclaimer.submit(requests, dict(self._read.identities))
@@ -366,7 +392,9 @@ class Executor:
 
     # -- restore -------------------------------------------------------------------------------------------------
 
-    async def restore(self, names: Iterable[str] | None = None, force: bool = False) -> RestoreReport:
+    async def restore(
+        self, names: Iterable[str] | None = None, force: bool = False, ignore_lock: bool = False
+    ) -> RestoreReport:
         """Give back everything, or what these workloads had; see ``perphd.isolation.restore``.
 
         Of workloads that are named nothing is remembered then: they are about to leave.
@@ -374,7 +402,9 @@ class Executor:
         chosen = None if names is None else frozenset(names)
         await self._counting.idle()
         async with self._lock:
-            done = await self._worker.run(lambda: self._give_back(chosen, force))
+            if chosen is None:  # a group that is being made would be left behind
+                await self._groups.idle(2 * LOCK_WAIT_S)
+            done = await self._worker.run(lambda: self._give_back(chosen, force, ignore_lock))
         if isinstance(done, Busy):
             return self._giving_back.not_given_back(chosen, done)
         self._counting.forget()
@@ -387,8 +417,9 @@ class Executor:
                 write = Write(file.workload, file.knob, file.path, file.now, file.found, Stage.GROW)
                 self._on_write(write, "restored")
 
-    def _give_back(self, names: frozenset[str] | None, force: bool) -> RestoreReport:
-        report = self._giving_back.give_back(names, self._specs, force)
+    def _give_back(self, names: frozenset[str] | None, force: bool, ignore_lock: bool) -> RestoreReport:
+        busy = self._groups.is_busy
+        report = self._giving_back.give_back(names, self._specs, force, ignore_lock, groups_busy=busy)
         for name in names or ():  # off the list: a host where many workloads come and go must not fill up
             self._watch.reset(name)
             self._refusals.reset(name)
@@ -422,6 +453,7 @@ class Executor:
         """End the threads; the journal is the caller's to close."""
         self._counting.close()
         self._worker.close()
+        self._groups.close()
         self._reclaimer.close()
 
 

@@ -169,15 +169,24 @@ class GivingBack:
     # -- on demand -----------------------------------------------------------------------------------------------
 
     def give_back(
-        self, names: frozenset[str] | None, specs: Mapping[str, WorkloadSpec], force: bool
+        self,
+        names: frozenset[str] | None,
+        specs: Mapping[str, WorkloadSpec],
+        force: bool,
+        ignore_lock: bool = False,
+        *,
+        groups_busy: bool = False,
     ) -> RestoreReport:
-        """Give back everything, or what the workloads of these names had; ``specs``: those of the last plan."""
+        """Give back everything, or what the workloads of these names had; ``specs``: those of the last plan.
+
+        ``groups_busy``: resctrl groups are being written; the next plans take these workloads out of theirs.
+        """
         entries = self._journal.originals.values()
         originals = [e for e in entries if names is None or (e.workload in names and not is_group(e))]
-        if names is not None:
+        if names is not None and not groups_busy:
             with suppress(KernelError):  # the group is then still in the journal
                 self._caches.release(names, specs)
-        report = restore_journal(self._fs, self._journal, originals, force)
+        report = restore_journal(self._fs, self._journal, originals, force, ignore_lock)
         for entry in originals:
             self._watch.forget(entry.path)
             self._standing.drop((entry.workload, entry.knob))

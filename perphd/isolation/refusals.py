@@ -113,6 +113,10 @@ class Refusals:
         ):  # once for all of one try
             self._pause_s, self._paused_s = longer_s(self._pause_s), now_s
 
+    def took(self, key: Key, target: Value) -> None:
+        """The kernel took this target."""
+        self._by_key.get(key, {}).pop(target, None)
+
     def succeeded(self, keys: Iterable[Key], planned: Mapping[Key, tuple[Knob, Value]]) -> None:
         """The kernel took what was planned for these knobs."""
         for key in keys:

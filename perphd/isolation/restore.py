@@ -22,7 +22,7 @@ from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, RESCTRL_SETTINGS, same
 from perphd.host.egress_fs import EgressFs, is_egress
 from perphd.host.fs import KernelFs, read_text, write_within
-from perphd.host.resctrl import MONITORING_KNOB, remove_group
+from perphd.host.resctrl import LOCK_WAIT_S, MONITORING_KNOB, LockHeld, remove_group
 from perphd.host.systemd_bus import BusctlBus, NoAnswer
 from perphd.host.systemd_fs import UNIT_DEVICE, Lasting, is_running_kernel, unit_files
 from perphd.isolation.below import is_untouched, look_below
@@ -34,6 +34,8 @@ from perphd.isolation.register import Register, open_originals
 from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.isolation.value import is_free, is_original, is_own, is_what_is_left, put
 
+_IGNORE_LOCK = "end that process, or give the group back all the same: perphd restore --ignore-lock"
+
 
 def restore(
     fs: KernelFs,
@@ -43,6 +45,7 @@ def restore(
     boot_id: str | None = None,
     but: Container[str] = (),
     units: bool = True,
+    ignore_lock: bool = False,
 ) -> RestoreReport:
     """Give back everything in this state directory's journal, and close what was given back in it. Idempotent.
 
@@ -52,6 +55,9 @@ def restore(
         force: also overwrite values that somebody else has set since.
         boot_id: identity of this boot; read from the kernel if None.
         but: names of workloads that keep what they have, if the perphd before ended with that purpose.
+        ignore_lock: remove resctrl groups although another program holds resctrl's lock. The kernel takes one change
+            after another, so nothing breaks in it; a program that reads several files under the lock may see half a
+            change.
         units: whoever goes on from there asks systemd as well; False: what was set through it is kept for nobody.
 
     Raises:
@@ -86,7 +92,7 @@ def restore(
             or (entry.identity[0] == UNIT_DEVICE and not units)
         ]
         is_everything = len(originals) == len(journal.originals)
-        report = restore_journal(fs, journal, originals, force)
+        report = restore_journal(fs, journal, originals, force, ignore_lock)
         if register is not None and is_everything and report.complete:
             register.forget(str(state_dir))
         return replace(report, notes=(*report.notes, *_swept(fs, register, state_dir, journal.originals)))
@@ -112,10 +118,14 @@ def is_group_entry(entry: Original) -> bool:
 
 
 def restore_journal(
-    fs: KernelFs, journal: Journal, originals: Sequence[Original], force: bool = False
+    fs: KernelFs,
+    journal: Journal,
+    originals: Sequence[Original],
+    force: bool = False,
+    ignore_lock: bool = False,
 ) -> RestoreReport:
     """Give back these originals of an open journal and close them in it."""
-    run = _Run(fs, journal, force)
+    run = _Run(fs, journal, force, ignore_lock)
     run.give_back(originals)
     run.tidy_up()
     notes = [*journal.notes, *run.notes]
@@ -143,8 +153,9 @@ def _emptied_below(units: Sequence[Original], direct: Sequence[Original]) -> lis
 class _Run:
     """One pass over the originals, sorting every file into its list."""
 
-    def __init__(self, fs: KernelFs, journal: Journal, force: bool) -> None:
+    def __init__(self, fs: KernelFs, journal: Journal, force: bool, ignore_lock: bool) -> None:
         self._fs, self._journal, self._force = fs, journal, force
+        self._lock_wait_s: float | None = None if ignore_lock else LOCK_WAIT_S
         self.restored: list[FileReport] = []
         self.already: list[FileReport] = []
         self.gone: list[FileReport] = []
@@ -210,7 +221,7 @@ class _Run:
         """A resctrl group that perphd made: its tasks fall to the default group, where they were."""
         try:
             same_mount = self._fs.identity(dirname(entry.path)) == entry.identity
-            if same_mount and remove_group(self._fs, entry.path):
+            if same_mount and remove_group(self._fs, entry.path, self._lock_wait_s):
                 note = "the group is removed, its tasks are in the default group"
                 if entry.knob == MONITORING_KNOB:
                     note = "the monitor group is removed, its tasks stay in their control group"
@@ -219,6 +230,10 @@ class _Run:
                 self._add(self.gone, entry, note="the group, or the resctrl mount that it was in, is gone")
         except Gone:
             self._add(self.gone, entry, note="resctrl is not mounted any more")
+        except LockHeld as exc:
+            self._lock_wait_s = 0.0  # waited for once: the other groups are not kept waiting each
+            self._add(self.failed, entry, note=f"{exc}; {_IGNORE_LOCK}")
+            self.notes.append(f"{entry.path}: not removed: {exc}; {_IGNORE_LOCK}")
         except KernelError as exc:
             self._add(self.failed, entry, note=str(exc))
             self.notes.append(f"{entry.path}: not removed: {exc}")

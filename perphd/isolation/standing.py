@@ -64,10 +64,11 @@ class Standing:
         writes: Sequence[Write],
         skipped: Iterable[NotEnforceable],
         limited: Iterable[NotEnforceable],
+        pending: Iterable[Key] = (),
     ) -> None:
-        """A plan was made for these targets."""
+        """A plan was made for these targets. ``pending``: knobs still to be set, beside those of the writes."""
         self._targets = dict(targets)
-        self._pending = {write.key for write in writes}
+        self._pending = {*(write.key for write in writes), *pending}
         self._skipped, self._limited = _by_workload(skipped), _by_workload(limited)
 
     def waiting(self, targets: Mapping[str, Settings], specs: Sequence[WorkloadSpec]) -> None:
@@ -82,7 +83,7 @@ class Standing:
 
     def written(self, keys: Iterable[Key]) -> None:
         """The writes of these knobs are through."""
-        self._pending -= set(keys)
+        self._pending = self._pending.difference(keys)
 
     def given_back(self, names: frozenset[str] | None) -> None:
         """These workloads (None: all) have nothing pending any more, and nothing in force."""

@@ -17,7 +17,9 @@ from perphd.isolation.restore import restore
 from perphd.isolation.restore_report import FileReport, RestoreReport
 
 
-def restore_each(fs: KernelFs, state_dirs: Sequence[str], force: bool = False) -> RestoreReport:
+def restore_each(
+    fs: KernelFs, state_dirs: Sequence[str], force: bool = False, ignore_lock: bool = False
+) -> RestoreReport:
     """``restore`` of every one of these state directories, as one report.
 
     One whose journal is in use, or cannot be read, is a failure among the others.
@@ -26,11 +28,11 @@ def restore_each(fs: KernelFs, state_dirs: Sequence[str], force: bool = False) -
         PerphError: it is the only one, and its journal is in use or cannot be read.
     """
     if len(state_dirs) == 1:
-        return restore(fs, state_dirs[0], force)
+        return restore(fs, state_dirs[0], force, ignore_lock=ignore_lock)
     reports: list[RestoreReport] = []
     for state_dir in state_dirs:
         try:
-            reports.append(restore(fs, state_dir, force))
+            reports.append(restore(fs, state_dir, force, ignore_lock=ignore_lock))
         except PerphError as exc:
             failed = FileReport(str(Path(state_dir, FILE)), "", "journal", "", note=str(exc))
             reports.append(RestoreReport(failed=(failed,), notes=(str(exc),)))

@@ -33,6 +33,7 @@ class Conflict:
     found: str
     expected: str
     yielded: bool
+    what: str = "changed"
 
     def __str__(self) -> str:
         then = (
@@ -41,6 +42,9 @@ class Conflict:
             else "set again"
         )
         times = "once" if self.count == 1 else f"{self.count} times"
+        if self.what != "changed":
+            who = f"by somebody else, who has interfered {times}"
+            return f"{self.path} of {self.workload} was {self.what} {who}; {then}"
         return (
             f"{self.path} of {self.workload} was changed by somebody else {times}: it reads {self.found!r}, perphd had "
             f"left {self.expected!r} there; {then}"
@@ -101,6 +105,16 @@ class Watch:
             count = 1 if before is None else before.count + 1
             yielded = count >= CONFLICTS_BEFORE_YIELD
             self._conflicts[key] = Conflict(*key, file.path, count, file.now, expected, yielded)
+
+    def interfered(
+        self, keys: Iterable[Key], path: str, what: str, found: str = "", expected: str = ""
+    ) -> None:
+        """Somebody else did this to what these knobs are set by: counted once for each of them."""
+        for key in keys:
+            before = self._conflicts.get(key)
+            count = 1 if before is None else before.count + 1
+            yielded = count >= CONFLICTS_BEFORE_YIELD
+            self._conflicts[key] = Conflict(*key, path, count, found, expected, yielded, what)
 
     def _expected(self, file: FileState, identity: Identity) -> str | None:
         """None if the file reads as perphd left it, else what it should read."""

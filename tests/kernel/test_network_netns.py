@@ -242,9 +242,7 @@ def drive(host: Host, state: Path, strike: Callable[[int, str], None]) -> int:
         steps = Steps(strike)
         for name in ("add_root", "delete_root", "set_class", "delete_class"):
             steps.around(NetlinkTc, name)
-        steps.around(
-            syscall, "call", lambda command, _: command in (Command.OBJ_PIN, Command.LINK_CREATE)
-        )
+        steps.around(syscall, "call", lambda command, _: command in (Command.OBJ_PIN, Command.LINK_CREATE))
         steps.around(os, "unlink")
         run = Applying(host, state, NetlinkTc)
         for ceilings in ({"a": 1_000_000, "b": 3_000_000}, {"a": 3_000_000}, {}):

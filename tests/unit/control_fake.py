@@ -280,7 +280,7 @@ class FakeAgent:
         ended, self.pauses = self.pauses, ()
         return ended
 
-    async def restore(self, by: Actor | None = None) -> RestoreReport:
+    async def restore(self, by: Actor | None = None, ignore_lock: bool = False) -> RestoreReport:
         self._call("restore")
         return self.restored
 

@@ -79,7 +79,9 @@ def test_full_file():
             priority=7,
             mode=Mode.OBSERVE,
             objective=Objective(max_latency_ms=20.0, latency_percentile="p99"),
-            sli=SliSpec("mysql", (("latency", "tcp"), ("socket", "/run/mysqld/mysqld.sock"), ("timeout_s", "0.5"))),
+            sli=SliSpec(
+                "mysql", (("latency", "tcp"), ("socket", "/run/mysqld/mysqld.sock"), ("timeout_s", "0.5"))
+            ),
         ),
         WorkloadSpec("pi", Kind.BATCH, "/batch", min_cores=0.5, min_memory_bytes=64 << 20),
     )
@@ -174,7 +176,8 @@ def test_every_bound_is_inclusive(table: str, key: Key):
         (LRA + "max_latency_ms = 5", "lra[0].max_latency_ms", "without [lra.sli]"),
         (LRA + 'max_latency_ms = 5\n[lra.sli]\nsource = "redis"', "lra[0].max_latency_ms", 'latency = "tcp"'),
         (
-            LRA + 'max_latency_ms = 5\n[lra.sli]\nsource = "prometheus"\nurl = "http://h/m"\nlatency_p99 = "x"',
+            LRA
+            + 'max_latency_ms = 5\n[lra.sli]\nsource = "prometheus"\nurl = "http://h/m"\nlatency_p99 = "x"',
             "lra[0].max_latency_ms",
             "latency_p95 or latency_histogram",
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perphd.domain.allocation import Settings
 from perphd.host.actuators import Actuators, actuators
 from perphd.host.resctrl import wanted_schemata
 from rdt import Cell
@@ -36,12 +37,9 @@ def test_absolute_units_are_no_per_cents() -> None:
 def test_with_cdp_code_and_data_get_the_same_mask() -> None:
     """A protection is about whose lines are evicted: both halves of the cache hold lines of both."""
     info = World("cdp").open().info
-    wanted = wanted_schemata(info, ((0, 0x0F),), ((0, 50),))
-    assert {cell: value for cell, value in wanted.cells() if cell.domain == 0} == {
+    target = Settings(llc_masks=((0, 0x0F),), mba_pct=((0, 50),))
+    assert dict(wanted_schemata(info, target, "llc_masks").cells()) == {
         Cell("L3CODE", 0): 0x0F,
         Cell("L3DATA", 0): 0x0F,
-        Cell("MB", 0): 50,
     }
-    assert {value for cell, value in wanted.cells() if cell.domain == 1} == {0x7FF, 100}, (
-        "as a fresh group has"
-    )
+    assert dict(wanted_schemata(info, target, "mba_pct").cells()) == {Cell("MB", 0): 50}

@@ -1,16 +1,23 @@
 from __future__ import annotations
 
+import asyncio
 import errno
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from perphd.agent.composition import build_agent
+from perphd.agent.config import parse
 from perphd.domain.capability import Area, Capabilities
 from perphd.domain.errors import Denied, KernelError, Unsupported
-from perphd.host.capabilities import probe
+from perphd.host.capabilities import look_again, probe
 from perphd.host.cgroup import discover
 from perphd.host.fs import KernelFile, RealFs
 from perphd.host.perf_events import HARDWARE_EVENTS, SOFTWARE_EVENTS, EventKind, EventSupport
+from perphd.sim.host import SimHost
+from perphd.sim.machine import Machine
+from perphd.sim.workload import Batch
 from tests.unit.host_tree import write_tree
 
 PRESSURE = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0"
@@ -234,6 +241,7 @@ def test_a_pmu_that_lacks_cache_events_still_gives_mips(tmp_path: Path) -> None:
 def test_resctrl_there_but_not_mounted(tmp_path: Path) -> None:
     files = METAL | {"/proc/self/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0"}
     found = _probe(tmp_path, files)
+    assert found["resctrl"].remedy.startswith("systemctl enable --now sys-fs-resctrl.mount, which lasts;")
     assert "mount -t resctrl" in found["resctrl"].remedy
     assert "the CPU has cat_l3, but resctrl is not mounted" in found["resctrl.l3_cat"].detail
 
@@ -294,3 +302,49 @@ def test_counters_of_a_host_whose_resctrl_is_not_mounted(tmp_path: Path) -> None
     found = _probe(tmp_path, METAL | {"/proc/self/mounts": "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0"})
     assert found["resctrl.cmt"].remedy == "see resctrl"
     assert "not mounted" in found["resctrl.mbm"].detail
+
+
+def test_resctrl_with_code_and_data_apart_can_divide_the_cache(tmp_path: Path) -> None:
+    files = {path: text for path, text in METAL.items() if "/info/L3/" not in path}
+    files |= {"/sys/fs/resctrl/info/L3CODE/cbm_mask": "7ff", "/sys/fs/resctrl/info/L3DATA/cbm_mask": "7ff"}
+    cat = _probe(tmp_path, files)["resctrl.l3_cat"]
+    assert cat.present
+    assert cat.detail == "info/L3DATA/cbm_mask: 7ff; code and data apart (cdp), both get the same mask"
+
+
+def test_resctrl_with_limits_in_mbps_cannot_throttle_by_per_cents(tmp_path: Path) -> None:
+    mounts = METAL["/proc/self/mounts"].replace("resctrl rw", "resctrl rw,relatime,mba_MBps")
+    found = _probe(tmp_path, {**METAL, "/proc/self/mounts": mounts})
+    assert not found["resctrl.mba"].present
+    assert "limits are in MB/s, and perphd sets per cents" in found["resctrl.mba"].detail
+    assert "mount -t resctrl" in found["resctrl.mba"].remedy
+    assert found["resctrl.l3_cat"].present
+
+
+def test_resctrl_is_looked_at_again_while_the_daemon_runs(tmp_path: Path) -> None:
+    host = SimHost([Batch("pi", "/batch/pi")], machine=Machine(1, 2), resctrl=True)
+    tree = host.resctrl
+    assert tree is not None
+    tree.umount()
+    nothing = {
+        "events": lambda _: ALL_EVENTS,
+        "taskstats": lambda: "",
+        "egress": lambda: "",
+        "environment": {},
+    }
+    at_start = probe(host.fs, discover(host.fs), **nothing)  # type: ignore[arg-type]
+    assert not at_start["resctrl"].present
+    tree.mount("cdp")
+    now = look_again(host.fs, at_start)
+    assert now["resctrl"].detail == "mounted at /sys/fs/resctrl"
+    assert now["resctrl.l3_cat"].present
+    assert [item.name for item in now] == [item.name for item in at_start]
+    assert [i for i in now if "resctrl" not in i.name] == [i for i in at_start if "resctrl" not in i.name]
+    plain = parse("", "test")
+    config = replace(plain, daemon=replace(plain.daemon, state_dir=str(tmp_path)))
+    agent = build_agent(config, fs=host.fs, opener=host.perf_opener, store=False)
+    told = [agent.capabilities["resctrl"].present]
+    tree.umount()
+    told.append(agent.capabilities["resctrl"].present)
+    assert told == [True, False], "as it is now, and not as it was at the start"
+    asyncio.run(agent.stop(restore=False))

@@ -55,7 +55,7 @@ class Bench:
 
     @property
     def resctrl(self) -> rdt.Resctrl:
-        return rdt.Resctrl.open(self.host.fs.raw, ROOT)
+        return rdt.Resctrl.open(self.host.fs.raw, ROOT, lock_timeout_s=None)
 
     def groups(self) -> list[str]:
         return [group.control for group in self.resctrl.list_groups() if not group.is_default]
@@ -64,6 +64,17 @@ class Bench:
         spec = next(spec for spec in SPECS if spec.name == name)
         text = self.host.fs.read(f"/sys/fs/cgroup{spec.cgroup}/cgroup.threads").decode()
         return frozenset(map(int, text.split()))
+
+    def take_closids(self, but: int) -> None:
+        """Another program takes all CLOSIDs but these."""
+        for number in range(self.resctrl.info.usable_closids - 1 - but):
+            self.host.fs.raw.mkdir(f"{ROOT}/other{number}")
+
+    def own_groups(self) -> list[str]:
+        return [name for name in self.groups() if name.startswith("perphd.")]
+
+    def l3(self, name: str, domain: int = 0, cache: str = "L3") -> int | None:
+        return self.resctrl.schemata(rdt.GroupRef(f"perphd.{name}")).get(cache, domain)
 
     async def go(self, targets: dict[str, Settings]) -> Applied:
         self.now_s += 10.0
@@ -82,11 +93,24 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
         yield Bench(host, journal)
 
 
-async def test_workloads_that_are_to_have_the_same_share_one_group(bench: Bench) -> None:
+async def test_every_workload_has_a_group_of_its_own_while_closids_suffice(bench: Bench) -> None:
+    applied = await bench.go({**BATCH, "db": Settings(llc_masks=((0, 0xF0),))})
+    assert applied.ok, applied
+    assert bench.groups() == ["perphd.db", "perphd.pi", "perphd.sort"]
+    assert all(
+        bench.resctrl.tasks(rdt.GroupRef(f"perphd.{n}")) == bench.threads(n) for n in ("db", "pi", "sort")
+    )
+    assert not any(bench.executor.limited(name) for name in ("db", "pi", "sort"))
+
+
+async def test_where_closids_are_short_those_that_are_to_have_the_same_share_a_group(bench: Bench) -> None:
+    bench.take_closids(but=1)
     before = bench.host.fs.read(f"{ROOT}/schemata")
     applied = await bench.go(BATCH)
     assert applied.ok, applied
-    assert bench.groups() == ["perphd.pi"]
+    assert bench.own_groups() == ["perphd.pi"]
+    reason = bench.executor.limited("sort")[0].reason
+    assert reason == "CLOSIDs are short (8 with the default group's): it shares a resctrl group with pi"
     group = rdt.GroupRef("perphd.pi")
     assert bench.resctrl.schemata(group).get("L3", 0) == 0x3
     assert bench.resctrl.schemata(group).get("MB", 0) == 40
@@ -95,30 +119,50 @@ async def test_workloads_that_are_to_have_the_same_share_one_group(bench: Bench)
     assert bench.executor.in_force("pi") == bench.executor.in_force("sort") == NARROW
     assert bench.executor.in_force("db").llc_masks is KEEP
     assert [entry.path for entry in bench.journal.originals.values()] == [f"{ROOT}/perphd.pi"]
+    bench.host.fs.raw.rmdir(f"{ROOT}/other0")
+    assert (await bench.go(BATCH)).ok
+    assert bench.own_groups() == ["perphd.pi", "perphd.sort"], "there are enough again"
+    assert not bench.executor.limited("sort")
     assert (await bench.go({})).ok
-    assert bench.groups() == []
+    assert bench.own_groups() == []
     assert bench.host.fs.read(f"{ROOT}/schemata") == before
     assert not bench.journal.originals
     assert bench.executor.in_force("pi").is_untouched()
 
 
-async def test_who_is_to_have_something_else_moves_and_the_group_stays_with_the_others(bench: Bench) -> None:
-    await bench.go(BATCH)
-    wider = Settings(llc_masks=((0, 0xF),))
-    assert (await bench.go({"pi": NARROW, "sort": wider})).ok
-    assert bench.groups() == ["perphd.pi", "perphd.sort"]
-    assert bench.resctrl.tasks(rdt.GroupRef("perphd.sort")) == bench.threads("sort")
-    assert bench.resctrl.tasks(rdt.GroupRef("perphd.pi")) == bench.threads("pi")
+async def test_batch_that_must_share_gets_the_strictest_of_its_values_and_applications_go_first(
+    bench: Bench,
+) -> None:
+    bench.take_closids(but=2)
+    wider, app = Settings(llc_masks=((0, 0xF),), mba_pct=((0, 20),)), Settings(llc_masks=((0, 0xF0),))
+    assert (await bench.go({"pi": NARROW, "sort": wider, "db": app})).ok
+    assert bench.own_groups() == ["perphd.db", "perphd.pi"]
+    assert bench.executor.in_force("sort") == Settings(llc_masks=((0, 0x3),), mba_pct=((0, 20),))
+    assert "shares a resctrl group with pi, which has L3:0=3 MB:0=20 instead of" in str(
+        bench.executor.limited("sort")[0].reason
+    )
+    assert bench.executor.in_force("db") == app
+    bench.host.fs.raw.rmdir(f"{ROOT}/other0")
+    assert (await bench.go({"pi": NARROW, "sort": wider, "db": app})).ok
+    assert bench.executor.in_force("sort") == wider
+    assert bench.executor.in_force("pi") == NARROW
     assert (await bench.go({"sort": wider})).ok
-    assert bench.groups() == ["perphd.sort"]
+    assert bench.own_groups() == ["perphd.sort"]
     assert bench.threads("pi") <= bench.resctrl.tasks(rdt.DEFAULT_GROUP)
-    assert (await bench.go({"pi": wider, "sort": wider})).ok
-    assert bench.groups() == ["perphd.sort"], "one is enough again"
-    await bench.go({"sort": wider})
+
+
+async def test_who_leaves_a_shared_group_falls_to_the_default_group(bench: Bench) -> None:
+    bench.take_closids(but=1)
+    await bench.go(BATCH)
+    assert (await bench.go({"sort": NARROW})).ok
+    assert bench.own_groups() == ["perphd.pi"]
+    assert bench.resctrl.tasks(rdt.GroupRef("perphd.pi")) == bench.threads("sort")
     assert bench.threads("pi") <= bench.resctrl.tasks(rdt.DEFAULT_GROUP)
+    assert bench.executor.in_force("pi").is_untouched()
 
 
 async def test_a_changed_mask_is_one_write_and_moves_nobody(bench: Bench) -> None:
+    bench.take_closids(but=1)
     await bench.go(BATCH)
     other = Settings(llc_masks=((0, 0x7),), mba_pct=((0, 40),))
     changes = bench.executor.plan({"pi": other, "sort": other}, SPECS, 20.0)
@@ -129,7 +173,7 @@ async def test_a_changed_mask_is_one_write_and_moves_nobody(bench: Bench) -> Non
 
 async def test_restore_without_the_daemon_removes_the_groups(bench: Bench, tmp_path: Path) -> None:
     await bench.go({**BATCH, "db": Settings(llc_masks=((0, 0xF0),), cpu_weight=50)})
-    assert bench.groups() == ["perphd.db", "perphd.pi"]
+    assert bench.groups() == ["perphd.db", "perphd.pi", "perphd.sort"]
     bench.journal.close()
     report = restore(bench.host.fs, tmp_path, boot_id="boot")
     assert report.complete, str(report)
@@ -141,11 +185,12 @@ async def test_restore_without_the_daemon_removes_the_groups(bench: Bench, tmp_p
 
 
 async def test_one_workload_is_given_back_and_the_others_keep_their_group(bench: Bench) -> None:
+    bench.take_closids(but=1)
     await bench.go(BATCH)
     assert (await bench.executor.restore(["pi"])).complete
     assert bench.resctrl.tasks(rdt.GroupRef("perphd.pi")) == bench.threads("sort")
     assert (await bench.executor.restore(["sort"])).complete
-    assert bench.groups() == []
+    assert bench.own_groups() == []
     assert not bench.journal.originals
 
 
@@ -173,7 +218,7 @@ async def test_groups_of_others_are_neither_changed_nor_emptied(bench: Bench) ->
     assert bench.groups() == ["perphd-lookalike", "theirs"]
     assert bench.resctrl.tasks(rdt.GroupRef("theirs")) == {stolen}
     await bench.executor.restore(["pi", "sort"])
-    assert not bench.executor._caches._foreign, "of workloads that leave nothing is remembered"
+    assert not bench.executor._caches._jobs.foreign, "of workloads that leave nothing is remembered"
     assert bench.executor.in_force("pi").is_untouched()
 
 
@@ -200,8 +245,7 @@ async def test_what_the_machine_would_not_take_is_told_and_not_tried(bench: Benc
 
 
 async def test_without_a_closid_left_the_reason_says_who_has_them(bench: Bench) -> None:
-    for number in range(bench.resctrl.info.usable_closids - 1):
-        bench.host.fs.raw.mkdir(f"{ROOT}/other{number}")
+    bench.take_closids(but=0)
     targets = {**BATCH, "db": Settings(cpu_weight=50)}
     applied = await bench.go(targets)
     assert applied.failed is not None
@@ -244,10 +288,12 @@ async def test_a_group_that_fails_midway_is_undone(bench: Bench, monkeypatch: py
     monkeypatch.setattr(type(raw), "write", write)
     applied = await bench.go(BATCH)
     assert applied.failed is not None
-    assert len(applied.undone) == 1
-    assert bench.groups() == []
-    assert bench.executor.blocked("pi") == ("llc_masks",)
-    assert not bench.journal.originals
+    assert [write.path for write in applied.undone] == [f"{ROOT}/perphd.pi/schemata"]
+    assert bench.groups() == ["perphd.sort"], "one that fails does not take the others back"
+    assert bench.executor.blocked("pi") == ("llc_masks", "mba_pct")
+    assert bench.executor.blocked("sort") == ()
+    assert bench.executor.in_force("sort") == NARROW
+    assert [entry.workload for entry in bench.journal.originals.values()] == ["sort"]
 
 
 async def test_resctrl_unmounted_under_us_is_a_reason_and_its_groups_are_gone(
@@ -261,7 +307,7 @@ async def test_resctrl_unmounted_under_us_is_a_reason_and_its_groups_are_gone(
     bench.journal.close()
     report = restore(bench.host.fs, tmp_path, boot_id="boot")
     assert report.complete, str(report)
-    assert len(report.gone) == 1
+    assert len(report.gone) == 2
 
 
 async def test_a_vanished_workload_leaves_no_group_behind(bench: Bench) -> None:
@@ -315,12 +361,14 @@ def test_a_group_in_the_journal_survives_the_disk(tmp_path: Path) -> None:
 
 
 async def test_the_placement_names_the_group_of_each_workload(bench: Bench) -> None:
+    bench.take_closids(but=1)
     caches = bench.executor.caches
     assert caches.placement() == {}
     await bench.go(BATCH)
     group = rdt.GroupRef("perphd.pi")
     assert caches.placement() == {"pi": Placement(group, True), "sort": Placement(group, True)}
     wider = Settings(llc_masks=((0, 0xF),))
+    bench.host.fs.raw.rmdir(f"{ROOT}/other0")
     await bench.go({"pi": NARROW, "sort": wider})
     assert caches.placement() == {
         "pi": Placement(group, False),

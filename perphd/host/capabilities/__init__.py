@@ -1,4 +1,4 @@
-"""What this host can measure and enforce, found once at start and frozen.
+"""What this host can measure and enforce, found once at start and frozen, but for resctrl, which can be mounted later.
 
 Every item is present or absent with its reason, what the absence costs, and how a person gets it. Nothing is
 written. What needs a system call instead of a file (perf, taskstats) is a parameter, so that simulated and
@@ -24,7 +24,16 @@ from perphd.host.perf_events import EventSupport, probe_events
 from perphd.host.pmu import read_event_codes
 from perphd.host.taskstats import open_taskstats
 
-__all__ = ["EgressProbe", "EventProbe", "TaskstatsProbe", "TcpProbe", "egress_refusal", "probe", "taskstats_refusal"]
+__all__ = [
+    "EgressProbe",
+    "EventProbe",
+    "TaskstatsProbe",
+    "TcpProbe",
+    "egress_refusal",
+    "look_again",
+    "probe",
+    "taskstats_refusal",
+]
 
 
 def taskstats_refusal() -> str:
@@ -34,6 +43,12 @@ def taskstats_refusal() -> str:
         return taskstats.reason
     taskstats.close()
     return ""
+
+
+def look_again(fs: KernelFs, found: Capabilities) -> Capabilities:
+    """The report with resctrl as it is now: it is mounted and unmounted while everything else stays as it is."""
+    now = {item.name: item for item in probe_resctrl(fs)}
+    return Capabilities(tuple(now.get(item.name, item) for item in found.items))
 
 
 def probe(

@@ -16,17 +16,24 @@ from perphd.host.capabilities.resctrl_counters import probe_counters
 from perphd.host.cgroup.hierarchy import MOUNTS
 from perphd.host.fs import KernelFs
 
+MOUNT_UNIT: Final = "sys-fs-resctrl.mount"
+"""The package's unit, which mounts resctrl at each boot where the CPU has it."""
+_MOUNT_COMMAND: Final = "mount -t resctrl resctrl /sys/fs/resctrl"
+
 _FLAGS_LINE = re.compile(r"^(?:flags|Features)\s*:\s*(.*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class _Feature:
-    """One resource of resctrl: how /proc/cpuinfo calls it, and where a mounted resctrl shows it."""
+    """One resource of resctrl: how /proc/cpuinfo calls it, and where a mounted resctrl shows it.
+
+    ``infos``: the first that is there counts. With code and data prioritisation a cache has two of them.
+    """
 
     name: str
     area: Area
     flags: frozenset[str]
-    info: str
+    infos: tuple[str, ...]
     cost: str
 
 
@@ -35,14 +42,14 @@ _FEATURES: Final = (
         "resctrl.l3_cat",
         Area.ENFORCE,
         frozenset({"cat_l3"}),
-        "info/L3/cbm_mask",
+        ("info/L3/cbm_mask", "info/L3DATA/cbm_mask"),
         "batch cannot be kept out of a part of the last-level cache",
     ),
     _Feature(
         "resctrl.mba",
         Area.ENFORCE,
         frozenset({"mba"}),
-        "info/MB/min_bandwidth",
+        ("info/MB/min_bandwidth",),
         "batch's memory bandwidth cannot be throttled",
     ),
 )
@@ -63,7 +70,7 @@ def _resctrl(fs: KernelFs, flags: frozenset[str], mount: str | None) -> Capabili
     if mount is not None:
         return Capability("resctrl", Area.ENFORCE, True, f"mounted at {mount}")
     if "resctrl" in text_of(fs, "/proc/filesystems").split():
-        remedy = "mount -t resctrl resctrl /sys/fs/resctrl"
+        remedy = f"systemctl enable --now {MOUNT_UNIT}, which lasts; until a reboot: {_MOUNT_COMMAND}"
         return Capability(
             "resctrl", Area.ENFORCE, False, "the kernel has it, but it is not mounted", cost, remedy
         )
@@ -78,13 +85,13 @@ def _resctrl(fs: KernelFs, flags: frozenset[str], mount: str | None) -> Capabili
 
 def _feature(fs: KernelFs, feature: _Feature, flags: frozenset[str], mount: str | None) -> Capability:
     have = ", ".join(sorted(flags & feature.flags))
-    if mount is not None and fs.exists(f"{mount}/{feature.info}"):
-        value = " ".join(text_of(fs, f"{mount}/{feature.info}").split())
-        return Capability(feature.name, feature.area, True, f"{feature.info}: {value}")
+    for info in feature.infos if mount is not None else ():
+        if fs.exists(f"{mount}/{info}"):
+            return _offered(fs, feature, f"{mount}/{info}", info)
     if have and mount is None:
         detail, remedy = f"the CPU has {have}, but resctrl is not mounted", "see resctrl"
     elif have:
-        detail, remedy = f"the CPU has {have}, but {mount} has no {feature.info}", "boot without rdt=!..."
+        detail, remedy = f"the CPU has {have}, but {mount} has no {feature.infos[0]}", "boot without rdt=!..."
     else:
         detail, remedy = (
             f"the CPU shows none of {', '.join(sorted(feature.flags))}",
@@ -93,14 +100,36 @@ def _feature(fs: KernelFs, feature: _Feature, flags: frozenset[str], mount: str 
     return Capability(feature.name, feature.area, False, detail, feature.cost, remedy)
 
 
+def _offered(fs: KernelFs, feature: _Feature, path: str, info: str) -> Capability:
+    value = " ".join(text_of(fs, path).split())
+    if feature.name == "resctrl.mba" and "mba_MBps" in _options(fs):
+        detail = "mounted with mba_MBps: limits are in MB/s, and perphd sets per cents"
+        remedy = f"umount /sys/fs/resctrl (which ends all groups of all programs), then {_MOUNT_COMMAND}"
+        return Capability(feature.name, feature.area, False, detail, feature.cost, remedy)
+    detail = f"{info}: {value}"
+    if "DATA" in info:
+        detail += "; code and data apart (cdp), both get the same mask"
+    return Capability(feature.name, feature.area, True, detail)
+
+
 def _cpu_flags(fs: KernelFs) -> frozenset[str]:
     found = _FLAGS_LINE.search(text_of(fs, "/proc/cpuinfo"))
     return frozenset(found[1].split()) if found else frozenset()
 
 
 def _mount(fs: KernelFs) -> str | None:
+    fields = _mount_fields(fs)
+    return fields[1].encode().decode("unicode_escape") if fields else None
+
+
+def _options(fs: KernelFs) -> list[str]:
+    fields = _mount_fields(fs)
+    return fields[3].split(",") if len(fields) > 3 else []
+
+
+def _mount_fields(fs: KernelFs) -> list[str]:
     for line in text_of(fs, MOUNTS).splitlines():
         fields = line.split(" ")
         if len(fields) >= 3 and fields[2] == "resctrl":
-            return fields[1].encode().decode("unicode_escape")
-    return None
+            return fields
+    return []

@@ -31,7 +31,10 @@ def probe_tcp(fs: KernelFs, hierarchies: Hierarchies, tcp: TcpProbe) -> Iterator
         missing = "no cgroup v2 hierarchy is mounted"
         remedy = "mount -t cgroup2 none DIRECTORY, beside v1 too; no controller is needed"
     elif (0, 0) < release(fs) < _NEEDS:
-        missing, remedy = f"Linux {release_text(fs)} has no links of BPF programs to cgroups", "Linux 5.7 or newer"
+        missing, remedy = (
+            f"Linux {release_text(fs)} has no links of BPF programs to cgroups",
+            "Linux 5.7 or newer",
+        )
     elif missing := tcp():
         remedy = (
             "CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON and SystemCallFilter=bpf: the drop-in tcp.conf among the package's "

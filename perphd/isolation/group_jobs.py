@@ -1,0 +1,335 @@
+"""What is done to resctrl groups: made, filled, emptied and removed, each with its way back.
+
+May wait for a program that holds resctrl's lock, so it runs in a thread of its own. One group that fails does not take
+the others back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Final
+
+import rdt
+from perphd.domain.errors import KernelError
+from perphd.domain.plan import Key, Write
+from perphd.domain.workload import WorkloadSpec
+from perphd.host.cgroup.group import Cgroups
+from perphd.host.cgroup.knobs import RESCTRL_SETTINGS, Value
+from perphd.host.resctrl import LockHeld, as_kernel_error, patient, resources
+from perphd.isolation.group_watch import GroupWatch, Seen
+from perphd.isolation.journal import Journal
+from perphd.isolation.journal_format import Original
+from perphd.isolation.pools import Pool
+from perphd.isolation.refusals import Refusals
+from perphd.isolation.transaction import as_failure
+
+LONGEST_RETRY_S: Final = 8.0
+"""The longest pause between two tries where the lock is free whenever perphd looks and taken whenever it tries."""
+
+
+@dataclass(slots=True)
+class CacheResult:
+    """As ``transaction.Result``, for groups. ``through``: the knobs that are as planned now."""
+
+    written: list[Write] = field(default_factory=list)
+    undone: list[Write] = field(default_factory=list)
+    failed: KernelError | None = None
+    at_fault: Write | None = None
+    problems: list[str] = field(default_factory=list)
+    through: set[Key] = field(default_factory=set)
+
+
+Undo = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What one write of a plan does.
+
+    ``keys``: the knobs that it sets. ``values``: what they are to be, to remember a refusal by. ``do`` returns how to
+    take it back, None where there is nothing to take back.
+    """
+
+    group: str
+    keys: tuple[Key, ...]
+    values: Mapping[Key, Value]
+    do: Callable[[], Undo | None]
+
+
+@dataclass(slots=True)
+class _Lock:
+    """Somebody held the lock when perphd tried: who, when, and how long it pauses where the lock looks free."""
+
+    reason: str
+    at_s: float
+    pause_s: float
+
+
+class GroupJobs:
+    """The jobs of the last plan.
+
+    Args:
+        note: told the workloads whose group changed.
+        lock_wait_s: how long the first job of a run waits for the lock.
+    """
+
+    def __init__(
+        self,
+        cgroups: Cgroups,
+        journal: Journal,
+        changes: GroupWatch,
+        refusals: Refusals,
+        note: Callable[[str], None],
+        lock_wait_s: float,
+    ) -> None:
+        self._cgroups, self._journal = cgroups, journal
+        self._changes, self._refusals, self._note = changes, refusals, note
+        self._lock_wait_s = lock_wait_s
+        self._now_s = 0.0
+        self._todo: dict[Write, Job] = {}
+        self._lock: _Lock | None = None
+        self._partly: list[tuple[str, KernelError]] = []
+        self.foreign: dict[str, frozenset[int]] = {}
+        """Threads of each workload that are in groups of other programs."""
+
+    # -- the list ------------------------------------------------------------------------------------------------
+
+    def begin(self, now_s: float) -> None:
+        """A new plan is made."""
+        self._todo.clear()
+        self._now_s = now_s
+
+    def add(self, write: Write, job: Job) -> None:
+        """This write is done by this job."""
+        self._todo[write] = job
+
+    def has(self, write: Write) -> bool:
+        """True if the last plan had this write."""
+        return write in self._todo
+
+    def locked(self, groups: rdt.Groups) -> str:
+        """Why nothing is tried now: who holds the lock, asked without waiting. Empty if nobody did at the last try."""
+        if self._lock is None:
+            return ""
+        held = groups.resctrl.access.is_locked()
+        if held:
+            self._lock.reason = (
+                f"{groups.resctrl.access.path()}: {held}; it is tried again when the lock is free"
+            )
+        elif not 0 <= self._now_s - self._lock.at_s < self._lock.pause_s:
+            return ""
+        return self._lock.reason
+
+    # -- doing it ------------------------------------------------------------------------------------------------
+
+    def run(self, writes: Sequence[Write]) -> CacheResult:
+        """Do these writes; where one fails, those of its group are taken back. A lock held by others ends the run."""
+        result = CacheResult()
+        undo: dict[str, list[tuple[Write, Undo]]] = {}
+        broken: set[str] = set()
+        late: set[Key] = set()
+        for write in writes:
+            job = self._todo[write]
+            if job.group in broken:
+                continue
+            try:
+                back = job.do()
+            except Exception as exc:  # whatever it is, what was done before it is to be undone
+                error = as_kernel_error(exc) if isinstance(exc, rdt.ResctrlError) else as_failure(exc, write)
+                self._failed(job, error)
+                self._fault(result, error, write)
+                self._take_back(undo.pop(job.group, []), result)
+                broken.add(job.group)
+                late |= set(job.keys)
+                if isinstance(error, LockHeld):
+                    break
+                continue
+            result.written.append(write)
+            result.through |= set(job.keys)
+            if back is not None:
+                undo.setdefault(job.group, []).append((write, back))
+            if refused := self._refused_parts(job):
+                self._fault(result, refused[0], write)
+                late |= refused[1]
+            for key in job.keys:
+                if key not in late and key in job.values:
+                    self._refusals.took(key, job.values[key])
+        result.through -= late
+        result.through -= {key for write in result.undone for key in self._todo[write].keys}
+        if not isinstance(result.failed, LockHeld):
+            self._lock = None
+        return result
+
+    @staticmethod
+    def _fault(result: CacheResult, error: KernelError, write: Write) -> None:
+        if result.failed is None:
+            result.failed, result.at_fault = error, write
+
+    def _failed(self, job: Job, error: KernelError) -> None:
+        if isinstance(error, LockHeld):
+            before = 0.0 if self._lock is None else self._lock.pause_s
+            pause_s = min(LONGEST_RETRY_S, 2 * before or 1.0)
+            self._lock = _Lock(str(error), self._now_s, pause_s)
+            return
+        for key, value in job.values.items():
+            self._refusals.failed(key, value, error, self._now_s)
+
+    def _refused_parts(self, job: Job) -> tuple[KernelError, set[Key]] | None:
+        """Settings of a group that was made all the same, which the kernel did not take."""
+        parts, self._partly = self._partly, []
+        keys: set[Key] = set()
+        for setting, error in parts:
+            for key, value in job.values.items():
+                if key[1] == setting:
+                    self._refusals.failed(key, value, error, self._now_s)
+                    keys.add(key)
+        return (parts[0][1], keys) if parts else None
+
+    @staticmethod
+    def _take_back(undo: Sequence[tuple[Write, Undo]], result: CacheResult) -> None:
+        for write, back in reversed(undo):
+            try:
+                back()
+                result.undone.append(write)
+            except Exception as exc:
+                result.problems.append(f"not undone, perphd restore will give it back: {exc}")
+
+    # -- making and filling --------------------------------------------------------------------------------------
+
+    def making(self, groups: rdt.Groups, pool: Pool) -> Callable[[], Undo | None]:
+        """The job that makes a group, or changes what it has."""
+        return lambda: self._make(patient(groups, self._lock_wait_s), pool)
+
+    def _make(self, groups: rdt.Groups, pool: Pool) -> Undo | None:
+        access = groups.resctrl.access
+        group = groups.control(pool.key)
+        path = access.path(group.relative)
+        known, mount = self._journal.originals.get(path), access.identity()
+        if known is None or known.identity != mount:
+            self._journal.record([Original(path, b"", mount, RESCTRL_SETTINGS[0], pool.names[0])])
+        existed = groups.resctrl.exists(group)
+        try:
+            made = groups.make(pool.key)
+            before = groups.resctrl.schemata(group)
+            after = self._ensure(groups, group, pool.schemata)
+        except rdt.ResctrlError:
+            if not existed and groups.resctrl.exists(group):
+                self._remove(groups, pool.key, path)
+            elif not existed:
+                self._forget(pool.key, path)
+            raise
+        seen = Seen(group, path, made.identity, after, groups.resctrl.tasks(group))
+        self._wrote(pool.key, seen)
+        if made.created:
+            return lambda: self._remove(groups, pool.key, path)
+        return lambda: self._back_to(groups, pool.key, seen, before)
+
+    def _ensure(self, groups: rdt.Groups, group: rdt.GroupRef, wanted: rdt.Schemata) -> rdt.Schemata:
+        """Both settings in one write; if the kernel refuses that, each by itself."""
+        try:
+            return groups.ensure(group, wanted).after
+        except (rdt.Invalid, rdt.Unsupported):
+            refused: list[tuple[str, KernelError]] = []
+            for setting in RESCTRL_SETTINGS:
+                names = resources(groups.resctrl.info, setting)
+                cells = frozenset(cell for cell, _ in wanted.cells() if cell.resource in names)
+                try:
+                    groups.ensure(group, wanted.only(cells))
+                except (rdt.Invalid, rdt.Unsupported) as exc:
+                    refused.append((setting, as_kernel_error(exc)))
+            if len(refused) != 1:
+                raise
+            self._partly += refused
+            return groups.resctrl.schemata(group)
+
+    def _back_to(self, groups: rdt.Groups, key: str, seen: Seen, before: rdt.Schemata) -> None:
+        after = groups.ensure(seen.group, before).after
+        self._wrote(key, Seen(seen.group, seen.path, seen.identity, after, seen.tasks))
+
+    def _wrote(self, key: str, seen: Seen) -> None:
+        self._changes.wrote(key, seen)
+        for name, home in self._changes.homes().items():
+            if home == key:
+                self._note(name)
+
+    def filling(self, groups: rdt.Groups, key: str, spec: WorkloadSpec) -> Callable[[], Undo | None]:
+        """The job that moves a workload's threads into a group."""
+        return lambda: self._fill(patient(groups, self._lock_wait_s), key, spec)
+
+    def _fill(self, groups: rdt.Groups, key: str, spec: WorkloadSpec) -> Undo | None:
+        group = groups.control(key)
+        threads = self._cgroups.group(spec.cgroup).threads
+        filled = groups.fill(group, threads)
+        self.foreign[spec.name] = filled.left_to_others
+        before = self._changes.home(spec.name)
+        self._changes.filled(spec.name, key, groups.resctrl.tasks(group) & threads())
+        self._note(spec.name)
+        return lambda: self._unfill(groups, spec.name, filled.moved, before if before != key else "")
+
+    def _unfill(self, groups: rdt.Groups, name: str, moved: frozenset[int], before: str) -> None:
+        home = self._changes.left(before)
+        if home is not None and groups.resctrl.exists(home.group):
+            groups.fill(home.group, moved)
+            self._changes.filled(name, before, moved)
+        else:
+            groups.release(moved)
+            self._changes.released(name)
+        self._note(name)
+
+    # -- giving back ---------------------------------------------------------------------------------------------
+
+    def releasing(self, groups: rdt.Groups, spec: WorkloadSpec) -> Callable[[], Undo | None]:
+        """The job that moves a workload's threads back to the default group."""
+        return lambda: self._release(patient(groups, self._lock_wait_s), spec)
+
+    def _release(self, groups: rdt.Groups, spec: WorkloadSpec) -> None:
+        groups.release(self._cgroups.group(spec.cgroup).threads)
+        self._changes.released(spec.name)
+        self._note(spec.name)
+
+    def removing(self, groups: rdt.Groups, key: str, path: str) -> Callable[[], Undo | None]:
+        """The job that removes a group."""
+        return lambda: self._remove(patient(groups, self._lock_wait_s), key, path)
+
+    def _remove(self, groups: rdt.Groups, key: str, path: str) -> None:
+        names = [name for name, home in self._changes.homes().items() if home == key]
+        groups.remove(groups.control(key), with_others_monitors=True)
+        self._forget(key, path)
+        for name in names:
+            self._note(name)
+
+    def forget(self, key: str, path: str) -> None:
+        """The group is not there any more."""
+        self._forget(key, path)
+
+    def _forget(self, key: str, path: str) -> None:
+        self._changes.removed(key)
+        with suppress(KernelError):  # the journal then still names a group that is gone
+            self._journal.close_out([path])
+
+    def take_out(
+        self,
+        groups: rdt.Groups,
+        names: frozenset[str],
+        specs: Mapping[str, WorkloadSpec],
+        homes: Mapping[str, str],
+    ) -> None:
+        """Take these workloads out of their groups without waiting for the lock; remove groups that are then empty.
+
+        Raises:
+            KernelError: it could not be done.
+        """
+        groups = patient(groups, 0.0)
+        try:
+            for key in dict.fromkeys(homes[name] for name in names if name in homes):
+                left = {name for name, home in homes.items() if home == key and name not in names}
+                if not left:
+                    self._remove(groups, key, groups.resctrl.access.path(groups.control(key).relative))
+                    continue
+                for name in names:
+                    if homes.get(name) == key and name in specs:
+                        self._release(groups, specs[name])
+        except rdt.ResctrlError as exc:
+            raise as_kernel_error(exc) from exc

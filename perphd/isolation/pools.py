@@ -1,0 +1,144 @@
+"""Which workloads share a control group: none while there are CLOSIDs for all, else those most alike.
+
+Long-running applications come first: as long as others can be put together, each of them has a group of its own. An
+application never shares one with batch, which is narrowed for its sake. Batch that shares gets the strictest of its
+values, so that nobody who is protected from it loses anything; applications that share get the widest of theirs.
+Who shares a group already goes on sharing it rather than others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+from rdt import Schemata
+from rdt.schemata import is_cache
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What one workload is to have."""
+
+    schemata: Schemata
+    lra: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """A control group: its key, who is in it, and what it has."""
+
+    key: str
+    names: tuple[str, ...]
+    schemata: Schemata
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    names: tuple[str, ...]
+    want: Want
+
+
+def assign(wanted: Mapping[str, Want], present: Mapping[str, frozenset[str]], room: int) -> tuple[Pool, ...]:
+    """At most ``room`` groups, but one for applications and one for batch at least.
+
+    Args:
+        wanted: by workload.
+        present: who is in which group now, by its key.
+        room: control groups that perphd may have.
+    """
+    home = {name: key for key, names in present.items() for name in names}
+    parts = _alike(wanted, home, len(wanted) - room)
+    while len(parts) > room:
+        pairs = [(one, two) for one, two in combinations(parts, 2) if one.want.lra is two.want.lra]
+        if not pairs:
+            break
+        one, other = min(pairs, key=lambda pair: _cost(pair[0], pair[1], home))
+        parts = [part for part in parts if part not in (one, other)]
+        names = tuple(sorted((*one.names, *other.names)))
+        parts.append(_Part(names, Want(_both(one.want, other.want), one.want.lra)))
+    return _named(parts, present)
+
+
+def _alike(wanted: Mapping[str, Want], home: Mapping[str, str], excess: int) -> list[_Part]:
+    """Those that are to have the same together, as far as there are too many; batch first."""
+    classes: dict[Want, list[str]] = {}
+    for name, want in wanted.items():
+        classes.setdefault(want, []).append(name)
+    parts: list[_Part] = []
+    for want, names in sorted(classes.items(), key=lambda item: item[0].lra):
+        crowd = Counter(home[name] for name in names if name in home)
+        names.sort(key=lambda name: (-crowd[home.get(name, "")], home.get(name, ""), name))
+        count = min(len(names), excess + 1) if excess > 0 else 1
+        excess -= count - 1
+        parts += [
+            _Part(tuple(sorted(names[:count])), want),
+            *(_Part((name,), want) for name in names[count:]),
+        ]
+    return parts
+
+
+def _cost(one: _Part, other: _Part, home: Mapping[str, str]) -> tuple[bool, int, bool, int, tuple[str, ...]]:
+    """Batch before applications, those less unlike before others, together already before apart, small before large."""
+    homes = {home.get(name, "") for name in (*one.names, *other.names)}
+    apart = len(homes) > 1 or "" in homes
+    names = tuple(sorted((*one.names, *other.names)))
+    return one.want.lra, _distance(one.want.schemata, other.want.schemata), apart, len(names), names
+
+
+def _distance(one: Schemata, other: Schemata) -> int:
+    """How unlike two schemata are: ways that differ, and tenths of the bandwidth."""
+    total = 0
+    for cell, value in one.cells():
+        there = other.get(cell.resource, cell.domain)
+        if there is not None and there != value:
+            differ = (value ^ there).bit_count() if is_cache(cell.resource) else -(-abs(value - there) // 10)
+            total += differ
+    return total
+
+
+def _both(one: Want, other: Want) -> Schemata:
+    """The strictest of both for batch, the widest for applications."""
+    if one.schemata == other.schemata:
+        return one.schemata
+    values: dict[str, dict[int, int]] = {}
+    for cell, value in one.schemata.merged(other.schemata).cells():
+        here = one.schemata.get(cell.resource, cell.domain)
+        there = other.schemata.get(cell.resource, cell.domain)
+        values.setdefault(cell.resource, {})[cell.domain] = (
+            value if here is None or there is None else _merged(cell.resource, here, there, one.lra)
+        )
+    return Schemata.of(values)
+
+
+def _merged(resource: str, here: int, there: int, lra: bool) -> int:
+    if not is_cache(resource):
+        return max(here, there) if lra else min(here, there)
+    if lra:
+        union = here | there
+        low = (union & -union).bit_length() - 1
+        return (1 << union.bit_length()) - (1 << low)  # masks have no holes
+    # Where two masks do not meet, their common part is empty, which no mask may be.
+    return here & there or min(here, there, key=lambda mask: (mask.bit_count(), mask))
+
+
+def _named(parts: list[_Part], present: Mapping[str, frozenset[str]]) -> tuple[Pool, ...]:
+    """A group stays with most of those who are in it; a new one has the name of a member."""
+    found: dict[str, _Part] = {}
+    for part in sorted(parts, key=lambda part: (-len(part.names), not _is_home(part, present), part.names)):
+        inside = {key: len(names & set(part.names)) for key, names in present.items() if key not in found}
+        best = max(inside, key=lambda key: (inside[key], key in part.names, key), default="")
+        found[best if best and inside[best] else _free(part.names, {*found, *present})] = part
+    return tuple(Pool(key, part.names, part.want.schemata) for key, part in sorted(found.items()))
+
+
+def _is_home(part: _Part, present: Mapping[str, frozenset[str]]) -> bool:
+    """True if one of them is in the group of its own name: nobody else is to have that."""
+    return any(name in present.get(name, ()) for name in part.names)
+
+
+def _free(names: tuple[str, ...], taken: set[str]) -> str:
+    """A key that no group has."""
+    named = (*names, *(f"{names[0]}~{number}" for number in range(2, len(taken) + 3)))
+    return next(key for key in named if key not in taken)
