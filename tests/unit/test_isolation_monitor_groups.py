@@ -392,6 +392,9 @@ async def test_restore_removes_monitor_groups_inside_control_groups_and_outside(
         bench = Bench(host, journal, names)
         specs = [bench.spec(name) for name in names]
         narrow = Settings(llc_masks=((0, 0x3),))
+        theirs = [f"other{number}" for number in range(bench.resctrl.info.usable_closids - 2)]
+        for name in theirs:  # one CLOSID is left: both share a control group
+            host.fs.raw.mkdir(f"{ROOT}/{name}")
         assert (await executor.apply(executor.plan({"b0": narrow, "b1": narrow}, specs, 1.0))).ok
         await executor.follow_counted(bench.asked(), 1.0)
         inside = f"{ROOT}/perphd.b0/mon_groups/perphd.b1"
@@ -399,7 +402,7 @@ async def test_restore_removes_monitor_groups_inside_control_groups_and_outside(
         executor.close()
     report = restore(host.fs, tmp_path, boot_id="boot")
     assert not report.failed
-    assert [str(group) for group in bench.resctrl.list_groups()] == ["the default group"]
+    assert [str(group) for group in bench.resctrl.list_groups()] == ["the default group", *theirs]
 
 
 async def test_a_workload_that_leaves_loses_its_group_and_the_others_keep_theirs(bench: Bench) -> None:
