@@ -71,6 +71,17 @@ class Protections:
         self._state.planned = None
         return True
 
+    def without_cpus(self, now_s: float) -> None:
+        """Forget what is in force on CPUs; keep what is in force on caches, bandwidth and memory."""
+        free = untouched(len(self._state.topology.usable_cores) or 1)
+        when_s = self._state.time_s(now_s)
+        for name, protection in list(self._state.protections.items()):
+            kept = replace(protection.allocation, cpu=free.cpu)
+            if kept == free:
+                del self._state.protections[name]
+            else:
+                self._state.protections[name] = Protection(kept, when_s)
+
     def note(self, target: TargetState, now_s: float, changed: bool, again: bool = False) -> None:
         """Remember what is now in force for each LRA: its decision's choice, if it and some batch are enforced.
 

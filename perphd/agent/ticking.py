@@ -115,9 +115,10 @@ class Ticking:
         waker.answered(waker.take(), {d.workload for d in target.decisions if d.verdict.health in TROUBLED})
 
     def _follow_processors(self, now_s: float) -> None:
-        """CPUs came or went: what was decided counts and numbers cores that mean others now. It is decided anew.
+        """CPUs came or went: earlier decisions refer to stale core numbers and are discarded.
 
-        Until then nothing is held back, as without perphd; and what the kernel refused it may take now.
+        Until the policy has decided again, no CPUs are held back. Cache ways, bandwidth and memory count no cores: they
+        stay in force. Whatever the kernel refused before may work now.
         """
         found = self._state.parts.processors.look()
         if found is None:
@@ -125,7 +126,7 @@ class Ticking:
         text = f"CPUs {found.online} are online, before {self._state.topology.online}: everything is decided anew"
         self._state.topology = found
         self._state.memory = self._state.planned = None
-        self._state.protections.clear()
+        self._protections.without_cpus(now_s)
         self._state.enforceable.clear()
         self._state.parts.executor.forget_conflicts()
         self._state.parts.records.event(Event(now_s, EventKind.HOST, text))

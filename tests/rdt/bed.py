@@ -45,7 +45,7 @@ class Application:
     batch: str
     cpus: str = "0-3"
     domains: tuple[int, ...] = (0, 1)
-    traffic: str = "600 2048 1 25"
+    traffic: str = "600 2048 1 60"
 
     @property
     def config(self) -> str:

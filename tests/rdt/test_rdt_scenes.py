@@ -65,23 +65,22 @@ def test_samples_say_what_the_kernel_counts(scene: Bed) -> None:
         kernel = [(at_s, held, moved) for at_s, who, held, moved in told if who == name]
         samples = scene.samples(name, kernel[0][0], kernel[-1][0])
         assert len(samples) >= 5, f"{name}: {len(samples)} samples within {WATCHED_S} s"
-        moved = sum(
-            moved_at(kernel, one["at_s"]) - moved_at(kernel, one["at_s"] - one["interval_s"])
-            for one in samples
-        )
+        ends = [(at(kernel, one["at_s"] - one["interval_s"]), at(kernel, one["at_s"])) for one in samples]
+        moved = sum(late[1] - early[1] for early, late in ends)
         said = sum(one["mbw_bytes_per_s"] * one["interval_s"] for one in samples)
-        held = statistics.median(occupied for _, occupied, _ in kernel)
-        shown = statistics.median(one["llc_occupancy_bytes"] for one in samples)
+        held = sum(late[0] for _, late in ends)
+        shown = sum(one["llc_occupancy_bytes"] for one in samples)
         print(f"{name}: {said / moved:.3f} of the kernel's bytes, {shown / held:.3f} of its occupancy")
         assert said == pytest.approx(moved, rel=CLOSE), f"{name}: bandwidth"
         assert shown == pytest.approx(held, rel=CLOSE), f"{name}: occupancy"
 
 
-def moved_at(rows: list[tuple[float, int, int]], when_s: float) -> float:
-    """The bytes counted at this moment, between the two readings around it."""
-    for (early_s, _, few), (late_s, _, many) in itertools.pairwise(rows):
+def at(rows: list[tuple[float, int, int]], when_s: float) -> tuple[float, float]:
+    """Occupancy and bytes counted at this moment, between the two readings around it."""
+    for (early_s, little, few), (late_s, much, many) in itertools.pairwise(rows):
         if early_s <= when_s <= late_s:
-            return few + (many - few) * (when_s - early_s) / (late_s - early_s)
+            share = (when_s - early_s) / (late_s - early_s)
+            return little + (much - little) * share, few + (many - few) * share
     raise AssertionError(f"nothing was read around {when_s}")
 
 

@@ -20,7 +20,7 @@ def main(seconds: float, *named: str) -> None:
             held = sum(int(file.read_text()) for file in Path(folder).glob("mon_L3_*/llc_occupancy"))
             moved = sum(int(file.read_text()) for file in Path(folder).glob("mon_L3_*/mbm_total_bytes"))
             rows.append((time.monotonic(), name, held, moved))
-        time.sleep(0.25)
+        time.sleep(0.1)
     print(json.dumps(rows))
 
 
