@@ -1,6 +1,6 @@
 """``make bench``: all measurements of perphd's own cost, and the report.
 
-python -m tools.bench --out out/bench [--seconds 60] [--changes 300] [--quick] [--only tick,process,reaction]
+python -m tools.bench --out out/bench [--seconds 60] [--changes 300] [--quick] [--only tick,process,reaction,monitoring]
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pyperf
 
-from tools.bench import micro, reaction, report, whole
+from tools.bench import micro, monitoring, reaction, report, whole
 from tools.bench.groups import BenchError, BenchGroups
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +23,7 @@ TICK_SIZES = (1, 50, 200)
 REACTION_SIZES = (2, 10, 50)
 LOOPS = 25
 """Ticks a value. Fixed: calibrated by a phase that takes microseconds, a value would take minutes of whole ticks."""
-PARTS = ("tick", "process", "reaction")
+PARTS = ("tick", "process", "reaction", "monitoring")
 
 
 def main() -> int:
@@ -37,10 +37,11 @@ def main() -> int:
             if "reaction" in options.only
             else []
         )
+        counted = monitoring.measure().as_dict() if "monitoring" in options.only else None
     except BenchError as exc:
         print(f"bench: {exc}", file=sys.stderr)
         return 1
-    print(report.write(options.out, layout, ticks, found, reactions))
+    print(report.write(options.out, layout, ticks, found, reactions, counted))
     print(f"Written to {options.out}/report.md and {options.out}/report.json")
     return 0
 

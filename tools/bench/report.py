@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tools.bench import monitoring
+
 CPU_BUDGET_PCT = 1.0
 RSS_BUDGET_BYTES = 80 << 20
 REACTION_BUDGET_MS = 20.0
@@ -29,6 +31,7 @@ def write(
     ticks: list[Tick],
     whole: dict[str, Any] | None,
     reactions: list[dict[str, Any]],
+    counted: dict[str, Any] | None = None,
 ) -> str:
     """Write both files and return the Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -43,10 +46,14 @@ def write(
         "tick": [{"workloads": tick.workloads, "seconds_mean_stdev": tick.phases} for tick in ticks],
         "process": whole,
         "reaction": reactions,
+        "monitoring": counted,
     }
     (folder / "report.json").write_text(json.dumps(content, indent=2) + "\n")
     markdown = "\n".join(
-        [_host_line(host), "", *_tick_table(ticks), *_process_table(whole), *_reaction_table(reactions)]
+        [
+            *(_host_line(host), "", *_tick_table(ticks), *_process_table(whole), *_reaction_table(reactions)),
+            *monitoring.table(counted),
+        ]
     )
     (folder / "report.md").write_text(markdown.rstrip() + "\n")
     return markdown

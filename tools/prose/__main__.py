@@ -13,7 +13,14 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).parents[2]
-CHECKED: Final = ("README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/glossary.md", "docs/how-to")
+CHECKED: Final = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/architecture.md",
+    "docs/glossary.md",
+    "docs/measuring.md",
+    "docs/how-to",
+)
 """Documents held to the patterns; a folder stands for its Markdown files."""
 PATTERNS: Final = {
     "free relative as subject": (
