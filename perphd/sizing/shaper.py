@@ -1,0 +1,326 @@
+"""Resource shaper: what every component of a host should hold for the next interval (Pace 2018, chapter 4).
+
+Problem. Reservations are wrong; forecasts are uncertain; components that were given what they will probably need can
+collide. Decide before the kernel does who shrinks, freezes or ends.
+
+Size. For a component with reservation R, use u now, and a forecast of mean m and spread s of the next interval's
+maximum:
+
+    cap    = max(R, u)
+    target = clip(m + K1 R + K2 s,  from max(u, least) to cap)
+
+cap itself while there are fewer than ``GRACE_SAMPLES`` samples, no forecast, a crash in the last interval, or
+``GREATEST_CRASHES`` crashes. A component that its owner did not give to the shaper is advised and never touched,
+and so is one that is degraded: it is placed first, at its target, or at its present use where there is no forecast.
+
+Plan (Algorithm 3). Applications in the order of their rank; each needs room for all its core components, or all of
+it is preempted. Its elastic components follow, oldest first; one that does not fit is preempted alone. Two errata:
+a component that exactly fills the host stays, and the buffer is one per resource. ``guarded`` names the resources
+whose shortage preempts; a shortage of CPU slows and does not kill, so that by default it is memory alone.
+
+Preemption goes one rung further in every interval: reclaim, freeze, end. Everything is a value; nothing is carried
+out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final, TypeAlias
+
+from perphd.domain.reading import Reading, Unavailable
+
+GRACE_SAMPLES: Final = 10
+GREATEST_CRASHES: Final = 5
+HIGH_MARGIN: Final = 0.05
+"""``memory.high`` stands this share above the target."""
+GUARD_FULL_RATIO: Final = 0.05
+"""From this share of time in which all tasks wait for memory, ``memory.high`` is lifted."""
+
+
+class Resource(Enum):
+    """What is sized: cores, or bytes of memory."""
+
+    CPU = "cpu"
+    MEMORY = "memory"
+
+
+class Mode(Enum):
+    """What becomes of a plan."""
+
+    OFF = "off"
+    OBSERVE = "observe"
+    OPTIMISTIC = "optimistic"
+    PESSIMISTIC = "pessimistic"
+
+
+class Role(Enum):
+    """Whether an application works without the component."""
+
+    CORE = "core"
+    ELASTIC = "elastic"
+
+
+class Rung(Enum):
+    """How a component gives up what it holds, mildest first."""
+
+    RECLAIM = "reclaim"
+    FREEZE = "freeze"
+    END = "end"
+
+
+RUNGS: Final = tuple(Rung)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """One resource of one component.
+
+    ``held``: the size in force. ``mean`` and ``spread`` forecast the next interval's maximum; a calibrated forecast
+    gives the spread that makes  mean + 3 spread  its bound.
+    """
+
+    reserved: float
+    used: float
+    held: float
+    mean: Reading
+    spread: Reading
+    least: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Component:
+    """One control group. ``rank`` orders applications (smaller first); ``rung``: how far it is preempted already."""
+
+    name: str
+    application: str
+    rank: int
+    role: Role
+    age_s: float
+    demands: Mapping[Resource, Demand]
+    samples: int
+    shaped: bool = True
+    degraded: bool = False
+    crashes: int = 0
+    crashed: bool = False
+    rung: Rung | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShaperSettings:
+    """K1: share of the reservation always kept. K2: spreads kept, per resource."""
+
+    k1: float = 0.05
+    k2: Mapping[Resource, float] = field(default_factory=lambda: {Resource.MEMORY: 3.0, Resource.CPU: 1.0})
+    guarded: tuple[Resource, ...] = (Resource.MEMORY,)
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """What one component should hold of one resource, and why."""
+
+    component: str
+    resource: Resource
+    target: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Preemption:
+    """A component that makes room, and the rung it goes to."""
+
+    component: str
+    rung: Rung
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resize:
+    """A new size for a component."""
+
+    component: str
+    resource: Resource
+    before: float
+    after: float
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A component that was preempted and fits again: it resumes."""
+
+    component: str
+
+
+ShapingAction: TypeAlias = Preemption | Resize | Release
+
+
+@dataclass(frozen=True, slots=True)
+class ShapingPlan:
+    """Sizes of all components; what a writer would do (``proposed``) and what it is to do (``actions``), in order.
+
+    ``reclaimable``: capacity less the sizes of all that stay.
+    """
+
+    sizes: tuple[Size, ...]
+    proposed: tuple[ShapingAction, ...]
+    actions: tuple[ShapingAction, ...]
+    reclaimable: Mapping[Resource, float]
+
+
+def shape(
+    components: Sequence[Component],
+    capacity: Mapping[Resource, float],
+    mode: Mode,
+    settings: ShaperSettings | None = None,
+) -> ShapingPlan:
+    """The plan for one interval. ``capacity``: what the host has for these components."""
+    chosen = settings or ShaperSettings()
+    sizes = {component.name: _sizes(component, chosen) for component in components}
+    evicted = _evicted(components, sizes, capacity, chosen) if mode is not Mode.OPTIMISTIC else {}
+    preemptions = [
+        Preemption(component.name, _next_rung(component.rung), evicted[component.name])
+        for component in sorted(components, key=lambda each: each.role is Role.CORE)
+        if component.name in evicted
+    ]
+    resizes = [
+        Resize(component.name, size.resource, component.demands[size.resource].held, size.target)
+        for component in components
+        if _touchable(component) and component.name not in evicted
+        for size in sizes[component.name].values()
+        if size.target != component.demands[size.resource].held
+    ]
+    shrinks = [resize for resize in resizes if resize.after < resize.before]
+    grows = [resize for resize in resizes if resize.after > resize.before]
+    releases = [
+        Release(component.name)
+        for component in components
+        if component.rung in (Rung.RECLAIM, Rung.FREEZE) and component.name not in evicted
+    ]
+    wanted: tuple[ShapingAction, ...] = (*preemptions, *shrinks, *releases, *grows)
+    proposed = () if mode is Mode.OFF else wanted
+    left = {
+        resource: amount
+        - sum(
+            _placed(component, sizes[component.name], resource)
+            for component in components
+            if component.name not in evicted
+        )
+        for resource, amount in capacity.items()
+    }
+    return ShapingPlan(
+        tuple(size for each in sizes.values() for size in each.values()),
+        proposed,
+        proposed if mode in (Mode.OPTIMISTIC, Mode.PESSIMISTIC) else (),
+        left,
+    )
+
+
+def _touchable(component: Component) -> bool:
+    return component.shaped and not component.degraded
+
+
+def _sizes(component: Component, settings: ShaperSettings) -> dict[Resource, Size]:
+    return {
+        resource: Size(component.name, resource, *_target(component, resource, demand, settings))
+        for resource, demand in component.demands.items()
+    }
+
+
+def _target(
+    component: Component, resource: Resource, demand: Demand, settings: ShaperSettings
+) -> tuple[float, str]:
+    cap = max(demand.reserved, demand.used)
+    if component.samples < GRACE_SAMPLES:
+        return cap, f"{component.samples} of {GRACE_SAMPLES} samples"
+    if component.crashes >= GREATEST_CRASHES:
+        return cap, f"{component.crashes} crashes: no longer shaped"
+    if component.crashed:
+        return cap, "crashed: the reservation is restored"
+    if isinstance(demand.mean, Unavailable):
+        return cap, f"no forecast: {demand.mean.reason}"
+    if isinstance(demand.spread, Unavailable):
+        return cap, f"no forecast: {demand.spread.reason}"
+    wanted = demand.mean + settings.k1 * demand.reserved + settings.k2[resource] * demand.spread
+    floor = max(demand.used, demand.least)
+    if wanted < floor:
+        return min(floor, cap), "present use" if demand.used >= demand.least else "least viable size"
+    return (
+        (wanted, "forecast and buffer")
+        if wanted < cap
+        else (cap, "forecast and buffer reach the reservation")
+    )
+
+
+def _placed(component: Component, sizes: Mapping[Resource, Size], resource: Resource) -> float:
+    """What a component takes of the host in the plan."""
+    if resource not in sizes:
+        return 0.0
+    demand = component.demands[resource]
+    known = not isinstance(demand.mean, Unavailable) and component.samples >= GRACE_SAMPLES
+    return sizes[resource].target if _touchable(component) or known else demand.used
+
+
+def _evicted(
+    components: Sequence[Component],
+    sizes: Mapping[str, Mapping[Resource, Size]],
+    capacity: Mapping[Resource, float],
+    settings: ShaperSettings,
+) -> dict[str, str]:
+    """Names of the components that make room, with the reason (Algorithm 3)."""
+    free = {resource: capacity[resource] for resource in settings.guarded if resource in capacity}
+
+    def without(left: Mapping[Resource, float], component: Component) -> dict[Resource, float]:
+        return {
+            resource: amount - _placed(component, sizes[component.name], resource)
+            for resource, amount in left.items()
+        }
+
+    for component in components:
+        if not _touchable(component):
+            free = without(free, component)
+    ranked: dict[tuple[int, str], list[Component]] = {}
+    for component in components:
+        if _touchable(component):
+            ranked.setdefault((component.rank, component.application), []).append(component)
+    found: dict[str, str] = {}
+    for (_, application), members in sorted(ranked.items(), key=lambda item: item[0]):
+        left = free
+        for core in (member for member in members if member.role is Role.CORE):
+            left = without(left, core)
+        short = [resource.value for resource, amount in left.items() if amount < 0]
+        if short:
+            found |= {member.name: f"{application}: no {', '.join(short)} for its core" for member in members}
+            continue
+        free = left
+        elastic = (member for member in members if member.role is Role.ELASTIC)
+        for member in sorted(elastic, key=lambda each: (-each.age_s, each.name)):
+            left = without(free, member)
+            short = [resource.value for resource, amount in left.items() if amount < 0]
+            if short:
+                found[member.name] = f"no {', '.join(short)} for an elastic component"
+            else:
+                free = left
+    return found
+
+
+def _next_rung(rung: Rung | None) -> Rung:
+    return RUNGS[0] if rung is None else RUNGS[min(RUNGS.index(rung) + 1, len(RUNGS) - 1)]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLimits:
+    """Soft limits on cgroup v2; ``high_bytes`` None: no limit."""
+
+    low_bytes: int
+    high_bytes: int | None
+
+
+def memory_limits(target_bytes: float, full_ratio: Reading, refaults_rise: bool) -> MemoryLimits:
+    """``memory.low`` at the target; ``memory.high`` above it, lifted while the workload waits for memory.
+
+    ``full_ratio``: share of the last window in which all tasks waited for memory. Without that reading there is no
+    ``memory.high``: a workload of anonymous memory without swap would stall at it unseen.
+    """
+    stalled = isinstance(full_ratio, Unavailable) or full_ratio > GUARD_FULL_RATIO or refaults_rise
+    return MemoryLimits(int(target_bytes), None if stalled else int(target_bytes * (1 + HIGH_MARGIN)))
