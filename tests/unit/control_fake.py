@@ -281,7 +281,7 @@ class FakeAgent:
         return ended
 
     async def restore(self, by: Actor | None = None, ignore_lock: bool = False) -> RestoreReport:
-        self._call("restore")
+        self._call("restore", ignore_lock)
         return self.restored
 
     async def subscribe(self) -> AsyncIterator[Event]:

@@ -189,6 +189,15 @@ def test_restore_through_the_daemon_that_failed(run: Run, served: Served):
     assert "FAILED" in result.stdout
 
 
+def test_restore_tells_the_daemon_to_ignore_the_lock(run: Run, served: Served):
+    ok(run("restore"))
+    ok(run("restore", "--ignore-lock"))
+    assert [call for call in served.agent.calls if call[0] == "restore"] == [
+        ("restore", False),
+        ("restore", True),
+    ]
+
+
 def test_restore_without_a_daemon(tmp_path: Path):
     words = ["restore", "--socket", f"{tmp_path}/none", "--state-dir", str(tmp_path)]
     assert "nothing to restore" in ok(CliRunner().invoke(cli, words))
