@@ -93,5 +93,8 @@ def _tells_so_often(view: WorkloadView, fast_period_s: float) -> bool:
     """
     if view.sample is None or (view.spec.sli is not None and view.spec.sli.source in SLOW_SOURCES):
         return False
+    every_s = view.sample.sli_resolution_s
+    if available(every_s) and every_s > fast_period_s:
+        return False  # between two reports there is nothing to see
     rate = view.sample.work_rate_per_s
     return not available(rate) or rate * fast_period_s >= LEAST_REQUESTS

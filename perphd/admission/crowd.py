@@ -108,7 +108,8 @@ class CrowdTick:
     def _look(self, view: WorkloadView, detectors: Mapping[str, DetectorState]) -> Look:
         known = self.crowd.members.get(view.spec.name)
         state = known.detector if known is not None else detectors.get(view.spec.name, DetectorState())
-        return look_at(self.snapshot, view, self.settings, state, is_apart=known is not None)
+        target = known.target if known is not None else None
+        return look_at(self.snapshot, view, self.settings, state, is_apart=known is not None, known=target)
 
     def _seen(self, name: str, look: Look) -> Member:
         """The member with what this sample tells, its trial judged."""

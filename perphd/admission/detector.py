@@ -16,9 +16,10 @@ from perphd.admission import cause as causes
 from perphd.admission import cusum, scatter
 from perphd.admission.cause import UNKNOWN_SURROUNDINGS, Ledger, Surroundings
 from perphd.admission.cusum import Baseline
+from perphd.admission.gathering import NOTHING_GATHERED, Awaiting, Gathered
 from perphd.admission.scatter import Scatter
 from perphd.admission.settings import PolicySettings
-from perphd.domain.decision import TROUBLED, Cause, Evidence, Health, Verdict
+from perphd.domain.decision import AWAITED, TROUBLED, Cause, Evidence, Health, Verdict
 from perphd.domain.policy import Band, ResPerfModel
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import SHORT_SHARE, Quality, Sample
@@ -67,7 +68,8 @@ class DetectorState:
     ``below``, ``severe``, ``above``: samples in a row below target, below it by the effect size, on target;
     ``short_sigma``: by how much those below were short, added up, in units of one sample's scatter;
     ``extra``, ``cause``: where the extra time of the samples below target went, and what follows from it;
-    ``work``, ``delay``: what the residuals of both channels usually do, and the evidence that they no longer do.
+    ``work``, ``delay``: what the residuals of both channels usually do, and the evidence that they no longer do;
+    ``gathered``: samples that hold too few events to be judged yet.
     """
 
     health: Health = Health.UNKNOWN
@@ -81,6 +83,7 @@ class DetectorState:
     cause: Cause = Cause.NONE
     work: Baseline = Baseline()
     delay: Baseline = Baseline()
+    gathered: Gathered = NOTHING_GATHERED
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,6 +244,15 @@ def judge(
     )
 
 
+def standing(state: DetectorState, awaiting: Awaiting) -> Verdict:
+    """The verdict while the next judgement waits: as it was, and what is waited for."""
+    need: Reading = awaiting.need if awaiting.need else Unavailable("")
+    seen: Reading = awaiting.have if awaiting.need else Unavailable(awaiting.text)
+    waits = Evidence(AWAITED, seen, need, "", awaiting.text)
+    shown = state.cause if state.health in TROUBLED else Cause.NONE
+    return Verdict(state.health, shown, state.since_s, (waits,))
+
+
 def _channel_rate(state: DetectorState, settings: PolicySettings) -> float:
     """False alarms a day that one channel may have: the accepted rate is the LRA's, those that are judged share it."""
     channels = sum(base.n >= cusum.LEAST_SAMPLES for base in (state.work, state.delay))
@@ -274,6 +286,7 @@ def rearm(state: DetectorState) -> DetectorState:
         scatter=scatter.broken(state.scatter),
         work=work,
         delay=delay,
+        gathered=NOTHING_GATHERED,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.admission import culprit, pregrow, probing
-from perphd.admission.detector import DetectorState, rearm
+from perphd.admission.detector import DetectorState, Target, rearm
 from perphd.admission.forecast import Forecast
 from perphd.admission.outcomes import Pending, Regret
 from perphd.admission.quarantine import Quarantine
@@ -21,13 +21,21 @@ LOADS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
+class Standing:
+    """What holds until the next sample can be judged: why nothing was done at the last one, and the target then."""
+
+    reason: str
+    target: Target
+
+
+@dataclass(frozen=True, slots=True)
 class LraState:
     """What is remembered about one LRA. ``scores``: clean scores since the last change, newest last.
 
     ``stride``: how many units may be given back at once: twice as many after each step back that left more than
     enough, one after anything else.
     ``moments``: shortfall and batch's samples of the last ticks, to find out who is to blame. ``loads``: what was asked
-    of it in the last ticks.
+    of it in the last ticks. ``standing``: of the last sample that was judged.
     """
 
     first_seen_s: float
@@ -45,6 +53,7 @@ class LraState:
     moments: tuple[culprit.Moment, ...] = ()
     aside: probing.Probing = probing.Probing()
     loads: tuple[float, ...] = ()
+    standing: Standing | None = None
 
     @classmethod
     def new(cls, now_s: float) -> LraState:
@@ -73,6 +82,7 @@ class LraState:
             stride=1,
             moments=(),
             aside=self.aside.back(),
+            standing=None,
         )
 
     def beside(self, quiet: bool, now_s: float) -> LraState:

@@ -9,7 +9,8 @@ from typing import Final
 
 from perphd.admission import partition
 from perphd.admission.cause import surroundings
-from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, target_of
+from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, standing, target_of
+from perphd.admission.gathering import Awaiting, gathered_by
 from perphd.admission.outcomes import PATIENCE, is_often_short
 from perphd.admission.partition import Anchor, Seen
 from perphd.admission.scatter import mean
@@ -17,7 +18,7 @@ from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings, at_pace, settings_for
 from perphd.domain.decision import Cause
 from perphd.domain.policy import Snapshot, WorkloadView
-from perphd.domain.reading import Reading, available
+from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import is_short as is_glance
 from perphd.domain.signals import performance
 
@@ -65,9 +66,9 @@ class Member:
     ``scores``: clean ones since its last change, newest last; ``demand``: hardware threads that it keeps busy at full
     speed; ``rescues``: changes in a row that left it short; ``idle_cores_until_s``, ``idle_cache_until_s``: so long
     more cores, or less cache and bandwidth for batch, are taken not to help it, since they did not
-    (cores: ``idle_times`` in a row); ``unknown_since_s``: since when it cannot be judged; ``rooms``: with the
-    ``scores``, the accepted delay over the one seen, which tells more of what it could spare than a rate does that is
-    as high as asked (the score where there is none).
+    (cores: ``idle_times`` in a row); ``unknown_since_s``: since when it cannot be judged; ``target``: of its last
+    sample; ``rooms``: with the ``scores``, the accepted delay over the one seen, which tells more of what it could
+    spare than a rate does that is as high as asked (the score where there is none).
     """
 
     cores: int
@@ -84,6 +85,7 @@ class Member:
     idle_cache_until_s: float = -math.inf
     unknown_since_s: float | None = None
     rooms: tuple[float, ...] = ()
+    target: Target | None = None
 
     @property
     def room(self) -> float:
@@ -104,13 +106,17 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """One LRA at one tick. ``clean``: the sample lies wholly after the last change; ``settings``: those for it."""
+    """One LRA at one tick. ``clean``: the sample lies wholly after the last change; ``settings``: those for it.
+
+    ``awaits``: its sample cannot be judged yet, and what was found before stands.
+    """
 
     view: WorkloadView
     target: Target
     judged: Judgement
     clean: bool
     settings: PolicySettings
+    awaits: bool = False
 
     @property
     def name(self) -> str:
@@ -124,7 +130,13 @@ class Look:
 
 
 def look_at(
-    snapshot: Snapshot, view: WorkloadView, settings: PolicySettings, state: DetectorState, *, is_apart: bool
+    snapshot: Snapshot,
+    view: WorkloadView,
+    settings: PolicySettings,
+    state: DetectorState,
+    *,
+    is_apart: bool,
+    known: Target | None = None,
 ) -> Look:
     """One LRA as this tick shows it.
 
@@ -134,18 +146,30 @@ def look_at(
         settings: the host's.
         state: of its detector until now.
         is_apart: it has cores of its own already.
+        known: its target until now.
     """
     assert view.sample is not None
     assert view.model is not None
-    perf = performance(view.sample, view.spec.objective.latency_percentile)
     own = at_pace(settings_for(settings, view.spec), snapshot.period_s)
-    target = target_of(view.spec.objective, view.model, perf, own)
+    gathered, found = gathered_by(state.gathered, view, own, snapshot.period_s)
+    if gathered is not state.gathered:
+        state = replace(state, gathered=gathered)
+    if isinstance(found, Awaiting):
+        waits = Unavailable(found.text)
+        judged = Judgement(standing(state, found), state, waits)
+        return Look(view, known or Target(waits, waits), judged, clean=False, settings=own, awaits=True)
+    if found is not view.sample:
+        view = replace(view, sample=found)
+    model = view.model
+    assert model is not None
+    perf = performance(found, view.spec.objective.latency_percentile)
+    target = target_of(view.spec.objective, model, perf, own)
     judged = judge(
         state,
-        view.sample,
+        found,
         perf,
         target,
-        view.model,
+        model,
         own,
         protected=is_apart,
         around=surroundings(snapshot),
@@ -168,6 +192,9 @@ def take_in(
 ) -> Member:
     """The member with one sample more; of a glance between two ticks only what is blatant counts."""
     judged = look.judged
+    if look.awaits:
+        return replace(member, detector=judged.state)
+    member = replace(member, target=look.target)
     if not available(judged.score):
         unknown_s = member.unknown_since_s if member.unknown_since_s is not None else now_s
         return replace(member, detector=judged.state, unknown_since_s=unknown_s)

@@ -13,11 +13,12 @@ from dataclasses import replace
 from perphd.admission import blind, culprit, inferer, memory, outcomes, pregrow, probing, quarantine, sequel
 from perphd.admission import cause as causes
 from perphd.admission.context import batch_is_quiet, batch_is_there
-from perphd.admission.detector import Judgement, Target, judge, rearm, target_of
+from perphd.admission.detector import UNKNOWN_NOISE_SD, Judgement, Target, judge, rearm, standing, target_of
 from perphd.admission.forecast import Expected
+from perphd.admission.gathering import Awaiting, gathered_by
 from perphd.admission.giveback import GiveBack
 from perphd.admission.inferer import Assessed
-from perphd.admission.lra_state import LraState
+from perphd.admission.lra_state import LraState, Standing
 from perphd.admission.outcomes import Pending, alive
 from perphd.admission.rescue import Move, Plight, rescue
 from perphd.admission.scatter import mean
@@ -27,13 +28,14 @@ from perphd.domain.allocation import Allocation
 from perphd.domain.decision import TROUBLED, Action, Cause, Decision, Health, Outcome, Verdict
 from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
 from perphd.domain.reading import Unavailable, available, value_or
-from perphd.domain.sample import is_short
+from perphd.domain.sample import Sample, is_short
 from perphd.domain.signals import Performance, performance
 
 ALERT_S = 30.0
 """For so long after batch arrived, trouble is expected and believed sooner."""
 ON_TARGET = "on target"
 BELOW_UNDISTURBED = "below its objective, but nothing here contends with it: more of batch's would not help"
+COME = "batch has come, and beside it the target is expected to be missed: "
 LEAST_SCORES = 30
 """Clean scores since the last change that are remembered, at least."""
 
@@ -58,18 +60,31 @@ class Turn:
             reason = f"waiting for cgroup {view.spec.cgroup}: it does not exist"
             verdict = Verdict(Health.UNKNOWN, Cause.NONE, self.now_s, ())
             return self._record(verdict, Move(Action.RELEASE, self.nothing, reason))
-        perf = performance(view.sample, view.spec.objective.latency_percentile)
+        gathered, found = gathered_by(
+            self.state.detector.gathered, view, self.settings, self.snapshot.period_s
+        )
+        if gathered is not self.state.detector.gathered:
+            self.state = replace(self.state, detector=replace(self.state.detector, gathered=gathered))
+        if isinstance(found, Awaiting):
+            return self._stand(found, view.model)
+        if found is not view.sample:
+            self.view = replace(view, sample=found)
+            self.scene = Scene(self.settings, self.snapshot, self.view)
+        return self._judged(self.view, found, view.model)
+
+    def _judged(self, view: WorkloadView, sample: Sample, model: ResPerfModel) -> Decision:
+        perf = performance(sample, view.spec.objective.latency_percentile)
         self.state = sequel.in_force(self.scene, self.state)
-        self.target = target_of(view.spec.objective, view.model, perf, self.settings)
+        self.target = target_of(view.spec.objective, model, perf, self.settings)
         self.state = self.state.beside(self._batch_is_quiet(), self.now_s)
         rising = self.state.is_rising(perf.load)
         self.state = self.state.asked(perf.load)
         judged = judge(
             self.state.detector,
-            view.sample,
+            sample,
             perf,
             self.target,
-            view.model,
+            model,
             self.settings,
             alert=self._is_alert(),
             protected=self.current != self.nothing,
@@ -78,7 +93,7 @@ class Turn:
             rising=rising,
         )
         clean = self.scene.is_clean()
-        whole = not is_short(view.sample, self.snapshot.period_s)  # a glance between two ticks scatters more
+        whole = not is_short(sample, self.snapshot.period_s)  # a glance between two ticks scatters more
         if clean and available(judged.score) and whole:
             most = max(LEAST_SCORES, outcomes.PATIENCE * self.settings.evaluate_ticks)
             scores = (*self.state.scores, min(judged.score, 10.0))[-most:]
@@ -93,9 +108,9 @@ class Turn:
             moment = culprit.Moment(shortfall, culprit.uses(self.snapshot))
             self.state = replace(self.state, moments=(*self.state.moments, moment)[-culprit.WINDOW :])
         foreseen = self._foresee(perf) if self.settings.forecast else None
-        move = self._move(judged, perf, view.model, clean)
+        move = self._move(judged, perf, model, clean)
         if foreseen is not None and judged.verdict.health is Health.HEALTHY and clean:
-            move = self._prepare(move, view.model, perf, foreseen)
+            move = self._prepare(move, model, perf, foreseen)
         if move.chosen != self.current and view.enforced:
             self.state = sequel.decided(self.scene, self.state, move, judged)
         verdict = judged.verdict
@@ -104,6 +119,31 @@ class Turn:
             verdict = replace(verdict, evidence=(*verdict.evidence, told))
         if verdict.health in TROUBLED:
             verdict = replace(verdict, culprit=culprit.find(self.state.moments, verdict.cause))
+        if verdict.health is Health.HEALTHY and self.state.slack_since_s is not None:
+            verdict = replace(verdict, health=Health.OVERPROVISIONED, since_s=self.state.slack_since_s)
+        held = move.reason if move.action is Action.HOLD else "the last change is settling"
+        self.state = replace(self.state, standing=Standing(held, self.target))
+        return self._record(verdict, move)
+
+    def _stand(self, awaiting: Awaiting, model: ResPerfModel) -> Decision:
+        """A tick whose sample cannot be judged yet: the last verdict stands, and only batch that came is acted on."""
+        self.state = sequel.in_force(self.scene, self.state)
+        self.state = self.state.beside(self._batch_is_quiet(), self.now_s)
+        known, verdict = self.state.standing, standing(self.state.detector, awaiting)
+        if known is not None:
+            self.target = known.target
+        move = self._hold(known.reason if known is not None else awaiting.text)
+        if self.state.quiet_since_s is not None:
+            move = self._when_quiet()
+        elif self._is_alert() and self.state.pending is None and self.state.scores:
+            score = mean(self.state.scores[-3:])
+            sd = self.state.detector.scatter.sd
+            judged = Judgement(verdict, self.state.detector, score, UNKNOWN_NOISE_SD if sd is None else sd)
+            is_blind = self.target.work_band is None and self.target.delay_band is None
+            if not is_blind and not self._quarantined and self._foresees_trouble(model):
+                move = self._rescue(judged, model, COME)
+                if move.chosen != self.current and self.view.enforced:
+                    self.state = sequel.decided(self.scene, self.state, move, judged)
         if verdict.health is Health.HEALTHY and self.state.slack_since_s is not None:
             verdict = replace(verdict, health=Health.OVERPROVISIONED, since_s=self.state.slack_since_s)
         return self._record(verdict, move)
@@ -146,9 +186,7 @@ class Turn:
             if protected is not None:
                 return self._with_regret(protected)
         if self._is_alert() and not is_blind and not self._quarantined and self._foresees_trouble(model):
-            return self._rescue(
-                judged, model, "batch has come, and beside it the target is expected to be missed: "
-            )
+            return self._rescue(judged, model, COME)
         if judged.verdict.health is Health.DEGRADED:
             if judged.score >= 1.0:
                 return self._hold("back on target; watching")

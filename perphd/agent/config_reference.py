@@ -32,7 +32,13 @@ ABOUT = {
 }
 SLI_ABOUT = (
     "Where an LRA's own indicators (work rate, load, latency) come from. Without one, work is counted in "
-    "instructions or CPU time, and delay by how long the application waits for processors."
+    "instructions or CPU time, and delay by how long the application waits for processors.\n\n"
+    "Every source has a resolution: MariaDB, MySQL and Redis count exactly at any moment, PostgreSQL's backends report "
+    "once a second and only when a transaction has touched a table, exporters may answer from a cache. Where it is not "
+    "known it is found by how often the counter moves while the application uses CPU time; `perphctl status` shows it. "
+    "A rate over less than the resolution is unavailable, and the last full reading stands until the next is due. "
+    "Percentiles of a histogram need requests: 10 for p50, 100 for p95, 500 for p99. Judgements wait for as many (100 "
+    "for a work rate), for 10 s at most; `perphctl explain` says so."
 )
 OWN_POLICY = (
     "Any key of [policy], for this LRA alone. What concerns all batch together (cores, memory and cache of batch, what "

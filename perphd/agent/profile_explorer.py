@@ -22,7 +22,8 @@ from perphd.domain.signals import performance
 from perphd.domain.workload import Objective
 from perphd.predictor.profile.lattice import Point, is_within
 
-_BAD = (Quality.FIRST, Quality.LATE, Quality.RESTARTED, Quality.MULTIPLEXED, Quality.SLI_MISSING)
+_BAD = (Quality.FIRST, Quality.LATE, Quality.RESTARTED, Quality.MULTIPLEXED, Quality.SLI_MISSING,
+        Quality.BETWEEN)  # fmt: skip
 _IN_A_ROW = 2
 """Samples that must look bad one after the other: a single one is noise."""
 _AGAIN = 25

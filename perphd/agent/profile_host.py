@@ -38,6 +38,8 @@ MEMORY_MARGIN = 1.1
 _STUCK = 13
 """Looks after which a ceiling that has not moved will not move soon (a step is made every five seconds)."""
 _NEARLY = 1.03
+_MOST_AWAITED = 60
+"""Looks after which indicators that are never due are shown as they are."""
 
 Step = Callable[[], Awaitable[float]]
 """Lets one period pass; answers the time (monotonic seconds)."""
@@ -76,14 +78,21 @@ class HostSubject:
 
     async def look(self) -> Sample:
         """See ``Subject``."""
-        await self._agent.tick(await self._step())
-        sample = self._agent.samples.get(self._spec.name)
+        sample = await self._sampled()
+        for _ in range(_MOST_AWAITED):
+            if sample is None or not sample.has(Quality.BETWEEN):
+                break
+            sample = await self._sampled()  # until its indicators are due there is nothing to see
         if sample is None or sample.has(Quality.GONE):
             raise PerphError(f"{self._spec.name}: nothing runs in {self._spec.cgroup}")
         high = self._agent.in_force(self._spec.name).memory_high_bytes
         self._still = self._still + 1 if high == self._high else 0
         self._high = high
         return sample
+
+    async def _sampled(self) -> Sample | None:
+        await self._agent.tick(await self._step())
+        return self._agent.samples.get(self._spec.name)
 
     def ready(self) -> bool:
         """See ``Subject``. Memory comes down step by step, and no further than the application bears."""

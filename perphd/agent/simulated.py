@@ -10,9 +10,11 @@ from perphd.agent.composition import build_agent
 from perphd.agent.config import Config
 from perphd.agent.loop import Agent
 from perphd.agent.sli import SliOpener
-from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.reading import Unavailable, available
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.monitor.sli import SliReading
+from perphd.monitor.sli.reading import behind
+from perphd.monitor.sli.resolution import EXACT, CountWindow, Origin, Resolution, ResolutionFinder
 from perphd.sim.host import Arrival, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.sli import SliCursor
@@ -28,22 +30,51 @@ DEFAULT_WORKLOADS: Final = (
 
 
 class SimulatedSli:
-    """The indicators of one simulated application, as an ``SliSource``."""
+    """The indicators of one simulated application, as an ``SliSource``.
 
-    def __init__(self, cursor: SliCursor) -> None:
+    ``known``: its resolution; None: to be found.
+    """
+
+    def __init__(self, cursor: SliCursor, known: Resolution | None = EXACT) -> None:
         self._cursor = cursor
+        self._finder = ResolutionFinder(known)
+        self._window = CountWindow()
+        at_s, self._base = cursor.now
+        self._window.update(self._base[0], at_s)
+
+    @property
+    def resolution(self) -> Resolution:
+        """How often it reports, as far as that is known."""
+        return self._finder.resolution
+
+    def worked(self, cpu_s: float | None) -> None:
+        """The CPU time that the application used between the last two readings."""
+        self._finder.worked(cpu_s)
 
     async def read(self, now_s: float) -> SliReading:
         """The indicators since the last reading; the host's own clock counts, not ``now_s``."""
-        window = self._cursor.read()
-        if window is None:
-            return SliReading.missing(Unavailable("no time has passed since the last reading"))
+        at_s, told = self._cursor.now
+        done, asked, latency = told
+        self._finder.update(done, at_s)
+        counted = self._window.update(done, at_s, self.resolution)
+        base = self._base
+        if self._window.began_s == at_s:
+            self._base = told
+        resolution_s = self.resolution.reading
+        if not (available(counted.rate) and available(counted.events) and available(counted.window_s)):
+            assert isinstance(counted.rate, Unavailable)
+            return replace(SliReading.missing(counted.rate), resolution_s=resolution_s)
+        answered = counted.events
+        silent = Unavailable("nothing was answered")
+        p50, p95, p99 = (
+            (new - old) / answered if answered > 0 else silent
+            for new, old in zip(latency, base[2], strict=True)
+        )
+        closed = Unavailable("a closed loop: what is asked is what is answered")
+        load = (asked - base[1]) / counted.window_s if self._cursor.open_loop else closed
+        made = behind(counted)
         return SliReading(
-            work_rate_per_s=window.work_rate_per_s,
-            load_per_s=_reading(window.load_per_s, "a closed loop: what is asked is what is answered"),
-            latency_p50_ms=_reading(window.p50_ms, "nothing was answered"),
-            latency_p95_ms=_reading(window.p95_ms, "nothing was answered"),
-            latency_p99_ms=_reading(window.p99_ms, "nothing was answered"),
+            counted.rate, load, p50, p95, p99, made, made, made, made, resolution_s=resolution_s
         )
 
     async def close(self) -> None:
@@ -51,12 +82,17 @@ class SimulatedSli:
 
 
 def simulated_sli(host: SimHost) -> SliOpener:
-    """Opens sources such as ``SliSpec("simulated", (("workload", "mysql"),))`` on this host."""
-    return lambda spec, _: SimulatedSli(host.sli(spec.get("workload")))
+    """Opens sources such as ``SliSpec("simulated", (("workload", "mysql"),))`` on this host.
 
+    ``resolution_s``: how often it reports; ``find``: it is to be found. Without: it is exact.
+    """
 
-def _reading(value: float | None, otherwise: str) -> Reading:
-    return Unavailable(otherwise) if value is None else value
+    def opened(spec: SliSpec, _: str) -> SimulatedSli:
+        text = spec.get("resolution_s")
+        known = Resolution(float(text), Origin.CONFIGURED) if text not in ("", "find") else EXACT
+        return SimulatedSli(host.sli(spec.get("workload")), None if text == "find" else known)
+
+    return opened
 
 
 def simulate(

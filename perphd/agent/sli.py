@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from perphd.domain.errors import ConfigError
-from perphd.domain.reading import Unavailable
+from perphd.domain.reading import Unavailable, available
+from perphd.domain.sample import Sample
 from perphd.domain.workload import SliSpec, WorkloadSpec
 from perphd.monitor.sli import NotedSource, PushSource, SliReading, SliSource
 
@@ -49,6 +50,19 @@ class SliBoard:
         if asked:  # nobody waits a second time for a source that is late already
             await asyncio.wait(asked.values(), timeout=self._timeout_s)
         return {name: self._answer(name) for name in self._sources if name in self._running}
+
+    def worked(self, samples: Iterable[Sample]) -> None:
+        """Hand the sources the CPU time that their applications used: a counter that stands still may be coarse."""
+        for sample in samples:
+            found = self._sources.get(sample.workload)
+            if found is not None:
+                usage = sample.cpu_usage_cores
+                found[1].worked(usage * sample.interval_s if available(usage) else None)
+
+    def resolution(self, workload: str) -> str:
+        """How often this workload's source reports, in words; empty if it has none."""
+        found = self._sources.get(workload)
+        return "" if found is None else str(found[1].resolution)
 
     def _answer(self, name: str) -> SliReading:
         task = self._running[name]

@@ -115,8 +115,9 @@ class State:
     ``specs``: the workloads on the list, by name; ``declared``: those that are to be found; ``found``: those on the
     list that were. ``planned``: the settings that were last wanted, and when the kernel was read back for them; None:
     it is to be read back at once. ``detector_test``: of the start. ``sli_followed``: the sources of indicators are
-    those of the list. ``now_s``: of the last round. ``attention``: whether the next one is wanted soon. ``lock``: held
-    for a round, and by whatever must not fall into one.
+    those of the list. ``full_samples``: of each workload the last whose indicators were due. ``now_s``: of the last
+    round. ``attention``: whether the next one is wanted soon. ``lock``: held for a round, and by whatever must not
+    fall into one.
     """
 
     config: Config
@@ -128,6 +129,7 @@ class State:
     declared: dict[str, WorkloadSpec]
     found: dict[str, FoundAs] = field(default_factory=dict)
     samples: dict[str, Sample] = field(default_factory=dict)
+    full_samples: dict[str, Sample] = field(default_factory=dict)
     protections: dict[str, Protection] = field(default_factory=dict)
     enforceable: dict[str, Enforceable] = field(default_factory=dict)
     planned: tuple[dict[str, Settings], float] | None = None

@@ -71,6 +71,8 @@ def _of(state: State, modes: Modes, spec: WorkloadSpec) -> WorkloadStatus:
         ),
         expected_false_alarms_per_day=_false_alarms(state, spec),
         pause=modes.pause_of(spec),
+        full_sample=state.full_samples.get(spec.name),
+        sli_resolution=state.parts.sli.resolution(spec.name),
         problem="" if present else f"waiting for {f'cgroup {spec.cgroup}' if spec.cgroup else spec.match}",
     )
 

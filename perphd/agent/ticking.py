@@ -69,6 +69,7 @@ class Ticking:
             self._state.parts.models.follow(specs, now_s)
             counted = self._state.parts.executor.counted
             samples = self._state.parts.monitor.sample(now_s, specs, readings, counted)
+            self._state.parts.sli.worked(samples)
             self._busy_cores = self._state.parts.host_load.read(now_s)
             if self._state.parts.links is not None:
                 self._network_pct = self._state.parts.links.read(now_s)
@@ -139,6 +140,10 @@ class Ticking:
 
     def _take_samples(self, samples: Sequence[Sample]) -> None:
         self._state.samples = {sample.workload: self._protections.flagged(sample) for sample in samples}
+        self._state.full_samples = {
+            name: sample if not sample.has(Quality.BETWEEN) else self._state.full_samples.get(name, sample)
+            for name, sample in self._state.samples.items()
+        }
 
     def _look_where_they_run(self, now_s: float) -> None:
         """Which L3 domains workloads use: of interest only where there are several and something can be set in each."""

@@ -29,7 +29,7 @@ from perphd.domain.topology import Topology
 from perphd.domain.whatif import WhatIf
 from perphd.domain.workload import Kind, Mode
 from perphd.isolation.restore_report import RestoreReport
-from perphd.monitor.sli import SLI_FIELDS
+from perphd.monitor.sli import PUSHED_FIELDS
 
 JSON: Final = "application/json"
 TEXT: Schema = {"type": "string"}
@@ -112,7 +112,9 @@ _LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": 1000}
 _NAMED: Schema = _of(kind=TEXT, name=TEXT, cgroup=TEXT, present={"type": "boolean"}, effective_mode=TEXT)
 _SLI_BODY: Schema = {
     "type": "object",
-    "properties": {name: {"type": "number", "minimum": 0, "exclusiveMaximum": 1e18} for name in SLI_FIELDS},
+    "properties": {
+        name: {"type": "number", "minimum": 0, "exclusiveMaximum": 1e18} for name in PUSHED_FIELDS
+    },
     "additionalProperties": False,
     "minProperties": 1,
 }

@@ -9,7 +9,7 @@ from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.capability import Area, Capability
 from perphd.domain.control import Pause
-from perphd.domain.decision import Action, Cause, Health, Outcome, Verdict
+from perphd.domain.decision import AWAITED, Action, Cause, Health, Outcome, Verdict
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import Sample
 from perphd.domain.signals import performance, work_unit
@@ -234,7 +234,8 @@ def _lra_row(item: WorkloadStatus, status: AgentStatus, cache: bool) -> tuple[Ce
     decision, sample = item.decision, item.sample
     if sample is None or not item.present:
         return (*_absent(item, status), *[NONE] * (10 if cache else 8))
-    perf = performance(sample, item.spec.objective.latency_percentile)
+    told = item.full_sample if item.full_sample is not None else sample
+    perf = performance(told, item.spec.objective.latency_percentile)
     health: Cell = verdict_cell(decision.verdict) if decision is not None else NONE
     targets = (decision.target_work, decision.target_delay) if decision is not None else (NONE, NONE)
     work, delay = work_unit(perf.work_source), delay_unit(perf.delay_source)
@@ -292,6 +293,14 @@ def _why(item: WorkloadStatus, now_s: float) -> list[Cell]:
     verdict = item.decision.verdict
     culprit = f" (because of {verdict.culprit})" if verdict.culprit else ""
     lines: list[Cell] = [f"{item.spec.name}: {item.decision.reason}{culprit}"]
+    lines += [
+        Styled(f"{' ' * len(item.spec.name)}  {seen.text}", "dim")
+        for seen in verdict.evidence
+        if seen.signal == AWAITED
+    ]
+    if item.spec.sli is not None and item.sli_resolution:
+        source = f"{item.spec.sli.source}: resolution {item.sli_resolution}"
+        lines.append(Styled(f"{' ' * len(item.spec.name)}  {source}", "dim"))
     if item.outcome is not None:
         lines.append(
             Styled(f"{' ' * len(item.spec.name)}  last outcome: {_came(item.outcome, now_s)}", "dim")

@@ -45,7 +45,7 @@ from perphd.domain.whatif import Arrival
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.cgroup.hierarchy import discover
 from perphd.host.fs import RealFs
-from perphd.monitor.sli import SLI_FIELDS, SliReading
+from perphd.monitor.sli import PUSHED_FIELDS, SLI_FIELDS, told
 
 _BODY = "the request"
 _MAX_LIMIT = 1000
@@ -344,11 +344,11 @@ class Routes:
             raise ApiError(
                 Code.CONFLICT, f"{name!r} takes no pushed readings: {have}", "lra.sli.source", '"push"'
             )
-        body = await self._body(request, SLI_FIELDS)
+        body = await self._body(request, PUSHED_FIELDS)
         values = {key: _reading(key, value) for key, value in body.items()}
-        if not values:
+        if not values.keys() & set(SLI_FIELDS):
             raise ApiError(Code.REFUSED, "no reading was given", "", ", ".join(SLI_FIELDS))
-        await _done(self._agent.push_sli(name, SliReading(**values)))
+        await _done(self._agent.push_sli(name, told(values)))
         return {"workload": name, **values}
 
     async def _restore(self, request: web.Request, peer: Peer) -> Any:

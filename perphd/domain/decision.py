@@ -52,6 +52,10 @@ class Action(StrEnum):
     RELEASE = "release"  # nothing is left to protect against: everything as found
 
 
+AWAITED: Final = "events"
+"""The signal of the evidence that says what a judgement waits for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evidence:
     """One signal that was looked at: what was seen, what was expected, and in words what follows."""

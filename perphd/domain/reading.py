@@ -17,6 +17,11 @@ class Unavailable:
         return False
 
 
+@dataclass(frozen=True, slots=True)
+class Awaited(Unavailable):
+    """No value yet: the next reading is not due, and the last one stands until then."""
+
+
 Reading: TypeAlias = float | Unavailable
 
 NOT_MEASURED = Unavailable("not measured")

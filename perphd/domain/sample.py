@@ -19,6 +19,7 @@ class Quality(StrEnum):
     GONE = "gone"  # the cgroup vanished
     RESTARTED = "restarted"  # same path, another cgroup: counters started anew
     SLI_MISSING = "sli-missing"  # an SLI is configured and did not answer
+    BETWEEN = "between"  # the SLI's next reading is not due yet: the last one stands
     MULTIPLEXED = "multiplexed"  # perf counters ran less than the accepted share, or not on all CPUs
     SETTLING = "settling"  # an own change is still taking effect
     ROTATED = (
@@ -45,6 +46,9 @@ class Sample:
     which nothing was executed, and those of them that waited for memory beyond the last-level cache. Some of batch's
     are of a longer interval, or a few samples old (``perphd.monitor.files.Pace``). ``llc_occupancy_bytes`` and
     ``mbw_bytes_per_s`` are the sums over ``domains``, which is empty where they are not measured.
+    ``work_events`` and ``latency_events`` are the requests behind the SLI's work rate and behind the latency percentile
+    of the objective: a rate of n events has a relative noise of 1/sqrt(n). ``sli_window_s``: seconds that they cover,
+    ``sli_resolution_s``: how often the source reports.
     """
 
     workload: str
@@ -78,6 +82,10 @@ class Sample:
     latency_p50_ms: Reading = NOT_MEASURED
     latency_p95_ms: Reading = NOT_MEASURED
     latency_p99_ms: Reading = NOT_MEASURED
+    work_events: Reading = NOT_MEASURED
+    latency_events: Reading = NOT_MEASURED
+    sli_window_s: Reading = NOT_MEASURED
+    sli_resolution_s: Reading = NOT_MEASURED
     domains: tuple[DomainUse, ...] = ()
     quality: tuple[Quality, ...] = ()
 
@@ -91,6 +99,15 @@ class Sample:
     def has(self, *flags: Quality) -> bool:
         """True if any of these quality flags is set."""
         return bool(self.quality) and any(flag in self.quality for flag in flags)
+
+
+def reach_s(sample: Sample) -> float:
+    """How far back what it tells may lie: its interval, or its SLI's window and what was reported late before that."""
+    window_s = sample.sli_window_s
+    if isinstance(window_s, Unavailable):
+        return sample.interval_s
+    late_s = sample.sli_resolution_s
+    return max(sample.interval_s, window_s + (0.0 if isinstance(late_s, Unavailable) else late_s))
 
 
 SHORT_SHARE = 0.5
@@ -108,8 +125,8 @@ JITTER_SHARE = 0.2
 
 
 def lies_after(sample: Sample, at_s: float, period_s: float) -> bool:
-    """True if the whole of its interval lies after this. Ticks jitter: a fifth of a period spoils nothing."""
-    return sample.at_s - sample.interval_s + JITTER_SHARE * period_s >= at_s
+    """True if all that it tells happened after this. Ticks jitter: a fifth of a period spoils nothing."""
+    return sample.at_s - reach_s(sample) + JITTER_SHARE * period_s >= at_s
 
 
 READINGS: tuple[str, ...] = tuple(

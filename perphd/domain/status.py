@@ -20,6 +20,8 @@ class WorkloadStatus:
     ``not_enforceable``: what cannot be set on it here; ``limited``: what was wanted last and is not in force, or only
     in part, or was to be given back and is not, with the reason. ``expected_false_alarms_per_day``: of an LRA, what its
     own noise promises of the detector. ``pause``: why nothing is changed of it now; ``mode`` is then observe.
+    ``full_sample``: the last one whose indicators were due: what stands between two reports of a source.
+    ``sli_resolution``: how often it reports, in words; empty where there is none.
     """
 
     spec: WorkloadSpec
@@ -35,6 +37,8 @@ class WorkloadStatus:
     limited: tuple[NotEnforceable, ...] = ()
     expected_false_alarms_per_day: Reading = NOT_MEASURED
     pause: Pause | None = None
+    full_sample: Sample | None = None
+    sli_resolution: str = ""
 
 
 @dataclass(frozen=True, slots=True)

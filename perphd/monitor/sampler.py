@@ -10,7 +10,7 @@ from typing import Final
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import KernelError, ParseError
-from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import NOTHING_MEASURED, Quality, Sample, sample_of
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup.hierarchy import Hierarchies
@@ -50,8 +50,9 @@ _FILE_FIELDS: Final = (
     "read_bytes_per_s",
     "write_bytes_per_s",
 )
+_NO_SLI: Final = Unavailable("no SLI is configured for this workload")
 _WITHOUT_SLI: Final[Readings] = dict.fromkeys(
-    SLI_FIELDS, Unavailable("no SLI is configured for this workload")
+    (*SLI_FIELDS, "work_events", "latency_events", "sli_window_s", "sli_resolution_s"), _NO_SLI
 )
 _SILENT_SLI = SliReading.missing(Unavailable("the SLI has not been read yet"))
 
@@ -254,7 +255,15 @@ class _Workload:
             sli = _SILENT_SLI
         for field in SLI_FIELDS:
             out[field] = getattr(sli, field)
-        if spec.sli is not None and sli.is_missing():
+        percentile = spec.objective.latency_percentile
+        latency = sli.behind(percentile)
+        out["work_events"], out["latency_events"] = sli.work.events, latency.events
+        windows = [w for w in (sli.work.window_s, latency.window_s) if available(w)]
+        out["sli_window_s"] = max(windows) if windows else sli.work.window_s
+        out["sli_resolution_s"] = sli.resolution_s
+        if spec.sli is not None and sli.is_awaited(percentile):
+            flags.append(Quality.BETWEEN)
+        elif spec.sli is not None and sli.is_missing():
             flags.append(Quality.SLI_MISSING)
 
     def _run_delay(self, now_s: float) -> Reading:

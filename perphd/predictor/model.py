@@ -35,7 +35,8 @@ COUNTED = ("cpi", "llc_mpki", "memory_stall_ratio", "llc_occupancy_bytes", "mbw_
 _SCALES = np.array([0.4, 0.45, 0.5, 0.35, 0.6, 0.4, 0.4])
 _WORK_SD, _DELAY_SD = 0.2, 0.35
 """What is doubted of the prior (log units)."""
-_UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING)
+_UNFIT = (Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.SETTLING, Quality.SLI_MISSING,
+          Quality.BETWEEN)  # fmt: skip
 CLOSED_ELASTICITY = 0.3
 """Elasticity from which an LRA's load counts as closed: its work rate falls when it has to wait."""
 _ELASTIC_DELAY = 1.25

@@ -178,6 +178,10 @@ class SimHost:
         """A reader of the workload's own indicators; each reader has its own intervals."""
         return SliCursor(self._sli[name], lambda: self.now_s)
 
+    def report_sli_every(self, name: str, seconds: float, backends: int = 1) -> None:
+        """From now on the workload's indicators move only when its backends report, each every so many seconds."""
+        self._sli[name].report_every(seconds, backends)
+
     # -- events ---------------------------------------------------------------------------------------
 
     def _happen(self, event: Event) -> None:

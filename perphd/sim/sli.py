@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from perphd.sim.node.outcome import Outcome
 
@@ -23,15 +24,38 @@ class SliWindow:
     p99_ms: float | None
 
 
+Told: TypeAlias = tuple[float, float, tuple[float, float, float]]
+"""Requests answered, requests asked, and the sums of their latencies."""
+
+
 class SliTotals:
     """Requests answered, and their latencies weighted by them, since the start."""
 
-    __slots__ = ("asked", "done", "latency", "open_loop")
+    __slots__ = ("_flushed", "_next", "_passed_s", "asked", "done", "every_s", "latency", "open_loop")
 
     def __init__(self, open_loop: bool) -> None:
         self.open_loop = open_loop
         self.done = self.asked = 0.0
         self.latency = (0.0, 0.0, 0.0)
+        self.every_s = self._passed_s = 0.0
+        self._flushed: list[Told] = []
+        self._next = 0
+
+    def report_every(self, seconds: float, backends: int = 1) -> None:
+        """From now on readers see what was reported: each backend does so every so many seconds, in turns."""
+        self.every_s, self._passed_s, self._next = seconds, 0.0, 0
+        self._flushed = [(self.done, self.asked, self.latency)] * backends
+
+    @property
+    def told(self) -> Told:
+        """What a reader sees: everything, or what the backends, of which each does its share, have reported."""
+        if not self._flushed:
+            return self.done, self.asked, self.latency
+        share = 1.0 / len(self._flushed)
+        done = sum(told[0] for told in self._flushed) * share
+        asked = sum(told[1] for told in self._flushed) * share
+        p50, p95, p99 = (sum(told[2][i] for told in self._flushed) * share for i in range(3))
+        return done, asked, (p50, p95, p99)
 
     def add(self, done: float, activity: Outcome, noise: float, dt_s: float) -> None:
         """Count ``done`` requests that had this activity's latencies."""
@@ -44,6 +68,13 @@ class SliTotals:
             p95 + activity.p95_ms * weight,
             p99 + activity.p99_ms * weight,
         )
+        if self._flushed:
+            self._passed_s += dt_s
+            step_s = self.every_s / len(self._flushed)
+            while self._passed_s >= step_s - 1e-9:
+                self._passed_s -= step_s
+                self._flushed[self._next] = (self.done, self.asked, self.latency)
+                self._next = (self._next + 1) % len(self._flushed)
 
 
 class SliCursor:
@@ -51,7 +82,17 @@ class SliCursor:
 
     def __init__(self, totals: SliTotals, clock: Callable[[], float]) -> None:
         self._totals, self._clock = totals, clock
-        self._mark = (clock(), totals.done, totals.asked, totals.latency)
+        self._mark = (clock(), *totals.told)
+
+    @property
+    def now(self) -> tuple[float, Told]:
+        """The time, and what the application tells then."""
+        return self._clock(), self._totals.told
+
+    @property
+    def open_loop(self) -> bool:
+        """True if requests arrive whatever happens: what is asked is known."""
+        return self._totals.open_loop
 
     def read(self) -> SliWindow | None:
         """The window since the last reading; None while no time has passed."""
@@ -60,11 +101,12 @@ class SliCursor:
         now_s = self._clock()
         if now_s <= at_s:
             return None
-        self._mark = (now_s, totals.done, totals.asked, totals.latency)
-        answered, elapsed = totals.done - done, now_s - at_s
+        new_done, new_asked, new_latency = totals.told
+        self._mark = (now_s, new_done, new_asked, new_latency)
+        answered, elapsed = new_done - done, now_s - at_s
         p50, p95, p99 = (
             (new - old) / answered if answered > 0 else None
-            for new, old in zip(totals.latency, latency, strict=True)
+            for new, old in zip(new_latency, latency, strict=True)
         )
-        load = (totals.asked - asked) / elapsed if totals.open_loop else None
+        load = (new_asked - asked) / elapsed if totals.open_loop else None
         return SliWindow(answered / elapsed, load, p50, p95, p99)

@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 
 from perphd.agent.sli import SliBoard
 from perphd.domain.reading import Unavailable
+from perphd.domain.sample import Sample
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.monitor.sli import SliReading
+from perphd.monitor.sli.resolution import EXACT, Resolution
 
 
 @dataclass
@@ -17,9 +19,17 @@ class Source:
 
     asked: list[float] = field(default_factory=list)
     answers: list[asyncio.Future[SliReading]] = field(default_factory=list)
+    used: list[float | None] = field(default_factory=list)
     cancelled: int = 0
     closed: int = 0
     close_error: Exception | None = None
+
+    @property
+    def resolution(self) -> Resolution:
+        return EXACT
+
+    def worked(self, cpu_s: float | None) -> None:
+        self.used.append(cpu_s)
 
     async def read(self, now_s: float) -> SliReading:
         self.asked.append(now_s)
@@ -81,3 +91,12 @@ async def test_closing_leaves_no_question_behind_and_closes_all() -> None:
     assert (first.closed, second.closed) == (1, 1)
     assert len(asyncio.all_tasks()) == 1
     assert await board.read(1.0) == {}
+
+
+async def test_sources_learn_how_much_their_applications_worked() -> None:
+    busy, idle = Source(), Source()
+    board = await board_of({"busy": busy, "idle": idle})
+    board.worked((Sample("busy", 1.0, 0.5, 2.0), Sample("idle", 1.0, 0.5), Sample("another", 1.0, 0.5, 1.0)))
+    assert (busy.used, idle.used) == ([1.0], [None])
+    assert (board.resolution("busy"), board.resolution("another")) == ("exact (stated)", "")
+    await board.close()

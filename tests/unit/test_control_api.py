@@ -26,7 +26,7 @@ from perphd.control.wire import encode
 from perphd.domain.errors import ConfigError, KernelError, PerphError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
-from perphd.monitor.sli import SliReading
+from perphd.monitor.sli import told
 from perphd.monitor.store import Store
 from tests.unit.control_fake import (
     ADMIN,
@@ -490,7 +490,7 @@ def test_a_workload_that_the_agent_refuses_is_not_remembered(served: Served):
 
 def test_push(served: Served):
     ask(served, "POST", "/v1/workloads/db/sli", {"work_rate_per_s": 5, "latency_p95_ms": 7.5})
-    assert served.agent.calls == [("push_sli", "db", SliReading(work_rate_per_s=5.0, latency_p95_ms=7.5))]
+    assert served.agent.calls == [("push_sli", "db", told({"work_rate_per_s": 5.0, "latency_p95_ms": 7.5}))]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.domain.errors import ParseError
-from perphd.domain.reading import Reading, Unavailable, available
+from perphd.domain.reading import Awaited, Reading, Unavailable, available
 from perphd.monitor.sli import SLI_FIELDS, PushSource, SliReading, SliSource, open_source, validate_options
 from perphd.monitor.sli.keyed import parse_indicators
 from perphd.monitor.sli.polled import AnsweredAt, PolledSource, SliError
@@ -98,7 +98,7 @@ async def test_file_that_appears_is_new_and_grows_stale(tmp_path: Path):
     reading = await watched.read(1.0)
     assert reading.latency_p95_ms == 4.0
     assert reason(reading.work_rate_per_s) == "not given by this source"
-    assert (await watched.read(4.0)).latency_p95_ms == 4.0
+    assert isinstance((await watched.read(4.0)).latency_p95_ms, Awaited), "it is handed on once"
     assert "stale" in reason((await watched.read(4.5)).latency_p95_ms)
     put(path, "latency_p95_ms=5")
     assert (await watched.read(5.0)).latency_p95_ms == 5.0
@@ -139,7 +139,8 @@ async def test_push_holds_for_its_age():
     assert isinstance(pushed, PushSource)
     assert "nothing was pushed" in reason((await pushed.read(0.0)).work_rate_per_s)
     pushed.push(SliReading(work_rate_per_s=5.0), 10.0)
-    assert (await pushed.read(12.0)).work_rate_per_s == 5.0
+    assert (await pushed.read(11.0)).work_rate_per_s == 5.0
+    assert isinstance((await pushed.read(12.0)).work_rate_per_s, Awaited), "it is handed on once"
     assert "stale" in reason((await pushed.read(12.1)).work_rate_per_s)
 
 
@@ -155,7 +156,7 @@ async def test_command_prints_indicators_and_is_run_when_due(tmp_path: Path):
     script = f"printf x >> {counter}; echo load_per_s=$(stat -c %s {counter})"
     ran = source("command", command=shlex.join(["/bin/sh", "-c", script]), every_s="10")
     assert (await ran.read(0.0)).load_per_s == 1.0
-    assert (await ran.read(5.0)).load_per_s == 1.0
+    assert reason((await ran.read(5.0)).load_per_s) == "the command is run every 10 s"
     assert (await ran.read(10.0)).load_per_s == 2.0
 
 
@@ -381,10 +382,21 @@ async def test_prometheus_histogram_gives_percentiles_of_the_interval():
         app.text = page(1000, 1000, 1000, 1000)  # long ago, all fast
         assert "first reading" in reason((await scraped.read(0.0)).latency_p50_ms)
         app.text = page(1000, 1060, 1100, 1100)
-        reading = await scraped.read(1.0)
+        reading = await scraped.read(100.0)
         assert reading.latency_p50_ms == pytest.approx(10 + 10 * 50 / 60)
         assert reading.latency_p95_ms == pytest.approx(20 + 20 * 35 / 40)
-        assert "no request" in reason((await scraped.read(2.0)).latency_p50_ms)
+        assert reading.p95.events == 100.0
+        assert reason(reading.latency_p99_ms).startswith("too few requests: 100 of 500 within")
+        app.text = page(1000, 1063, 1105, 1105)
+        few = await scraped.read(102.0)
+        assert reason(few.latency_p50_ms) == "waiting for requests: 5 of 10"
+        assert reason(few.latency_p95_ms) == "waiting for requests: 5 of 100"
+        assert few.is_awaited("p95")
+        assert not few.is_awaited("p99"), "too few of late: that is so until there are enough"
+        app.text = page(1000, 1066, 1112, 1112)
+        more = await scraped.read(104.0)
+        assert more.latency_p50_ms == pytest.approx(10 + 10 * 6 / 6)
+        assert more.p50.events == 12.0, "those that were waited for are among them"
         await scraped.close()
 
 
@@ -465,9 +477,9 @@ def test_quantile_lies_within_the_bounds_and_grows_with_the_share(counts: list[i
         totals[float(n + 1)] = float(cumulative)
     totals[float("inf")] = float(cumulative)
     growth = HistogramGrowth()
-    growth.update(dict.fromkeys(totals, 0.0))
-    grown = growth.update(totals)
-    if isinstance(grown, Unavailable):
+    growth.update(dict.fromkeys(totals, 0.0), 0.0)
+    _, grown = growth.update(totals, 1.0)
+    if not grown:
         assert cumulative == 0
         return
     assert 0.0 <= quantile(grown, share) <= len(counts)

@@ -17,7 +17,8 @@ from perphd.host.tcp_latency import Counter, Place, TcpCounts
 from perphd.host.tcp_latency.counts import COUNTERS, Region
 from perphd.host.tcp_latency.histogram import BUCKETS, bucket_of
 from perphd.host.tcp_latency.placement import Facts, decide, systemd_version
-from perphd.monitor.sli.reading import SliReading
+from perphd.monitor.sli.reading import Behind, SliReading
+from perphd.monitor.sli.resolution import EXACT
 from perphd.monitor.sli.tcp import LOOK_AGAIN_S, TcpSource, WithTcpLatency
 from perphd.monitor.sli.tcp_window import APART_SIGN, PUSHED_SIGN, WINDOW_S, TcpWindow
 
@@ -239,9 +240,13 @@ async def test_a_quiet_source_looks_whether_the_socket_is_elsewhere_and_says_whe
 async def test_beside_a_source_without_latency_only_latency_is_taken(tmp_path: Path) -> None:
     class Database:
         closed = 0
+        resolution = EXACT
+
+        def worked(self, cpu_s: float | None) -> None:
+            raise AssertionError("nobody told how much it worked")
 
         async def read(self, now_s: float) -> SliReading:
-            return SliReading(7.0, Unavailable("no load"))
+            return SliReading(7.0, Unavailable("no load"), work=Behind(7.0, 1.0))
 
         async def close(self) -> None:
             self.closed += 1
@@ -254,6 +259,8 @@ async def test_beside_a_source_without_latency_only_latency_is_taken(tmp_path: P
     assert reading.work_rate_per_s == 7.0
     assert text(reading.load_per_s) == "no load"
     assert reading.latency_p99_ms == pytest.approx(4.0, rel=0.03)
+    assert (reading.work.events, reading.p99.events) == (7.0, 1000.0)
+    assert both.resolution == EXACT
     await both.close()
     assert (database.closed, world.probes[0].closed) == (1, 1)
 

@@ -6,10 +6,11 @@ One module a source; what a source needs is imported when one is opened, so unus
 from perphd.monitor.sli.open import open_source
 from perphd.monitor.sli.options import OPTIONS, Option, measured_percentiles, validate_options
 from perphd.monitor.sli.push import PushSource
-from perphd.monitor.sli.reading import SLI_FIELDS, NotedSource, SliReading, SliSource
+from perphd.monitor.sli.reading import PUSHED_FIELDS, SLI_FIELDS, NotedSource, SliReading, SliSource, told
 
 __all__ = [
     "OPTIONS",
+    "PUSHED_FIELDS",
     "SLI_FIELDS",
     "NotedSource",
     "Option",
@@ -18,5 +19,6 @@ __all__ = [
     "SliSource",
     "measured_percentiles",
     "open_source",
+    "told",
     "validate_options",
 ]

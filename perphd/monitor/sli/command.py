@@ -8,10 +8,10 @@ import os
 import shlex
 import signal
 
-from perphd.domain.reading import Unavailable
+from perphd.domain.reading import Awaited, Unavailable
 from perphd.domain.workload import SliSpec
 from perphd.monitor.sli.keyed import MAX_BYTES, KeyedReader
-from perphd.monitor.sli.options import seconds, setting
+from perphd.monitor.sli.options import resolution_of, seconds, setting
 from perphd.monitor.sli.polled import AnsweredAt, PolledSource, SliError
 from perphd.monitor.sli.reading import SliReading
 
@@ -19,14 +19,17 @@ _SHOWN_CHARACTERS = 200
 
 
 class CommandSource(PolledSource):
-    """Runs the command at most every ``every_s``; one that exceeds ``timeout_s`` is killed with its children."""
+    """Runs the command at most every ``every_s``; in between, the next run is awaited.
+
+    A command that exceeds ``timeout_s`` is killed with its children.
+    """
 
     def __init__(self, spec: SliSpec) -> None:
         argv = shlex.split(setting(spec, "command"))
-        super().__init__(argv[0], seconds(spec, "timeout_s"))
+        super().__init__(argv[0], seconds(spec, "timeout_s"), resolution_of(spec))
         self._argv = argv
         self._every_s = seconds(spec, "every_s")
-        self._reader = KeyedReader()
+        self._reader = KeyedReader(self._finder, delivered=False)
         self._asked_at_s: float | None = None
         self._reading = SliReading.missing(Unavailable(f"{argv[0]} has not been run yet"))
 
@@ -36,7 +39,10 @@ class CommandSource(PolledSource):
         if self._asked_at_s is None or now_s - self._asked_at_s >= 0.9 * self._every_s:
             self._asked_at_s = now_s
             self._reading = await super().read(now_s)
-        return self._reading
+        reading = self._reading
+        if not reading.is_missing():
+            self._reading = SliReading.missing(Awaited(f"the command is run every {self._every_s:g} s"))
+        return reading
 
     async def _ask(self, answered_at: AnsweredAt) -> SliReading:
         try:

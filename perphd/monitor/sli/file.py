@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import math
 import os
 import stat
 from typing import TypeAlias
@@ -11,8 +12,9 @@ from perphd.domain.errors import ParseError
 from perphd.domain.reading import Unavailable
 from perphd.domain.workload import SliSpec
 from perphd.monitor.sli.keyed import MAX_BYTES, KeyedReader
-from perphd.monitor.sli.options import seconds, setting
+from perphd.monitor.sli.options import resolution_of, seconds, setting
 from perphd.monitor.sli.reading import SliReading
+from perphd.monitor.sli.resolution import Deliveries, Resolution, ResolutionFinder
 
 _Version: TypeAlias = tuple[int, int, int]
 """Inode, modification time in ns, size."""
@@ -20,7 +22,7 @@ _NO_FILE: _Version = (0, 0, 0)
 
 
 class FileSource:
-    """Reads a file when it has changed; stale when it has not changed for ``max_age_s``.
+    """Reads a file when it has changed, once; until the next change, or for ``max_age_s``, the next is awaited.
 
     What lay there before the first change may be of any age, so it is not used. Write a new file and rename
     it over the old one: a half-written one is refused or, worse, taken.
@@ -29,10 +31,21 @@ class FileSource:
     def __init__(self, spec: SliSpec) -> None:
         self._path = setting(spec, "path")
         self._max_age_s = seconds(spec, "max_age_s")
-        self._reader = KeyedReader()
+        self._finder = ResolutionFinder(resolution_of(spec))
+        self._reader = KeyedReader(self._finder, delivered=True)
         self._version: _Version | None = None
-        self._changed_at_s: float | None = None
+        self._changes = Deliveries()
         self._reading = SliReading.missing(Unavailable(f"{self._path}: waiting for its first change"))
+
+    @property
+    def resolution(self) -> Resolution:
+        """The usual time between two versions, or that between two movements of its counter if it is longer."""
+        both = self._finder.resolution, self._changes.resolution
+        return max(both, key=lambda one: max(one.seconds, one.proven_s))
+
+    def worked(self, cpu_s: float | None) -> None:
+        """The CPU time that the application used between the last two readings; None if it is not known."""
+        self._finder.worked(cpu_s)
 
     async def read(self, now_s: float) -> SliReading:
         """The indicators of the file's newest version."""
@@ -45,18 +58,22 @@ class FileSource:
         if data is not None:
             known, self._version = self._version, version
             if known is not None:
-                self._changed_at_s = now_s
+                self._changes.delivered(now_s)
                 self._reading = self._parse(data, now_s)
-        if self._changed_at_s is not None and now_s - self._changed_at_s > self._max_age_s:
+        age_s = self._changes.age_s(now_s)
+        if math.isfinite(age_s) and age_s > self._max_age_s:
             stale = f"{self._path}: stale, unchanged for more than {self._max_age_s:g} s"
             return SliReading.missing(Unavailable(stale))
-        return self._reading
+        reading = self._reading
+        if math.isfinite(age_s) and not reading.is_missing():
+            self._reading = SliReading.missing(self.resolution.awaited())
+        return reading
 
     def _parse(self, data: bytes, now_s: float) -> SliReading:
         if len(data) > MAX_BYTES:
             return SliReading.missing(Unavailable(f"{self._path}: larger than {MAX_BYTES} bytes"))
         try:
-            return self._reader.reading(data.decode(errors="replace"), now_s)
+            return self._reader.reading(data.decode(errors="replace"), now_s, self._changes.resolution)
         except ParseError as exc:
             return SliReading.missing(Unavailable(f"{self._path}: {exc}"))
 

@@ -1,22 +1,23 @@
 """The text format that files and commands give indicators in.
 
 Either one number, the work rate per second, or lines ``name = value``: the names of ``SliReading`` and
-``work_total``, an ever-growing count of completed work whose rate perphd takes itself. ``#`` begins a comment.
+``work_total``, an ever-growing count of completed work whose rate perphd takes itself. ``work_events`` and
+``latency_events`` may say how many requests are behind the rate and the percentiles. ``#`` begins a comment.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 
 from perphd.domain.errors import ParseError
-from perphd.domain.reading import Reading, Unavailable
-from perphd.monitor.rates import Rate
-from perphd.monitor.sli.reading import SLI_FIELDS, SliReading
+from perphd.monitor.sli.reading import PUSHED_FIELDS, SLI_FIELDS, SliReading, behind, told
+from perphd.monitor.sli.resolution import CountWindow, Resolution, ResolutionFinder
 
 WORK_TOTAL: Final = "work_total"
 MAX_BYTES: Final = 65536
-_NAMES: Final = (*SLI_FIELDS, WORK_TOTAL)
+_NAMES: Final = (*PUSHED_FIELDS, WORK_TOTAL)
 _ALLOWED: Final = f"one number, or lines name = value with the names {', '.join(_NAMES)}, values not negative"
 
 
@@ -38,6 +39,8 @@ def parse_indicators(text: str) -> dict[str, float]:
         found[name] = _number(value.strip(), line)
     if not found:
         raise ParseError("a set of indicators", text, _ALLOWED)
+    if not found.keys() & {*SLI_FIELDS, WORK_TOTAL}:
+        raise ParseError("a set of indicators", text, _ALLOWED)
     if WORK_TOTAL in found and "work_rate_per_s" in found:
         raise ParseError("a set of indicators", text, "work_rate_per_s or work_total, not both")
     return found
@@ -56,16 +59,21 @@ def _number(text: str, shown: str) -> float:
 
 
 class KeyedReader:
-    """Keeps the count of ``work_total`` between readings."""
+    """Keeps the count of ``work_total`` between readings. ``delivered``: texts are read as soon as they are written."""
 
-    def __init__(self) -> None:
-        self._work = Rate()
+    def __init__(self, finder: ResolutionFinder, *, delivered: bool) -> None:
+        self._finder = finder
+        self._work = CountWindow(delivered=delivered)
 
-    def reading(self, text: str, at_s: float) -> SliReading:
-        """The indicators in ``text``, which was written at ``at_s``. Raises ParseError."""
+    def reading(self, text: str, at_s: float, every: Resolution | None = None) -> SliReading:
+        """The indicators in ``text``, which was written at ``at_s``. Raises ParseError.
+
+        ``every``: how often there is such a text, if it is not asked for.
+        """
         values = parse_indicators(text)
-        absent = Unavailable("not given by this source")
-        out: dict[str, Reading] = {name: values.get(name, absent) for name in SLI_FIELDS}
+        reading, resolution = told(values), every
         if WORK_TOTAL in values:
-            out["work_rate_per_s"] = self._work.update(values[WORK_TOTAL], at_s)
-        return SliReading(**out)
+            resolution = self._finder.update(values[WORK_TOTAL], at_s)
+            counted = self._work.update(values[WORK_TOTAL], at_s, resolution)
+            reading = replace(reading, work_rate_per_s=counted.rate, work=behind(counted))
+        return reading if resolution is None else replace(reading, resolution_s=resolution.reading)

@@ -1,5 +1,6 @@
 """MariaDB and MySQL: status counters over the unix socket, by an account without any privileges.
 
+Both add up all threads' counters when they are asked: the counts are exact at any moment.
 The server does not know how much it is *asked* (clients wait for it), so there is no load; latency would need
 plug-ins that are off by default.
 """
@@ -9,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.reading import Unavailable
 from perphd.domain.workload import SliSpec
-from perphd.monitor.rates import WENT_BACKWARDS, Rate
-from perphd.monitor.sli.options import seconds, setting
+from perphd.monitor.rates import WENT_BACKWARDS
+from perphd.monitor.sli.options import resolution_of, seconds, setting
 from perphd.monitor.sli.polled import SliError, read_password
-from perphd.monitor.sli.reading import SliReading
+from perphd.monitor.sli.reading import SliReading, behind
+from perphd.monitor.sli.resolution import EXACT, Counted, CountWindow, Resolution
 from perphd.monitor.sli.threaded import ThreadedSource
 
 NO_LOAD = Unavailable("a database server knows what it answered, not what is asked of it")
@@ -27,11 +29,11 @@ class MySqlSource(ThreadedSource):
     """Queries or transactions per second from SHOW GLOBAL STATUS; its own statement is not counted."""
 
     def __init__(self, spec: SliSpec) -> None:
-        super().__init__("mysql", seconds(spec, "timeout_s"))
+        super().__init__("mysql", seconds(spec, "timeout_s"), resolution_of(spec, EXACT))
         self._spec = spec
         self._metric = setting(spec, "metric")
         self._connection: Any = None
-        self._rate = Rate()
+        self._window = CountWindow()
         self._uptime_s = 0
         self._own_statements = 0
         names = ", ".join(f"'{name}'" for name in ("Uptime", *_COUNTERS[self._metric]))
@@ -75,14 +77,22 @@ class MySqlSource(ThreadedSource):
             # SHOW counts itself before it answers.
             self._own_statements += 1
             work -= self._own_statements
-        rate = self._rate.update(work, at_s)
+        counted = self._window.update(work, at_s, self.resolution)
         restarted = counters["Uptime"] < self._uptime_s
         self._uptime_s = counters["Uptime"]
-        if restarted or rate is WENT_BACKWARDS:
-            rate = Unavailable("the server was restarted or its status was reset")
-        return database_reading(rate)
+        if restarted or counted.rate is WENT_BACKWARDS:
+            counted = Counted(Unavailable("the server was restarted or its status was reset"))
+        return database_reading(counted, self.resolution)
 
 
-def database_reading(rate: Reading) -> SliReading:
+def database_reading(counted: Counted, resolution: Resolution) -> SliReading:
     """What a database server can tell: completed work."""
-    return SliReading(rate, NO_LOAD, NO_LATENCY, NO_LATENCY, NO_LATENCY)
+    return SliReading(
+        counted.rate,
+        NO_LOAD,
+        NO_LATENCY,
+        NO_LATENCY,
+        NO_LATENCY,
+        work=behind(counted),
+        resolution_s=resolution.reading,
+    )

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from perphd.domain.errors import ConfigError
 from perphd.domain.workload import SliSpec
+from perphd.monitor.sli.resolution import Origin, Resolution
 
 METRIC_SELECTOR: Final = re.compile(r'([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{((?:[^{}"]|"(?:[^"\\]|\\.)*")*)\})?')
 
@@ -122,6 +123,13 @@ def _server(default_socket: str, default_port: str) -> tuple[Option, ...]:
     )
 
 
+def _resolution(default: str) -> Option:
+    meaning = f"how often its figures move: no rate is taken over less; default: {default}"
+    return Option("resolution_s", meaning, "seconds, more than 0 and at most 86400", _is_seconds)
+
+
+_EXACT = "they are exact at any moment"
+_FOUND = "found while it is read"
 OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
     {
         "mysql": (
@@ -134,6 +142,7 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
                 default="queries",
             ),
             _TCP_LATENCY,
+            _resolution(_EXACT),
         ),
         "postgresql": (
             *_server("/run/postgresql/.s.PGSQL.5432", "5432"),
@@ -141,11 +150,13 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
             _text("connect_database", "database to connect to", "postgres"),
             _text("database", "count the transactions of this database only; default: of all"),
             _TCP_LATENCY,
+            _resolution("1, as servers are built"),
         ),
         "redis": (
             *_server("/run/redis/redis-server.sock", "6379"),
             _text("user", "ACL user; needs the command info"),
             _TCP_LATENCY,
+            _resolution(_EXACT),
         ),
         "prometheus": (
             Option(
@@ -174,6 +185,7 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
                 "a histogram of latency: its growth in the interval gives all three percentiles",
             ),
             Option("latency_unit", "unit of the latency metrics", *_one_of("s", "ms"), default="s"),
+            _resolution(_FOUND),
             _seconds("timeout_s", "how long an answer may take", "1"),
         ),
         "tcp": (
@@ -194,6 +206,7 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
         "file": (
             _path("path", "file with the indicators", required=True),
             _seconds("max_age_s", "without a newer version for so long the indicators are stale", "10"),
+            _resolution(_FOUND),
         ),
         "command": (
             Option(
@@ -207,6 +220,7 @@ OPTIONS: Final[Mapping[str, tuple[Option, ...]]] = MappingProxyType(
             _seconds(
                 "every_s", "it is run no more often than this; its last indicators hold in between", "1"
             ),
+            _resolution(_FOUND),
         ),
         "push": (_seconds("max_age_s", "without a newer push for so long the indicators are stale", "10"),),
     }
@@ -242,7 +256,13 @@ def validate_options(source: str, options: Mapping[str, str]) -> SliSpec:
         raise ConfigError("sli", "host", "socket and host are both given", "one of the two")
     if "port" in options and "host" not in options:
         raise ConfigError("sli", "port", "a port is given without a host", "host and port, or socket")
-    if source == "prometheus" and not options.keys() - {"url", "kind", "latency_unit", "timeout_s"}:
+    if source == "prometheus" and not options.keys() - {
+        "url",
+        "kind",
+        "latency_unit",
+        "timeout_s",
+        "resolution_s",
+    }:
         metrics = ", ".join(
             key for key in by_key if key.startswith(("work", "load", "latency_p", "latency_h"))
         )
@@ -274,3 +294,9 @@ def setting(spec: SliSpec, key: str) -> str:
 def seconds(spec: SliSpec, key: str) -> float:
     """The option's value or default as seconds."""
     return float(setting(spec, key))
+
+
+def resolution_of(spec: SliSpec, known: Resolution | None = None) -> Resolution | None:
+    """The resolution that is configured, else ``known``: that of this kind of source; None: to be found."""
+    text = setting(spec, "resolution_s")
+    return Resolution(float(text), Origin.CONFIGURED) if text else known

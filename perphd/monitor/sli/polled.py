@@ -11,6 +11,7 @@ from perphd.domain.errors import PerphError
 from perphd.domain.masking import masked
 from perphd.domain.reading import Unavailable
 from perphd.monitor.sli.reading import SliReading
+from perphd.monitor.sli.resolution import Resolution, ResolutionFinder
 
 FIRST_RETRY_S: Final = 1.0
 LAST_RETRY_S: Final = 30.0
@@ -29,11 +30,22 @@ class PolledSource(ABC):
     After a failure the next attempt is made after 1 s, then 2, 4 ... up to 30 s; in between the last reason holds.
     """
 
-    def __init__(self, label: str, timeout_s: float) -> None:
+    def __init__(self, label: str, timeout_s: float, known: Resolution | None = None) -> None:
+        """``known``: its resolution; None: it is to be found."""
         self._label, self._timeout_s = label, timeout_s
+        self._finder = ResolutionFinder(known)
         self._retry_s = FIRST_RETRY_S
         self._not_before_s: float | None = None
         self._reason = ""
+
+    @property
+    def resolution(self) -> Resolution:
+        """How often it reports, as far as that is known."""
+        return self._finder.resolution
+
+    def worked(self, cpu_s: float | None) -> None:
+        """The CPU time that the application used between the last two readings; None if it is not known."""
+        self._finder.worked(cpu_s)
 
     @abstractmethod
     async def _ask(self, answered_at: AnsweredAt) -> SliReading:

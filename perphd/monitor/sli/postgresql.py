@@ -1,22 +1,25 @@
 """PostgreSQL: transactions per second from pg_stat_database, by a role without any privileges.
 
-Backends report their counts about once a second, so rates over shorter intervals are uneven.
+A backend reports its counts when a transaction ends, but not within a second of its last report (PGSTAT_MIN_INTERVAL):
+nothing is read over less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from perphd.domain.reading import Unavailable
 from perphd.domain.workload import SliSpec
-from perphd.monitor.rates import WENT_BACKWARDS, Rate
+from perphd.monitor.rates import WENT_BACKWARDS
 from perphd.monitor.sli.mysql import database_reading
-from perphd.monitor.sli.options import seconds, setting
+from perphd.monitor.sli.options import resolution_of, seconds, setting
 from perphd.monitor.sli.polled import SliError, read_password
 from perphd.monitor.sli.reading import SliReading
+from perphd.monitor.sli.resolution import Counted, CountWindow, Origin, Resolution
 from perphd.monitor.sli.threaded import ThreadedSource
 
+REPORTS: Final = Resolution(1.0, Origin.STATED)
 _ALL = "SELECT sum(xact_commit + xact_rollback) FROM pg_stat_database"
 _ONE = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = :name"
 
@@ -25,11 +28,13 @@ class PostgreSqlSource(ThreadedSource):
     """Commits and rollbacks per second, of one database or of all."""
 
     def __init__(self, spec: SliSpec) -> None:
-        super().__init__("postgresql", seconds(spec, "timeout_s"))
+        super().__init__("postgresql", seconds(spec, "timeout_s"), resolution_of(spec, REPORTS))
         self._spec = spec
         self._database = setting(spec, "database")
         self._connection: Any = None
-        self._rate = Rate()
+        self._window = CountWindow()
+        # Its own questions are transactions of the database that it is connected to.
+        self._own = 1.0 if self._database in ("", setting(spec, "connect_database")) else 0.0
 
     def _query(self) -> Mapping[str, int]:
         if self._connection is None:
@@ -63,7 +68,7 @@ class PostgreSqlSource(ThreadedSource):
     def _reading(self, counters: Mapping[str, int], at_s: float) -> SliReading:
         if "transactions" not in counters:
             raise SliError(f"there is no database {self._database!r}")
-        rate = self._rate.update(counters["transactions"], at_s)
-        if rate is WENT_BACKWARDS:
-            rate = Unavailable("the server was restarted or its statistics were reset")
-        return database_reading(rate)
+        counted = self._window.update(counters["transactions"], at_s, self.resolution, own=self._own)
+        if counted.rate is WENT_BACKWARDS:
+            counted = Counted(Unavailable("the server was restarted or its statistics were reset"))
+        return database_reading(counted, self.resolution)

@@ -7,15 +7,16 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from perphd.domain.masking import masked
-from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 from perphd.domain.workload import SliSpec
-from perphd.monitor.rates import FIRST_READING, WENT_BACKWARDS, Rate
-from perphd.monitor.sli.options import METRIC_SELECTOR, seconds, setting
+from perphd.monitor.rates import WENT_BACKWARDS
+from perphd.monitor.sli.options import METRIC_SELECTOR, resolution_of, seconds, setting
 from perphd.monitor.sli.polled import AnsweredAt, PolledSource, SliError
-from perphd.monitor.sli.reading import SliReading
+from perphd.monitor.sli.reading import SliReading, behind
+from perphd.monitor.sli.resolution import EXACT, Counted, CountWindow, Resolution, least_requests
 
 if TYPE_CHECKING:
     import aiohttp
@@ -98,7 +99,7 @@ class PrometheusSource(PolledSource):
     """Scrapes the endpoint once per reading, over one kept-alive connection."""
 
     def __init__(self, spec: SliSpec) -> None:
-        super().__init__("prometheus", seconds(spec, "timeout_s"))
+        super().__init__("prometheus", seconds(spec, "timeout_s"), resolution_of(spec))
         self._url = setting(spec, "url")
         self._shown = masked(self._url)
         self._kind = setting(spec, "kind")
@@ -108,8 +109,9 @@ class PrometheusSource(PolledSource):
         histogram = self._selectors.get("latency_histogram")
         self._buckets = None if histogram is None else Selector(f"{histogram.name}_bucket", histogram.labels)
         self._names = {selector.name for selector in self._selectors.values()}
-        self._rates = {key: Rate() for key in ("work", "load")}
-        self._growth = HistogramGrowth()
+        self._windows = {key: CountWindow() for key in ("work", "load")}
+        self._growth = {name: HistogramGrowth(least_requests(name)) for name in ("p50", "p95", "p99")}
+        self._found_in = ""
         self._session: aiohttp.ClientSession | None = None
 
     async def _ask(self, answered_at: AnsweredAt) -> SliReading:
@@ -133,32 +135,45 @@ class PrometheusSource(PolledSource):
         return self._reading(series, at_s)
 
     def _reading(self, series: Sequence[Series], at_s: float) -> SliReading:
-        out: dict[str, Reading] = {
-            "work_rate_per_s": self._flow("work", series, at_s),
-            "load_per_s": self._flow("load", series, at_s),
-        }
-        histogram = self._percentiles(series)
-        for key, share in zip(_PERCENTILES, (0.50, 0.95, 0.99), strict=True):
+        totals = self._totals(series)
+        work = self._flow("work", series, at_s)
+        load = self._flow("load", series, at_s)
+        if isinstance(totals, dict):
+            self._watch("latency_histogram", totals[max(totals)], at_s)
+        out: dict[str, Any] = {}
+        for key, (name, growth) in zip(_PERCENTILES, self._growth.items(), strict=True):
             selector = self._selectors.get(key)
             if selector is not None:
                 values = [s.value for s in series if selector.matches(s.name, s.labels)]
                 out[f"{key}_ms"] = self._largest(values, selector)
-            elif isinstance(histogram, Unavailable):
-                out[f"{key}_ms"] = histogram
+            elif isinstance(totals, Unavailable):
+                out[f"{key}_ms"] = totals
             else:
-                out[f"{key}_ms"] = quantile(histogram, share) * self._to_ms
-        return SliReading(**out)
+                counted, grown = growth.update(totals, at_s, self.resolution)
+                told = quantile(grown, int(name[1:]) / 100.0) * self._to_ms if grown else counted.rate
+                out |= {f"{key}_ms": told, name: behind(counted)}
+        resolution_s = self.resolution.reading if self._found_in else NOT_MEASURED
+        return SliReading(work.rate, load.rate, work=behind(work), resolution_s=resolution_s, **out)
 
-    def _flow(self, key: str, series: Sequence[Series], at_s: float) -> Reading:
+    def _watch(self, key: str, total: float, at_s: float) -> None:
+        """Find the resolution in the first of the counters that there are."""
+        if self._found_in in ("", key):
+            self._found_in = key
+            self._finder.update(total, at_s)
+
+    def _flow(self, key: str, series: Sequence[Series], at_s: float) -> Counted:
         selector = self._selectors.get(key)
         if selector is None:
-            return NOT_MEASURED
+            return Counted(NOT_MEASURED)
         found = [s for s in series if selector.matches(s.name, s.labels)]
         total = sum(s.value for s in found)
         if not found or not math.isfinite(total):
-            return Unavailable(f"{self._shown} has no number for {selector}")
+            return Counted(Unavailable(f"{self._shown} has no number for {selector}"))
         grows = found[0].counts if self._kind == "auto" else self._kind == "counter"
-        return self._rates[key].update(total, at_s) if grows else total
+        if not grows:
+            return Counted(total)
+        self._watch(key, total, at_s)
+        return self._windows[key].update(total, at_s, self.resolution)
 
     def _largest(self, values: Sequence[float], selector: Selector) -> Reading:
         # A summary without observations in its window says NaN.
@@ -167,7 +182,8 @@ class PrometheusSource(PolledSource):
             return Unavailable(f"{self._shown} has no number for {selector}")
         return max(numbers) * self._to_ms
 
-    def _percentiles(self, series: Sequence[Series]) -> list[tuple[float, float]] | Unavailable:
+    def _totals(self, series: Sequence[Series]) -> dict[float, float] | Unavailable:
+        """Observations up to each bound, since the start."""
         if self._buckets is None:
             return NOT_MEASURED
         totals: dict[float, float] = {}
@@ -177,7 +193,7 @@ class PrometheusSource(PolledSource):
                 totals[bound] = totals.get(bound, 0.0) + s.value
         if not totals:
             return Unavailable(f"{self._shown} has no {self._buckets}")
-        return self._growth.update(totals)
+        return totals
 
     async def close(self) -> None:
         """Close the connection."""
@@ -187,20 +203,31 @@ class PrometheusSource(PolledSource):
 
 
 class HistogramGrowth:
-    """What a cumulative histogram gained between two readings."""
+    """What a cumulative histogram gained over a window with ``least`` observations at least."""
 
-    def __init__(self) -> None:
+    def __init__(self, least: float = 0.0) -> None:
+        self._least = least
         self._before: dict[float, float] | None = None
+        self._window = CountWindow()
 
-    def update(self, totals: dict[float, float]) -> list[tuple[float, float]] | Unavailable:
-        """(upper bound, observations up to it in the interval), ascending; Unavailable without any."""
-        before, self._before = self._before, totals
-        if before is None:
-            return FIRST_READING
-        if before.keys() != totals.keys() or any(totals[bound] < before[bound] for bound in totals):
-            return WENT_BACKWARDS
+    def update(
+        self, totals: dict[float, float], at_s: float, resolution: Resolution = EXACT
+    ) -> tuple[Counted, list[tuple[float, float]]]:
+        """(upper bound, observations up to it in the window), ascending; none where ``Counted`` says why not."""
+        before = self._before
+        if before is None or before.keys() != totals.keys() or any(totals[b] < before[b] for b in totals):
+            self._before, self._window = totals, CountWindow()
+            counted = self._window.update(totals[max(totals)], at_s, resolution)
+            return (counted if before is None else Counted(WENT_BACKWARDS)), []
+        counted = self._window.update(totals[max(totals)], at_s, resolution, self._least)
+        if self._window.began_s == at_s:  # a window has ended here, with or without enough in it
+            self._before = totals
+        if not available(counted.rate):
+            return counted, []
         grown = [(bound, totals[bound] - before[bound]) for bound in sorted(totals)]
-        return grown if grown[-1][1] > 0 else Unavailable("no request was completed in this interval")
+        if grown[-1][1] <= 0:
+            return Counted(Unavailable("no request was completed in this interval")), []
+        return counted, grown
 
 
 def quantile(grown: Sequence[tuple[float, float]], share: float) -> float:

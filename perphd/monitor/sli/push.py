@@ -2,30 +2,47 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from perphd.domain.reading import Unavailable
 from perphd.domain.workload import SliSpec
 from perphd.monitor.sli.options import seconds
 from perphd.monitor.sli.reading import SliReading
+from perphd.monitor.sli.resolution import Deliveries, Resolution
 
 
 class PushSource:
-    """Holds what was pushed last, until it is ``max_age_s`` old."""
+    """Hands on what was pushed, once: until the next push, or until it is ``max_age_s`` old, the next is awaited."""
 
     def __init__(self, spec: SliSpec) -> None:
         self._max_age_s = seconds(spec, "max_age_s")
+        self._pushed = Deliveries()
         self._reading = SliReading.missing(Unavailable("nothing was pushed yet"))
-        self._pushed_at_s: float | None = None
+
+    @property
+    def resolution(self) -> Resolution:
+        """The usual time between two pushes."""
+        return self._pushed.resolution
+
+    def worked(self, cpu_s: float | None) -> None:
+        """Of no interest: what is pushed is no counter."""
 
     def push(self, reading: SliReading, now_s: float) -> None:
         """Take new indicators; the former ones are forgotten as a whole."""
-        self._reading, self._pushed_at_s = reading, now_s
+        self._pushed.delivered(now_s)
+        self._reading = replace(reading, resolution_s=self.resolution.reading)
 
     async def read(self, now_s: float) -> SliReading:
-        """The indicators pushed last."""
-        if self._pushed_at_s is not None and now_s - self._pushed_at_s > self._max_age_s:
+        """The indicators pushed since the last reading."""
+        age_s = self._pushed.age_s(now_s)
+        if math.isfinite(age_s) and age_s > self._max_age_s:
             stale = f"stale: nothing was pushed for more than {self._max_age_s:g} s"
             return SliReading.missing(Unavailable(stale))
-        return self._reading
+        reading = self._reading
+        if math.isfinite(age_s):
+            self._reading = SliReading.missing(self.resolution.awaited())
+        return reading
 
     async def close(self) -> None:
         """Nothing is held."""

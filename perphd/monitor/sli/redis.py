@@ -6,21 +6,22 @@ from typing import Any
 
 from perphd.domain.reading import Unavailable
 from perphd.domain.workload import SliSpec
-from perphd.monitor.rates import WENT_BACKWARDS, Rate
+from perphd.monitor.rates import WENT_BACKWARDS
 from perphd.monitor.sli.mysql import database_reading
-from perphd.monitor.sli.options import seconds, setting
+from perphd.monitor.sli.options import resolution_of, seconds, setting
 from perphd.monitor.sli.polled import AnsweredAt, PolledSource, SliError, read_password
 from perphd.monitor.sli.reading import SliReading
+from perphd.monitor.sli.resolution import EXACT, Counted, CountWindow
 
 
 class RedisSource(PolledSource):
-    """Commands processed per second; its own question is not counted."""
+    """Commands processed per second, exact at any moment; its own question is not counted."""
 
     def __init__(self, spec: SliSpec) -> None:
-        super().__init__("redis", seconds(spec, "timeout_s"))
+        super().__init__("redis", seconds(spec, "timeout_s"), resolution_of(spec, EXACT))
         self._spec = spec
         self._client: Any = None
-        self._rate = Rate()
+        self._window = CountWindow()
         self._own_commands = 0
 
     async def _ask(self, answered_at: AnsweredAt) -> SliReading:
@@ -31,11 +32,11 @@ class RedisSource(PolledSource):
         commands = stats.get("total_commands_processed")
         if not isinstance(commands, int):
             raise SliError("INFO stats has no total_commands_processed")
-        rate = self._rate.update(commands - self._own_commands, at_s)
+        counted = self._window.update(commands - self._own_commands, at_s, self.resolution)
         self._own_commands += 1  # counted by the server once it has answered
-        if rate is WENT_BACKWARDS:
-            rate = Unavailable("the server was restarted or its statistics were reset")
-        return database_reading(rate)
+        if counted.rate is WENT_BACKWARDS:
+            counted = Counted(Unavailable("the server was restarted or its statistics were reset"))
+        return database_reading(counted, self.resolution)
 
     def _connect(self) -> Any:
         import redis.asyncio

@@ -14,6 +14,7 @@ from perphd.host.tcp_latency import Counter, Place, Placement, TcpCounts, TcpPro
 from perphd.monitor.sli.options import ports_of, setting
 from perphd.monitor.sli.polled import AnsweredAt, PolledSource, SliError
 from perphd.monitor.sli.reading import SliReading, SliSource
+from perphd.monitor.sli.resolution import EXACT, Resolution
 from perphd.monitor.sli.tcp_window import TcpWindow
 
 _OPENING_S: Final = 5.0
@@ -41,7 +42,7 @@ class TcpSource(PolledSource):
     """Attached while it is open; attached anew when the control group is made anew or the socket is elsewhere."""
 
     def __init__(self, spec: SliSpec, cgroup: str, find: PlaceFinder, opener: ProbeOpener = TcpProbe) -> None:
-        super().__init__("tcp", _OPENING_S)
+        super().__init__("tcp", _OPENING_S, EXACT)
         self._cgroup, self._find, self._open = cgroup, find, opener
         self._ports = ports_of(setting(spec, "ports"))
         self._from_first = setting(spec, "from") == "first"
@@ -120,6 +121,15 @@ class WithTcpLatency:
         """As of ``TcpSource``."""
         return self._tcp.notes
 
+    @property
+    def resolution(self) -> Resolution:
+        """How often the source reports; the latency is exact at any moment."""
+        return self._source.resolution
+
+    def worked(self, cpu_s: float | None) -> None:
+        """The CPU time that the application used between the last two readings; None if it is not known."""
+        self._source.worked(cpu_s)
+
     async def read(self, now_s: float) -> SliReading:
         """The source's own indicators, with the latency of its TCP connections."""
         own, seen = await asyncio.gather(self._source.read(now_s), self._tcp.read(now_s))
@@ -128,6 +138,9 @@ class WithTcpLatency:
             latency_p50_ms=seen.latency_p50_ms,
             latency_p95_ms=seen.latency_p95_ms,
             latency_p99_ms=seen.latency_p99_ms,
+            p50=seen.p50,
+            p95=seen.p95,
+            p99=seen.p99,
         )
 
     async def close(self) -> None:

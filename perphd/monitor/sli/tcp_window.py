@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Final
 
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 from perphd.host.tcp_latency import Counter, TcpCounts, percentile_ms
 from perphd.monitor.rates import FIRST_READING, NO_TIME_PASSED
-from perphd.monitor.sli.reading import SliReading
+from perphd.monitor.sli.reading import NOTHING_BEHIND, Behind, SliReading
+from perphd.monitor.sli.resolution import EXACT
 
 WINDOW_S: Final = 10.0
 """Requests are added up over at most so long to have enough of them for a percentile."""
@@ -60,22 +62,27 @@ class TcpWindow:
         while len(self._kept) > 1 and self._kept[1][0] <= at_s - WINDOW_S:
             self._kept.popleft()
         latest = counts.since(before)
-        latencies = [self._percentile(counts, share) for share in NEEDED]
+        found = [self._percentile(counts, at_s, share) for share in NEEDED]
+        p50_ms, p95_ms, p99_ms = (latency for latency, _ in found)
+        p50, p95, p99 = (made for _, made in found)
         if latest[Counter.ANSWERED] == 0 and before.waiting > 0 and counts.waiting > 0:
             stalled = Unavailable("requests wait, and none was answered in this interval")
-            latencies = [stalled for _ in latencies]
+            p50_ms = p95_ms = p99_ms = stalled
         self._judge(counts.since(self._kept[0][1]))
         self._keep(counts, at_s)
-        rate = latest[Counter.ANSWERED] / (at_s - before_s)
-        return SliReading(rate, NOT_MEASURED, *latencies)
+        events = latest[Counter.ANSWERED]
+        made = Behind(float(events), at_s - before_s)
+        reading = SliReading(events / (at_s - before_s), NOT_MEASURED, p50_ms, p95_ms, p99_ms)
+        return replace(reading, work=made, p50=p50, p95=p95, p99=p99, resolution_s=EXACT.reading)
 
-    def _percentile(self, counts: TcpCounts, share: float) -> Reading:
+    def _percentile(self, counts: TcpCounts, at_s: float, share: float) -> tuple[Reading, Behind]:
         """Of the shortest time up to now in which enough requests were answered."""
-        for _, earlier in reversed(self._kept):
+        for began_s, earlier in reversed(self._kept):
             window = counts.since(earlier)
             if window[Counter.ANSWERED] >= NEEDED[share]:
-                return percentile_ms(window.from_first if self._from_first else window.from_last, share)
-        return Unavailable(f"fewer than {NEEDED[share]} requests in {WINDOW_S:g} s")
+                latency = percentile_ms(window.from_first if self._from_first else window.from_last, share)
+                return latency, Behind(float(window[Counter.ANSWERED]), at_s - began_s)
+        return Unavailable(f"fewer than {NEEDED[share]} requests in {WINDOW_S:g} s"), NOTHING_BEHIND
 
     def _keep(self, counts: TcpCounts, at_s: float) -> None:
         # The last one kept serves the next interval; unless it is far enough from the one before, this one replaces it.

@@ -10,13 +10,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from perphd.monitor.sli.polled import AnsweredAt, PolledSource, SliError
 from perphd.monitor.sli.reading import SliReading
+from perphd.monitor.sli.resolution import Resolution
 
 
 class ThreadedSource(PolledSource):
     """A source whose client blocks. ``_query`` and ``_disconnect`` run in the source's thread, never at once."""
 
-    def __init__(self, label: str, timeout_s: float) -> None:
-        super().__init__(label, timeout_s)
+    def __init__(self, label: str, timeout_s: float, known: Resolution | None = None) -> None:
+        super().__init__(label, timeout_s, known)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sli-{label}")
         self._running: Future[tuple[Mapping[str, int], float]] | None = None
 

@@ -1,0 +1,391 @@
+"""How often a source reports, and counting over no less than that.
+
+A counter can be exact at any moment (Redis, MariaDB), or move only when somebody reports to it: PostgreSQL's backends
+flush their counts once a second, an exporter answers from a cache for fifteen. Over less than such a *resolution* its
+growth says when reports came, not how much work was done: 0, 0, 1214, 0, 575 per second for 400.
+
+Problem. The resolution is stated where it is known. Otherwise it is found while the source is read.
+
+Approach. C(t) is the counter, U(t) the CPU time of the program (or the time, where that is not known) and
+S(t) = C(t) - c U(t) with c so that S ends where it began: work that is booked too late or too early. With the mean
+growth mu between two readings and
+
+    F(m) = mean (S(k + m) - S(k))^2 / (m mu (1 - m/n))  the Fano factor of counts over m of n readings
+
+a Poisson process has F = 1 at every m, whatever its rate: a counter that moves rarely because requests are rare is not
+coarse. Load that comes in bursts has F > 1 that does not fall with m. A report that books q events at once has F(1) =
+q (1 - 1/R) and F falls to nearly 0 at m = R, because what one interval lacks the next one has: also for several
+backends whose reports are staggered. A program that idles has no CPU time to go with the events that it lacks.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from typing import Final
+
+from perphd.domain.reading import NOT_MEASURED, Awaited, Reading, Unavailable
+from perphd.monitor.rates import FIRST_READING, NO_TIME_PASSED, WENT_BACKWARDS
+
+ASSUMED_S: Final = 1.0
+"""Nothing is read over less while a source's resolution is not known."""
+KEPT: Final = 65
+"""Readings by which the resolution is found."""
+FEWEST: Final = 18
+"""Readings from which it is."""
+EVERY: Final = 8
+"""Readings between two estimates."""
+FEWEST_EVENTS: Final = 50.0
+FALLS: Final = 4.0
+"""By so many times F must fall for a counter to be called coarse, and F(1) must be as large at least."""
+DEEP: Final = 5.0
+"""F at the resolution is no more than so many times the least that there is."""
+NEGLIGIBLE: Final = 0.15
+"""Relative error of single readings below which nobody minds."""
+MOST_STANDSTILLS: Final = 0.05
+"""Share of the readings at which a busy program's counter may stand still for it to be called fine."""
+ALIKE: Final = 1.5
+"""Estimates within this factor are the same estimate."""
+CERTAIN_EVENTS: Final = 7.0
+"""So many expected events do not fail to come by chance: e^-7 is less than one in a thousand."""
+PATIENCE: Final = 3.0
+"""A counter that stands still for so many resolutions is believed: nothing was done."""
+TWICE: Final = 1.8
+"""A reading that is far from the one before it is taken over two resolutions, less what ticks jitter."""
+UNKNOWN_PATIENCE_S: Final = 30.0
+"""The same while the resolution is not known."""
+ALIGNED: Final = 10.0
+"""Windows of so many resolutions need not begin with a report: it is an error of a tenth."""
+SHARE: Final = 0.9
+"""Ticks jitter: from this share on, a window is a whole one."""
+PROVEN_SHARE: Final = 0.75
+"""The same where a source was fine at every interval that was tried."""
+LONGEST_S: Final = 30.0
+"""Percentiles of requests that lie longer back are not of now."""
+LEAST_BEYOND: Final = 5.0
+"""Requests that must lie beyond a percentile.
+
+k requests beyond it are a count: its rank is uncertain by 1/sqrt(k), and where latencies fall off exponentially the
+percentile q itself by 1/(ln(1/(1-q)) sqrt(k)): 15 % for p95 with k = 5, a third of the accepted growth of delay
+(50 %), which two samples in a row must exceed. So p50 takes 10 requests, p95 100 and p99 500.
+"""
+
+
+def least_requests(percentile: str) -> float:
+    """Requests below which ``p50``, ``p95`` or ``p99`` is not told."""
+    return LEAST_BEYOND / (1.0 - int(percentile.removeprefix("p")) / 100.0)
+
+
+class Origin(StrEnum):
+    """Where a resolution is known from."""
+
+    STATED = "stated"  # the kind of source is known to be so
+    CONFIGURED = "configured"
+    FOUND = "found"
+    ASSUMED = "assumed"  # until it is found
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """How often a source reports.
+
+    ``seconds``: between two reports; 0 where it is as fine as it is asked. ``proven_s``: the shortest interval at which
+    this was seen; 0 where it need not be.
+    """
+
+    seconds: float
+    origin: Origin
+    proven_s: float = 0.0
+
+    @property
+    def least_s(self) -> float:
+        """The shortest window over which a count tells a rate."""
+        return max(SHARE * self.seconds, PROVEN_SHARE * self.proven_s)
+
+    @property
+    def reading(self) -> Reading:
+        """Seconds between two reports; Unavailable until it is known."""
+        return Unavailable("not known yet") if self.origin is Origin.ASSUMED else self.seconds
+
+    @property
+    def patience_s(self) -> float:
+        """How long a counter must stand still for that to be believed."""
+        if self.origin is Origin.ASSUMED:
+            return UNKNOWN_PATIENCE_S
+        return PATIENCE * self.seconds
+
+    def awaited(self) -> Awaited:
+        """The reading that is not due yet."""
+        if self.origin is Origin.ASSUMED:
+            return Awaited("how often the source reports is not known yet")
+        return Awaited(f"the source reports every {max(self.seconds, self.proven_s):.3g} s")
+
+    def __str__(self) -> str:
+        if self.origin is Origin.ASSUMED:
+            return f"not known yet ({ASSUMED_S:g} s is assumed)"
+        if self.seconds > 0.0:
+            return f"{self.seconds:.3g} s ({self.origin})"
+        return (
+            f"{self.proven_s:.3g} s or finer ({self.origin})" if self.proven_s else f"exact ({self.origin})"
+        )
+
+
+EXACT: Final = Resolution(0.0, Origin.STATED)
+UNKNOWN: Final = Resolution(0.0, Origin.ASSUMED, ASSUMED_S)
+
+
+class ResolutionFinder:
+    """Finds how often a counter moves while its program works. ``known``: a resolution that is not to be found."""
+
+    def __init__(self, known: Resolution | None = None) -> None:
+        self.resolution = known if known is not None else UNKNOWN
+        self._finds = known is None
+        self._read: list[tuple[float, float, float]] = []  # at, counter, CPU seconds until then
+        self._cpu_s = 0.0
+        self._cpu_known = True
+        self._since = 0
+        self._doubted: Resolution | None = None
+
+    def update(self, total: float, at_s: float) -> Resolution:
+        """Take one reading of the counter; the resolution as far as it is known then."""
+        if not self._finds:
+            return self.resolution
+        read = self._read
+        if read and (total < read[-1][1] or at_s <= read[-1][0]):
+            read.clear()
+        if len(read) >= 3 and not _alike(at_s - read[-1][0], _pace(read)):
+            del read[:-1]  # another pace: intervals of both would be mixed
+        read.append((at_s, total, self._cpu_s))
+        del read[:-KEPT]
+        self._since += 1
+        if len(read) >= FEWEST and self._since >= EVERY:
+            self._since = 0
+            self._take(self._estimate())
+        return self.resolution
+
+    def worked(self, cpu_s: float | None) -> None:
+        """The program's CPU time between the last two readings; None if it is not known."""
+        if not self._finds:
+            return
+        known = cpu_s is not None
+        if known != self._cpu_known:
+            self._read, self._cpu_known = self._read[-1:], known
+        self._cpu_s += cpu_s or 0.0
+        if self._read:
+            at_s, total, _ = self._read[-1]
+            self._read[-1] = (at_s, total, self._cpu_s)
+
+    def _estimate(self) -> Resolution | None:
+        """What the kept readings say; None if they do not tell."""
+        read, pace_s = self._read[:-1], _pace(self._read)  # the last one's CPU time is told later
+        grown = read[-1][1] - read[0][1]
+        if grown < FEWEST_EVENTS:
+            return None
+        effort = [cpu for _, _, cpu in read] if self._cpu_known else [at for at, _, _ in read]
+        spent = effort[-1] - effort[0]
+        if spent <= 0.0:
+            return None
+        per_effort = grown / spent
+        lag = [
+            total - read[0][1] - per_effort * (used - effort[0])
+            for (_, total, _), used in zip(read, effort, strict=True)
+        ]
+        n = len(read) - 1
+        mu = grown / n
+        fano = [
+            statistics.fmean((lag[k + m] - lag[k]) ** 2 for k in range(n + 1 - m)) / (m * mu * (1.0 - m / n))
+            for m in range(1, n // 3 + 1)
+        ]
+        first = fano[0]
+        fine = Resolution(0.0, Origin.FOUND, pace_s)
+        if first < FALLS or math.sqrt(first / mu) < NEGLIGIBLE:
+            return fine
+        least = min(fano)
+        for m, (value, after) in enumerate(pairwise(fano[1:]), 2):
+            # The first of the deep dips: between two multiples of the resolution F rises again.
+            if FALLS * value <= first and value <= min(after, DEEP * least):
+                return Resolution(m * pace_s, Origin.FOUND)
+        if n < KEPT - 2:
+            return None  # load that changed looks as uneven as that
+        usual = spent / n
+        busy = [k for k in range(n) if effort[k + 1] - effort[k] >= 0.25 * usual]
+        still = sum(read[k + 1][1] == read[k][1] for k in busy)
+        return fine if mu < CERTAIN_EVENTS or still <= MOST_STANDSTILLS * len(busy) else None
+
+    def _take(self, found: Resolution | None) -> None:
+        """Hysteresis: what is known is replaced by what was found twice in a row."""
+        now = self.resolution
+        if found is None or _agrees(now, found):
+            self._doubted = None
+        elif now.origin is Origin.ASSUMED or (found.seconds == now.seconds == 0.0):
+            self.resolution = found  # nothing was known, or not at so fast a pace
+        elif self._doubted is not None and _agrees(self._doubted, found):
+            self.resolution, self._doubted = found, None
+        else:
+            self._doubted = found
+
+
+def _agrees(known: Resolution, found: Resolution) -> bool:
+    """True if what was found says nothing else than what is known."""
+    if known.origin is Origin.ASSUMED:
+        return False
+    if found.seconds > 0.0:
+        return _alike(known.seconds, found.seconds)
+    # At a pace that is no faster than its reports every counter is fine.
+    return found.proven_s >= max(SHARE * known.seconds, known.proven_s / ALIKE)
+
+
+def _alike(a: float, b: float) -> bool:
+    return a > 0.0 and b > 0.0 and max(a, b) <= ALIKE * min(a, b)
+
+
+def _pace(read: list[tuple[float, float, float]]) -> float:
+    return statistics.median(b[0] - a[0] for a, b in pairwise(read))
+
+
+class Deliveries:
+    """When an application handed over figures of its own: how often it does so is its resolution."""
+
+    def __init__(self) -> None:
+        self._at_s: float | None = None
+        self._gaps_s: deque[float] = deque(maxlen=5)
+
+    def delivered(self, at_s: float) -> float | None:
+        """Take one delivery; seconds since the one before it, None for the first."""
+        gap_s = None if self._at_s is None else at_s - self._at_s
+        self._at_s = at_s
+        if gap_s:
+            self._gaps_s.append(gap_s)
+        return gap_s
+
+    @property
+    def resolution(self) -> Resolution:
+        """The usual time between two deliveries."""
+        if not self._gaps_s:
+            return UNKNOWN
+        return Resolution(statistics.median(self._gaps_s), Origin.FOUND)
+
+    def age_s(self, now_s: float) -> float:
+        """Seconds since the last delivery; infinite before the first."""
+        return math.inf if self._at_s is None else now_s - self._at_s
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """A counter's growth per second, the events that it is made of, and the seconds that they cover."""
+
+    rate: Reading
+    events: Reading = NOT_MEASURED
+    window_s: Reading = NOT_MEASURED
+
+
+class CountWindow:
+    """One counter's growth per second, over windows that its resolution allows.
+
+    A window of a counter that is not exact begins and ends with a report, as far as readings show one, and covers the
+    resolution at least. Windows follow each other without a gap: no event is lost or booked twice. A missed reading
+    widens the window. For the first reading and when the counter went backwards there is none.
+    ``delivered``: the first total is a report itself, made when it was read.
+    """
+
+    __slots__ = (
+        "_aligned",
+        "_at_s",
+        "_base",
+        "_delivered",
+        "_last",
+        "_moved_s",
+        "_moved_to",
+        "_own",
+        "_rate",
+        "_scarce",
+    )
+
+    def __init__(self, *, delivered: bool = False) -> None:
+        self._delivered = delivered
+        self._base: float | None = None
+        self._at_s = self._moved_s = 0.0
+        self._last = self._moved_to = self._own = 0.0
+        self._aligned = False
+        self._rate: float | None = None
+        self._scarce = False
+
+    def update(
+        self,
+        total: float,
+        at_s: float,
+        resolution: Resolution = EXACT,
+        least_events: float = 0.0,
+        own: float = 0.0,
+    ) -> Counted:
+        """The growth since the window began, if it is due.
+
+        ``least_events``: fewer are waited for, up to LONGEST_S. ``own``: events that each reading itself adds sooner or
+        later: they are no report.
+        """
+        base, last = self._base, self._last
+        if base is None or total < last:
+            self._begin(total, at_s, aligned=self._delivered)
+            return Counted(FIRST_READING if base is None else WENT_BACKWARDS)
+        window_s = at_s - self._at_s
+        if window_s <= 0.0:
+            return Counted(NO_TIME_PASSED)
+        self._last = total
+        self._own += own
+        moved = total - self._moved_to > self._own
+        if moved:
+            self._moved_s, self._moved_to, self._own = at_s, total, 0.0
+        events = total - base
+        if not self._is_due(events, window_s, moved, at_s, resolution):
+            return Counted(resolution.awaited())
+        if events < least_events and window_s < LONGEST_S:
+            words = f"waiting for requests: {events:.0f} of {least_events:.0f}"
+            return Counted(Unavailable(words) if self._scarce else Awaited(words))
+        self._begin(total, at_s, aligned=True)
+        self._rate = events / window_s
+        self._scarce = events < least_events
+        if self._scarce:
+            words = f"too few requests: {events:.0f} of {least_events:.0f} within {window_s:.0f} s"
+            return Counted(Unavailable(words))
+        return Counted(self._rate, events, window_s)
+
+    @property
+    def began_s(self) -> float:
+        """When the present window began."""
+        return self._at_s
+
+    def _is_due(
+        self, events: float, window_s: float, moved: bool, at_s: float, resolution: Resolution
+    ) -> bool:
+        if resolution.seconds == 0.0 and resolution.origin is not Origin.ASSUMED:
+            return window_s >= resolution.least_s
+        coarse_s = max(resolution.seconds, resolution.proven_s)
+        patient = at_s - max(self._moved_s, self._at_s) < resolution.patience_s
+        if not self._aligned and window_s < ALIGNED * coarse_s:
+            if moved:
+                self._begin(self._last, at_s, aligned=True)
+                return False
+            return not patient
+        if window_s < resolution.least_s:
+            return False
+        if not patient:
+            return True
+        if self._rate is not None and window_s < TWICE * coarse_s:
+            usual = self._rate * window_s
+            if abs(events - usual) > 0.5 * usual + 2.0 * math.sqrt(usual):
+                return False  # one report too few or too many, or news: twice the time tells
+        if moved:
+            return True
+        # It stands still: that is news only where events are so rare that none need have come.
+        expected = math.inf if self._rate is None else self._rate * (at_s - self._moved_s)
+        return expected < CERTAIN_EVENTS
+
+    def _begin(self, total: float, at_s: float, *, aligned: bool) -> None:
+        self._base = self._last = self._moved_to = total
+        self._own = 0.0
+        self._at_s = at_s
+        self._aligned = aligned
