@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import pwd
 import shutil
@@ -19,6 +20,7 @@ import pytest
 
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.monitor.sli import SliSource, open_source, validate_options
+from tests.kernel.monitor_truth import Clients, Told, Truth, pgbench_log, watch, windows
 
 _POSTGRES = "/usr/lib/postgresql/15/bin"
 _STARTING_S = 60.0
@@ -164,11 +166,28 @@ def postgres() -> Iterator[tuple[Path, list[str], str]]:
         yield home / ".s.PGSQL.5432", [f"{_POSTGRES}/postgres", "-D", f"{home}/data", *options], "nobody"
 
 
+@contextmanager
+def postgres_running(argv: list[str], socket: Path, user: str) -> Iterator[None]:
+    """The server until the end of the block; it has its socket before it takes connections."""
+    import pg8000.native
+
+    with running(argv, socket, user):
+        give_up = time.monotonic() + _STARTING_S
+        while True:
+            try:
+                pg8000.native.Connection("perphd", unix_sock=str(socket), database="template1").close()
+                break
+            except (pg8000.native.Error, pg8000.native.InterfaceError):
+                assert time.monotonic() < give_up, (socket.parent / "log").read_text()
+                time.sleep(0.05)
+        yield
+
+
 async def test_postgresql_transactions(postgres: tuple[Path, list[str], str]):
     import pg8000.native
 
     socket, argv, user = postgres
-    with running(argv, socket, user):
+    with postgres_running(argv, socket, user):
         everything = source("postgresql", socket=str(socket))
         missing = source("postgresql", socket=str(socket), database="nowhere")
         one = source("postgresql", socket=str(socket), database="template1")
@@ -194,3 +213,144 @@ async def test_postgresql_transactions(postgres: tuple[Path, list[str], str]):
         assert 100 <= total * 1100.0 < 250
         for asked in (everything, one, missing):
             await asked.close()
+
+
+# -- no reading is an artefact of a source's resolution -------------------------------------------------------
+
+_PACES_S = (0.1, 0.25, 0.5, 1.0)
+_WATCHED_S = float(os.environ.get("PERPHD_TEST_WATCH_S", "8"))
+_UNTIL_STEADY_S = 3.0
+"""Every backend has reported by then."""
+
+
+async def watched(name: str, **options: str) -> dict[float, list[Told]]:
+    """A source of this kind at every pace at once, each with a connection of its own."""
+    until_s = time.time() + _WATCHED_S
+    found = await asyncio.gather(*(watch(source(name, **options), pace_s, until_s) for pace_s in _PACES_S))
+    return dict(zip(_PACES_S, found, strict=True))
+
+
+def told_figures(name: str, pace_s: float, pairs: list[tuple[Told, Told]], truth: Truth) -> None:
+    """For longer runs (PERPHD_TEST_WATCH_S, -s): what was read, beside what the clients counted."""
+    off = [
+        (one.events - n) / math.sqrt(max(n, 1))
+        for first, one in pairs
+        if one.events is not None and (n := truth.between(first.answered_s, one.answered_s)) is not None
+    ]
+    rates = [one.events / one.window_s for _, one in pairs if one.events is not None]
+    began_s, ended_s = pairs[0][0].answered_s, pairs[-1][1].answered_s
+    rms = math.sqrt(sum(o * o for o in off) / len(off))
+    print(
+        f"{name} every {pace_s:g} s: {len(pairs)} readings, {min(rates):.0f} to {max(rates):.0f}/s, "
+        f"true {truth.between(began_s, ended_s) / (ended_s - began_s):.0f}/s, "
+        f"off by {min(off):+.1f} to {max(off):+.1f} sigma, rms {rms:.2f}"
+    )
+
+
+@pytest.mark.parametrize(("clients", "rate"), [(8, 400), (4, 0), (1, 0)])
+async def test_postgresql_readings_cover_its_reports(
+    postgres: tuple[Path, list[str], str], clients: int, rate: int
+):
+    socket, argv, user = postgres
+    with postgres_running(argv, socket, user), tempfile.TemporaryDirectory(dir=_FOLDER) as folder:
+        script = Path(folder) / "script"
+        # Transactions that touch no table are not reported until another one does.
+        work = "SELECT relname FROM pg_class WHERE oid = 1259"
+        script.write_text(f"{work};\n" if rate else f"{work} AND pg_sleep(0.002) IS NOT NULL;\n")
+        load = await asyncio.create_subprocess_exec(
+            *[
+                *(f"{_POSTGRES}/pgbench", "-h", str(socket.parent), "-U", "perphd", "-n", "-c", str(clients)),
+                *("-T", f"{_WATCHED_S + _UNTIL_STEADY_S + 2:.0f}", "-f", str(script), "--log"),
+                *(("-R", str(rate)) if rate else ()),
+                "postgres",
+            ],
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            await asyncio.sleep(_UNTIL_STEADY_S)
+            readings = await watched(
+                "postgresql", socket=str(socket), database="postgres", connect_database="template1"
+            )
+        finally:
+            assert await asyncio.wait_for(load.wait(), 60.0) == 0
+        truth = pgbench_log(Path(folder))
+    assert len(truth.clients) == clients
+    for pace_s, told in readings.items():
+        pairs = windows(told)
+        assert len(pairs) >= _WATCHED_S / 4, "there are readings"
+        told_figures(f"PostgreSQL, {clients} clients", pace_s, pairs, truth)
+        errors: list[float] = []
+        for first, one in pairs:
+            assert one.events is not None
+            assert one.window_s >= 0.9, "nothing is told of less than its resolution"
+            n = truth.between(first.answered_s, one.answered_s)
+            # Backends that began together report together: a second's work is one report.
+            assert abs(one.events - n) <= 4.0 * math.sqrt(max(n, 1)) + 1.5 * n / one.window_s
+            assert one.events > 0
+            errors.append(one.events / max(n, 1) - 1.0)
+        assert math.sqrt(math.fsum(e * e for e in errors) / len(errors)) < 0.5, (
+            "0, 0, 4 times as much, 0 has 1.7"
+        )
+        total = sum(one.events for _, one in pairs if one.events is not None)
+        n = truth.between(pairs[0][0].answered_s, pairs[-1][1].answered_s)
+        span_s = pairs[-1][1].answered_s - pairs[0][0].answered_s
+        assert abs(total - n) <= 4.0 * math.sqrt(n) + 1.5 * n / span_s, "two backlogs of reports at most"
+
+
+def assert_exact(
+    name: str, readings: dict[float, list[Told]], truth: Truth, clients: int, per_ask: float
+) -> None:
+    """A counter that is exact at any moment was read between the question and the answer."""
+    for pace_s, told in readings.items():
+        pairs = windows(told)
+        assert len(pairs) == len(told) - 1, "every reading but the first is due"
+        told_figures(name, pace_s, pairs, truth)
+        for first, one in pairs:
+            assert one.events is not None
+            asked = sum(
+                len([t for t in other if first.asked_s <= t.answered_s and t.asked_s <= one.answered_s])
+                for other in readings.values()
+            )
+            doubt = 2 * clients + per_ask * asked + 4 * len(readings)
+            assert one.events <= truth.between(first.asked_s, one.answered_s) + doubt
+            assert one.events >= truth.between(first.answered_s, one.asked_s) - doubt
+
+
+async def test_mariadb_readings_are_exact_at_any_pace(mariadb: tuple[Path, list[str]]):
+    socket, argv = mariadb
+
+    def ask() -> Any:
+        cursor = connect(socket).cursor()
+        return lambda: cursor.execute("SELECT 1")
+
+    with running(argv, socket):
+        with connect(socket) as root, root.cursor() as cursor:
+            cursor.execute("CREATE USER IF NOT EXISTS perphd@localhost")
+            cursor.execute("ALTER USER perphd@localhost IDENTIFIED BY 'secret'")
+        password = str(socket.parent / "password")
+        with Clients(ask, 4, 0.002) as load:
+            await asyncio.sleep(0.5)
+            readings = await watched("mysql", socket=str(socket), password_file=password)
+        assert_exact("MariaDB", readings, load.truth, 4, per_ask=1.0)
+
+
+async def test_redis_readings_are_exact_at_any_pace():
+    import redis
+
+    if shutil.which("redis-server") is None:
+        pytest.skip("needs redis-server (Debian package redis-server)")
+    with tempfile.TemporaryDirectory(prefix="perphd-test-monitor-", dir=_FOLDER) as folder:
+        socket = Path(folder) / "redis.sock"
+        argv = ["redis-server", "--port", "0", "--unixsocket", str(socket), "--save", "", "--dir", folder]
+
+        def ask() -> Any:
+            client = redis.Redis(unix_socket_path=str(socket))
+            return lambda: client.set("key", "value")
+
+        with running(argv, socket):
+            with Clients(ask, 4, 0.002) as load:
+                await asyncio.sleep(0.5)
+                readings = await watched("redis", socket=str(socket))
+            assert_exact("Redis", readings, load.truth, 4, per_ask=1.0)

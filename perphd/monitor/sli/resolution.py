@@ -330,6 +330,7 @@ class CountWindow:
         base, last = self._base, self._last
         if base is None or total < last:
             self._begin(total, at_s, aligned=self._delivered)
+            self._rate = None  # of a program that is no more
             return Counted(FIRST_READING if base is None else WENT_BACKWARDS)
         window_s = at_s - self._at_s
         if window_s <= 0.0:
