@@ -280,8 +280,10 @@ class Caches:
         homes = self._changes.homes()
         asks = {spec.name for spec in asked}
         leaving = [spec for spec in self._leaving.values() if spec.name not in self._targets]
+        # Groups of an earlier run: whoever may be in them is looked for, once.
+        unknown = any(self._changes.left(key) is None for key in seen)
         for spec in (*specs, *leaving):
-            if seen or spec.name in asks or spec.name in homes:
+            if unknown or spec.name in asks or spec.name in homes:
                 group_of = self._cgroups.group(spec.cgroup)
                 if group_of.exists():
                     threads[spec.name] = group_of.threads()

@@ -413,3 +413,24 @@ async def test_a_group_takes_the_monitor_groups_below_it_with_it(bench: Bench) -
     assert (await bench.go({})).ok
     assert bench.groups() == []
     assert BATCH["pi"] is NARROW
+
+
+async def test_with_nothing_changed_a_plan_reads_each_group_once_and_nobody_elses_threads(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await bench.go({"pi": BOTH, "sort": WIDER})
+    assert not bench.executor.plan({"pi": BOTH, "sort": WIDER}, SPECS, 60.0)
+    read: list[str] = []
+    real = type(bench.host.fs.raw).read
+
+    def counted(self: object, path: str) -> bytes:
+        read.append(path)
+        return real(self, path)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(type(bench.host.fs.raw), "read", counted)
+    assert not bench.executor.plan({"pi": BOTH, "sort": WIDER}, SPECS, 70.0)
+    groups = [path for path in read if path.startswith(ROOT)]
+    assert sorted(groups) == [
+        f"{ROOT}/perphd.{name}/{file}" for name in ("pi", "sort") for file in ("schemata", "tasks")
+    ]
+    assert not [path for path in read if "/lra/db" in path and path.endswith("threads")]
