@@ -1,0 +1,196 @@
+"""Bands: gold, silver and copper, and what each of them means for every knob of the kernel.
+
+    band     CPU                                 memory                    under contention
+    gold     cores of its own, no siblings       protected without limit   never touched for somebody else
+    silver   a guaranteed share                  protected while others    never touched for somebody else
+                                                 have something to give
+    copper   the rest, at the lowest priority    reclaimed and killed      throttled, frozen, requeued
+                                                 first
+    system   as silver: the host's own daemons
+
+One word of configuration chooses a whole column of mechanisms. For each aspect, a band has a ladder of mechanisms, the
+best first. ``chosen`` takes the first one that the host has, and reports those that it lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+from typing import Final, TypeAlias
+
+
+class QosBand(StrEnum):
+    """The class of service of a workload."""
+
+    GOLD = "gold"
+    SILVER = "silver"
+    COPPER = "copper"
+    SYSTEM = "system"
+
+    @property
+    def protected(self) -> bool:
+        """True if nobody else's need may take anything from it."""
+        return self is not QosBand.COPPER
+
+
+class Aspect(StrEnum):
+    """What a band decides."""
+
+    CORES = "cores"
+    SIBLINGS = "siblings"
+    CPU_PRIORITY = "cpu priority"
+    CPU_CEILING = "cpu ceiling"
+    MEMORY_PROTECTION = "memory protection"
+    MEMORY_CEILING = "memory ceiling"
+    OOM_ORDER = "oom order"
+    OOM_SCOPE = "oom scope"
+    IO_SHARE = "io share"
+    IO_LATENCY = "io latency"
+    IO_CEILING = "io ceiling"
+    CACHE = "cache"
+    BANDWIDTH = "bandwidth"
+    EGRESS = "egress"
+
+
+class Size(StrEnum):
+    """A value that the workload's grant or the host decides."""
+
+    OWN_CORES = "cores of its own"
+    SHARED_CORES = "all cores that no gold workload owns"
+    ALL_CORES = "all cores"
+    RESERVED_CPUS = "in proportion to its reserved CPUs"
+    COPPER_CPUS = "the CPUs that copper may use"
+    RESERVED_MEMORY = "its reserved memory"
+    COPPER_MEMORY = "the memory that copper may use"
+    LATENCY_TARGET = "the latency target"
+    CONTENTION = "lowered while a device is contended"
+    OWN_WAYS = "ways of its own"
+    SHARED_WAYS = "ways shared by its band"
+    LEAST_WAYS = "the fewest ways that the processor allows"
+    COPPER_EGRESS = "the bandwidth that copper may use"
+
+
+@dataclass(frozen=True, slots=True)
+class Mechanism:
+    """One way to give a band its meaning: the kernel's knob, the value, and the capability that it needs."""
+
+    knob: str
+    value: int | Size
+    needs: str
+
+
+Ladder: TypeAlias = tuple[Mechanism, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The mechanism in force for one aspect, or None; ``missing`` are the better ones that the host lacks."""
+
+    aspect: Aspect
+    mechanism: Mechanism | None
+    missing: tuple[Mechanism, ...] = ()
+
+    def __str__(self) -> str:
+        lacks = ", ".join(m.knob for m in self.missing)
+        if self.mechanism is None:
+            return f"{self.aspect}: nothing (this host lacks {lacks})"
+        text = f"{self.aspect}: {self.mechanism.knob} = {self.mechanism.value}"
+        return f"{text} (this host lacks {lacks})" if lacks else text
+
+
+OOM_SCORE_GOLD: Final = -997
+OOM_SCORE_SYSTEM: Final = -900
+OOM_SCORE_SILVER: Final = 0
+OOM_SCORE_COPPER: Final = 1000
+IO_WEIGHT_GOLD: Final = 1000
+IO_WEIGHT_SILVER: Final = 500
+IO_WEIGHT_COPPER: Final = 1
+
+
+def _at(knob: str, value: int | Size, needs: str = "") -> Mechanism:
+    return Mechanism(knob, value, needs or knob)
+
+
+_SHARED: Final[dict[Aspect, Ladder]] = {
+    Aspect.CORES: (_at("cpuset.cpus", Size.SHARED_CORES),),
+    Aspect.CPU_PRIORITY: (
+        _at("cpu.weight", Size.RESERVED_CPUS),
+        _at("cpu.shares", Size.RESERVED_CPUS),
+    ),
+    Aspect.MEMORY_PROTECTION: (_at("memory.low", Size.RESERVED_MEMORY),),
+    Aspect.IO_SHARE: (
+        _at("io.weight", IO_WEIGHT_SILVER),
+        _at("io.bfq.weight", IO_WEIGHT_SILVER),
+    ),
+    Aspect.CACHE: (_at("resctrl schemata L3", Size.SHARED_WAYS, "resctrl.l3_cat"),),
+}
+
+MEANINGS: Final[Mapping[QosBand, Mapping[Aspect, Ladder]]] = MappingProxyType(
+    {
+        QosBand.GOLD: {
+            Aspect.CORES: (
+                _at("cpuset.cpus.partition", Size.OWN_CORES),
+                _at("cpuset.cpus.exclusive", Size.OWN_CORES),
+                _at("cpuset.cpus", Size.OWN_CORES),
+                _at("cpu.weight", Size.RESERVED_CPUS),
+            ),
+            Aspect.SIBLINGS: (
+                _at("cpuset.cpus", Size.OWN_CORES),  # whole cores: no sibling is left to others
+                _at("PR_SCHED_CORE", 1, "core scheduling"),
+            ),
+            Aspect.CPU_PRIORITY: _SHARED[Aspect.CPU_PRIORITY],
+            Aspect.MEMORY_PROTECTION: (
+                _at("memory.min", Size.RESERVED_MEMORY),
+                _at("memory.low", Size.RESERVED_MEMORY),
+            ),
+            Aspect.OOM_ORDER: (_at("oom_score_adj", OOM_SCORE_GOLD),),
+            Aspect.IO_SHARE: (
+                _at("io.weight", IO_WEIGHT_GOLD),
+                _at("io.bfq.weight", IO_WEIGHT_GOLD),
+            ),
+            Aspect.IO_LATENCY: (_at("io.latency", Size.LATENCY_TARGET),),
+            Aspect.CACHE: (_at("resctrl schemata L3", Size.OWN_WAYS, "resctrl.l3_cat"),),
+        },
+        QosBand.SILVER: {**_SHARED, Aspect.OOM_ORDER: (_at("oom_score_adj", OOM_SCORE_SILVER),)},
+        QosBand.SYSTEM: {**_SHARED, Aspect.OOM_ORDER: (_at("oom_score_adj", OOM_SCORE_SYSTEM),)},
+        QosBand.COPPER: {
+            Aspect.CORES: (_at("cpuset.cpus", Size.ALL_CORES),),
+            Aspect.SIBLINGS: (_at("PR_SCHED_CORE", 0, "core scheduling"),),
+            Aspect.CPU_PRIORITY: (
+                _at("cpu.idle", 1),
+                _at("cpu.weight", 1),
+                _at("cpu.shares", 2),
+            ),
+            Aspect.CPU_CEILING: (
+                _at("cpu.max", Size.COPPER_CPUS),
+                _at("cpu.cfs_quota_us", Size.COPPER_CPUS),
+            ),
+            Aspect.MEMORY_CEILING: (_at("memory.high", Size.COPPER_MEMORY),),
+            Aspect.OOM_ORDER: (_at("oom_score_adj", OOM_SCORE_COPPER),),
+            Aspect.OOM_SCOPE: (_at("memory.oom.group", 1),),
+            Aspect.IO_SHARE: (
+                _at("io.weight", IO_WEIGHT_COPPER),
+                _at("io.bfq.weight", IO_WEIGHT_COPPER),
+            ),
+            Aspect.IO_CEILING: (_at("io.max", Size.CONTENTION),),
+            Aspect.CACHE: (_at("resctrl schemata L3", Size.LEAST_WAYS, "resctrl.l3_cat"),),
+            Aspect.BANDWIDTH: (_at("resctrl schemata MB", Size.CONTENTION, "resctrl.mba"),),
+            Aspect.EGRESS: (_at("HTB class", Size.COPPER_EGRESS, "network.egress"),),
+        },
+    }
+)
+"""Every aspect of every band, with its mechanisms, best first. An aspect that is absent is left as it is found."""
+
+
+def chosen(band: QosBand, present: Collection[str]) -> tuple[Choice, ...]:
+    """For each aspect of ``band``, the best mechanism among those whose capability is ``present``."""
+    return tuple(_choice(aspect, ladder, present) for aspect, ladder in MEANINGS[band].items())
+
+
+def _choice(aspect: Aspect, ladder: Ladder, present: Collection[str]) -> Choice:
+    for place, mechanism in enumerate(ladder):
+        if mechanism.needs in present:
+            return Choice(aspect, mechanism, ladder[:place])
+    return Choice(aspect, None, ladder)
