@@ -13,10 +13,10 @@ answer.
 
    A model that is sure of itself just before a burst has errors beyond any multiple of its spread alone.
 
-The model with the least mean loss over the last ``WINDOW`` scores acts, among those that reach their coverage; it is
+The model with the least mean loss over the last ``LOSSES`` scores acts, among those that reach their coverage; it is
 replaced only by a model that is better by ``MARGIN``. A model reaches its coverage while its misses are no more than
-``GREATEST_MISSES``, which a bound of true coverage .99 exceeds in 1.8 % of all windows. Where no model reaches it, or
-before ``GRACE`` values, none acts and the reservation stands.
+``GREATEST_MISSES`` in ``WINDOW`` scores, which a bound of true coverage .99 exceeds 1.8 % of the time. Where no model
+reaches it, or before ``GRACE`` values, none acts and the reservation stands.
 
 A model with a low recent loss has had luck, among other merits: the chosen bounds miss more often than each
 model's own. The distance between mean and chosen bound is therefore calibrated once more, by the misses of the
@@ -37,6 +37,7 @@ from perphd.forecast.calibration import Calibration, pinball, with_residual
 from perphd.forecast.gaussian_process import GaussianProcess
 from perphd.forecast.histogram import Floats
 from perphd.forecast.series import (
+    NEVER,
     Fitted,
     Forecaster,
     LastValue,
@@ -49,6 +50,10 @@ COVERAGE: Final = 0.99
 GRACE: Final = 10
 """Values before anything is forecast: ten minutes of 60-second windows."""
 WINDOW: Final = 100
+LOSSES: Final = 300
+"""Scores that are compared. A quantile's loss is mostly that of its few misses: fewer scores choose by chance."""
+LEAST_AGE: Final = 10
+SURPRISES: Final = 2
 GREATEST_MISSES: Final = 3
 MARGIN: Final = 0.02
 WIDENING_GAIN: Final = 0.02
@@ -162,7 +167,13 @@ def forecast(ladder: SeriesLadder, models: Sequence[Forecaster] = MODELS) -> Ser
 
 
 def _is_due(track: Track, model: Forecaster, seen: int) -> bool:
-    return track.fitted_at is None or seen - track.fitted_at >= model.refit_every
+    """Fits of a young series, and of a model that has just missed twice, are worth renewing sooner."""
+    if track.fitted_at is None:
+        return True
+    age = seen - track.fitted_at
+    young = max(LEAST_AGE, track.fitted_at // 4)
+    surprised = age >= LEAST_AGE and int(np.sum(track.missed[-LEAST_AGE:])) >= SURPRISES
+    return age >= min(model.refit_every, young) or (surprised and model.refit_every < NEVER)
 
 
 def _scored(track: Track, value: float) -> Track:
@@ -177,7 +188,7 @@ def _scored(track: Track, value: float) -> Track:
         scale=math.nan,
         calibration=with_residual(track.calibration, error / track.scale, missed),
         errors=np.append(track.errors[1 - WINDOW :], error),
-        losses=np.append(track.losses[1 - WINDOW :], pinball(COVERAGE, track.bound, value)),
+        losses=np.append(track.losses[1 - LOSSES :], pinball(COVERAGE, track.bound, value)),
         missed=np.append(track.missed[1 - WINDOW :], float(missed)),
     )
 

@@ -17,6 +17,8 @@ from perphd.forecast.histogram import Floats
 
 Fitted: TypeAlias = tuple[float, ...]
 """What a forecaster learned from a history: plain numbers, which travel between processes and into files."""
+NEVER: Final = 10**9
+"""Windows after which a model without parameters is fitted again."""
 _NORMAL: Final = NormalDist()
 
 
@@ -65,7 +67,7 @@ class LastValue:
     history: int = 30
     name: str = "last"
     least: int = 3
-    refit_every: int = 10**9
+    refit_every: int = NEVER
 
     def fit(self, values: Floats) -> Fitted | None:
         """There is nothing to learn."""

@@ -1,0 +1,152 @@
+"""One record per feature value and quantity: a distribution, four estimators, and how wrong each was.
+
+Experts are pairs of a feature value and an estimator:
+
+    mean      of all values since the last drift
+    median    of the ``RECENT`` latest values
+    rolling   rolling = .6 * value + .4 * rolling
+    last      mean of the ``LAST`` latest values
+
+The expert with the least normalised mean absolute error acts. Errors fade by ``FADING`` per job, so that an expert that
+was good once gives way to one that is good now; one pseudo-observation with an error of 100 % keeps an expert with one
+lucky hit from winning:
+
+    NMAE = (sum of fading |estimate - actual| + a) / (sum of fading actual + a),      a = mean of the actuals
+
+A history splits where its two halves of recent values differ (Kolmogorov-Smirnov test): the distribution then restarts
+from the newer half.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Final
+
+import numpy as np
+
+from perphd.forecast.histogram import Histogram, Scale, insert, merge, of_values
+
+ROLLING_GAIN: Final = 0.6
+RECENT: Final = 20
+LAST: Final = 5
+FADING: Final = 0.9
+DRIFT_CRITICAL: Final = 1.95
+"""Factor of the two-sample Kolmogorov-Smirnov test at a level of .001."""
+
+
+class Estimator(Enum):
+    """How a point estimate is made from the values of a feature value."""
+
+    MEAN = "mean"
+    MEDIAN = "median"
+    ROLLING = "rolling"
+    LAST = "last"
+
+
+@dataclass(frozen=True, slots=True)
+class FeatureRecord:
+    """What is known of one quantity of the jobs with one feature value.
+
+    ``recent``: up to 2 * ``RECENT`` latest values, oldest first. ``errors``: fading sums of absolute errors, one per
+    estimator; ``actual``: the fading sum of the values that they were compared with. ``drifts``: splits so far.
+    """
+
+    distribution: Histogram = field(default_factory=lambda: Histogram(Scale.LOGARITHMIC))
+    rolling: float = math.nan
+    recent: tuple[float, ...] = ()
+    errors: tuple[float, ...] = (0.0,) * len(Estimator)
+    actual: float = 0.0
+    scored: int = 0
+    drifts: int = 0
+
+    @property
+    def samples(self) -> int:
+        """Values since the last drift."""
+        return self.distribution.count
+
+
+def estimate(record: FeatureRecord, estimator: Estimator) -> float:
+    """The point estimate; NaN without a value."""
+    if not record.recent:
+        return math.nan
+    if estimator is Estimator.MEAN:
+        return record.distribution.mean
+    if estimator is Estimator.MEDIAN:
+        return statistics.median(record.recent[-RECENT:])
+    if estimator is Estimator.ROLLING:
+        return record.rolling
+    return statistics.fmean(record.recent[-LAST:])
+
+
+def completed(record: FeatureRecord, actual: float) -> FeatureRecord:
+    """The record after one more job: first the estimators are scored, then they learn."""
+    if not (math.isfinite(actual) and actual >= 0):
+        raise ValueError(f"a job's quantity is a number that is not negative, not {actual!r}")
+    scored = record
+    if record.recent:
+        errors = (
+            FADING * error + abs(estimate(record, estimator) - actual)
+            for error, estimator in zip(record.errors, Estimator, strict=True)
+        )
+        scored = replace(
+            record, errors=tuple(errors), actual=FADING * record.actual + actual, scored=record.scored + 1
+        )
+    learned = replace(
+        scored,
+        distribution=insert(record.distribution, actual),
+        rolling=actual if not record.recent else ROLLING_GAIN * actual + (1 - ROLLING_GAIN) * record.rolling,
+        recent=(*record.recent[1 - 2 * RECENT :], actual),
+    )
+    return _split(learned) if drifted(learned.recent) else learned
+
+
+def nmae(record: FeatureRecord, estimator: Estimator) -> float:
+    """The normalised mean absolute error of an expert; infinite while it was never scored."""
+    if not record.scored:
+        return math.inf
+    weights = (1 - FADING**record.scored) / (1 - FADING)
+    pseudo = record.actual / weights
+    place = list(Estimator).index(estimator)
+    if record.actual + pseudo <= 0:
+        return 0.0 if record.errors[place] <= 0 else math.inf
+    return (record.errors[place] + pseudo) / (record.actual + pseudo)
+
+
+def best_estimator(record: FeatureRecord) -> tuple[Estimator, float]:
+    """The estimator with the least NMAE, and that error; the median before any was scored."""
+    if not record.scored:
+        return Estimator.MEDIAN, math.inf
+    return min(((each, nmae(record, each)) for each in Estimator), key=lambda pair: pair[1])
+
+
+def drifted(recent: tuple[float, ...]) -> bool:
+    """Whether the two halves of a full window of recent values have different distributions."""
+    if len(recent) < 2 * RECENT:
+        return False
+    older, newer = np.sort(recent[:RECENT]), np.sort(recent[RECENT:])
+    points = np.concatenate((older, newer))
+    gaps = np.searchsorted(older, points, side="right") - np.searchsorted(newer, points, side="right")
+    return float(np.max(np.abs(gaps))) / RECENT > DRIFT_CRITICAL * math.sqrt(2 / RECENT)
+
+
+def joined(older: FeatureRecord, newer: FeatureRecord) -> FeatureRecord:
+    """Two records of the same jobs' feature from two nodes; the latest values are those of ``newer``."""
+    return FeatureRecord(
+        merge(older.distribution, newer.distribution),
+        newer.rolling if newer.recent else older.rolling,
+        (*older.recent, *newer.recent)[-2 * RECENT :],
+        newer.errors if newer.scored else older.errors,
+        newer.actual if newer.scored else older.actual,
+        newer.scored if newer.scored else older.scored,
+        max(older.drifts, newer.drifts),
+    )
+
+
+def _split(record: FeatureRecord) -> FeatureRecord:
+    newer = record.recent[RECENT:]
+    return replace(
+        record, distribution=of_values(newer, Scale.LOGARITHMIC), recent=newer, drifts=record.drifts + 1
+    )

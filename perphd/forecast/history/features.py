@@ -1,0 +1,66 @@
+"""Features of a job: single facts and pairs of facts, as text that is equal for jobs that resemble each other."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Final
+
+_NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
+_LONG_HEX: Final = re.compile(r"\b[0-9a-f]{12,}\b")
+GREATEST_LENGTH: Final = 200
+"""Characters of one feature value. Longer ones are cut: a command line of megabytes is still one feature."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What is known of a job when it starts; empty or None where unknown.
+
+    ``image``: container image or systemd unit. ``hour``: local hour of the start, 0 to 23.
+    """
+
+    user: str = ""
+    image: str = ""
+    name: str = ""
+    argv: tuple[str, ...] = ()
+    requested_cores: float | None = None
+    requested_bytes: float | None = None
+    hour: int | None = None
+
+
+def feature_values(facts: JobFacts) -> tuple[str, ...]:
+    """All feature values of a job: each known fact, and each pair of them."""
+    known = [f"{name}={value}"[:GREATEST_LENGTH] for name, value in _facts(facts) if value]
+    return (*known, *(f"{first} & {second}" for first, second in combinations(known, 2)))
+
+
+def argv_shape(argv: Sequence[str]) -> str:
+    """A command line without what differs between runs: numbers, digests, and directories of paths."""
+    return " ".join(_shape(word) for word in argv)
+
+
+def _facts(facts: JobFacts) -> tuple[tuple[str, str], ...]:
+    return (
+        ("user", facts.user),
+        ("image", facts.image),
+        ("name", facts.name),
+        ("argv", argv_shape(facts.argv)),
+        ("cores", _size(facts.requested_cores)),
+        ("memory", _size(facts.requested_bytes)),
+        ("hour", "" if facts.hour is None else str(facts.hour)),
+    )
+
+
+def _shape(word: str) -> str:
+    option, equals, value = word.partition("=")
+    if equals:
+        return f"{option}={_shape(value)}"
+    return _NUMBER.sub("#", _LONG_HEX.sub("#", word.rsplit("/", maxsplit=1)[-1]))
+
+
+def _size(value: float | None) -> str:
+    """Sizes within a factor of about 1.4 are one feature value."""
+    return "" if value is None or value <= 0 else f"2^{round(2 * math.log2(value)) / 2:g}"

@@ -1,0 +1,240 @@
+"""The history in an SQLite file: one row per feature value and quantity, constant in size.
+
+A prediction reads one short row per feature value of the job, and the histogram of the best one alone. Times come
+from the caller. An export is a file of JSON lines that begins with its own identity: importing it again changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from hashlib import sha256
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from perphd.domain.errors import PerphError
+from perphd.forecast.histogram import Histogram, as_record, from_record
+from perphd.forecast.history.experts import (
+    Estimator,
+    FeatureRecord,
+    best_estimator,
+    completed,
+    estimate,
+    joined,
+)
+from perphd.forecast.history.features import JobFacts, feature_values
+
+FORMAT: Final = "perphd job history 1"
+LEAST_SCORES: Final = 3
+"""An expert needs this many scored estimates before it competes; without any such, the largest history acts."""
+_STATE: Final = struct.Struct(f"<dd{len(Estimator)}dqq")
+_SCHEMA: Final = """
+CREATE TABLE IF NOT EXISTS history (
+    feature TEXT NOT NULL, quantity TEXT NOT NULL, updated_s REAL NOT NULL, samples INTEGER NOT NULL,
+    state BLOB NOT NULL, distribution TEXT NOT NULL, PRIMARY KEY (feature, quantity)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS imported (identity TEXT PRIMARY KEY) WITHOUT ROWID;
+"""
+
+
+class Quantity(Enum):
+    """What is predicted of a job."""
+
+    RUN_TIME_S = "run_time_s"
+    CPU_TIME_S = "cpu_time_s"
+    INSTRUCTIONS = "instructions"
+    MEMORY_BYTES = "memory_bytes"
+    ENOUGH_CORES = "enough_cores"
+    ENOUGH_WAYS = "enough_ways"
+    ENOUGH_BYTES_PER_S = "enough_bytes_per_s"
+
+
+class HistoryRefused(PerphError):
+    """A history file that cannot be read or imported; says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobPrediction:
+    """The acting expert (feature value and estimator), its point estimate and the feature value's distribution."""
+
+    quantity: Quantity
+    feature: str
+    estimator: Estimator
+    estimate: float
+    error: float
+    distribution: Histogram
+
+
+class JobHistory:
+    """Records of completed jobs; a context manager. ``path`` may be ``:memory:``."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = str(path)
+        try:
+            self._database = sqlite3.connect(self._path)
+            self._database.executescript(_SCHEMA)
+            self._database.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.Error as exc:
+            raise HistoryRefused(f"{self._path}: no job history can be kept here: {exc}") from exc
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def complete(self, facts: JobFacts, outcome: Mapping[Quantity, float], now_s: float) -> None:
+        """Learn from a job that ended, in one transaction."""
+        with self._database:
+            for feature in feature_values(facts):
+                for quantity, actual in outcome.items():
+                    record = self._record(feature, quantity) or FeatureRecord()
+                    self._put(feature, quantity, completed(record, actual), now_s)
+
+    def predict(self, facts: JobFacts, quantity: Quantity) -> JobPrediction | None:
+        """The prediction of the expert with the least error; None if no feature value has a history."""
+        features = feature_values(facts)
+        if not features:
+            return None
+        found = self._database.execute(
+            "SELECT feature, samples, state FROM history WHERE quantity = ? AND feature IN "
+            f"({', '.join('?' * len(features))})",
+            (quantity.value, *features),
+        ).fetchall()
+        ranked = []
+        for feature, samples, state in found:
+            scores = _unpacked(state, Histogram())
+            estimator, error = best_estimator(scores)
+            competes = scores.scored >= LEAST_SCORES
+            ranked.append(
+                ((not competes, error if competes else -samples, features.index(feature)), feature, estimator)
+            )
+        if not ranked:
+            return None
+        _, feature, estimator = min(ranked, key=lambda each: each[0])
+        record = self._record(feature, quantity)
+        if record is None:
+            return None
+        error = best_estimator(record)[1]
+        return JobPrediction(
+            quantity, feature, estimator, estimate(record, estimator), error, record.distribution
+        )
+
+    def clear(self, prefix: str = "") -> int:
+        """Forget all feature values that begin with ``prefix``; the number of rows forgotten."""
+        with self._database:
+            if not prefix:
+                self._database.execute("DELETE FROM imported")
+            return self._database.execute(
+                "DELETE FROM history WHERE substr(feature, 1, ?) = ?", (len(prefix), prefix)
+            ).rowcount
+
+    def __len__(self) -> int:
+        return int(self._database.execute("SELECT count(*) FROM history").fetchone()[0])
+
+    def exported(self) -> Iterator[str]:
+        """The history as lines of text, the identity first."""
+        rows = self._database.execute(
+            "SELECT feature, quantity, updated_s, state, distribution FROM history ORDER BY feature, quantity"
+        )
+        lines = [
+            json.dumps(
+                {"feature": feature, "quantity": quantity, "updated_s": updated_s, "state": state.hex(),
+                 "distribution": json.loads(distribution)}
+            )
+            for feature, quantity, updated_s, state, distribution in rows
+        ]  # fmt: skip
+        yield json.dumps({"format": FORMAT, "identity": _identity(lines), "rows": len(lines)})
+        yield from lines
+
+    def merge(self, lines: Iterable[str], source: str) -> int:
+        """Take in another node's export, all or nothing; the number of rows, 0 if it was taken in before."""
+        found = list(lines)
+        try:
+            head = json.loads(found[0])
+            rows = [_read(line) for line in found[1:]]
+        except (IndexError, ValueError, KeyError, TypeError, struct.error) as exc:
+            raise HistoryRefused(f"{source}: not a job history: {exc}") from exc
+        if (
+            not isinstance(head, dict)
+            or head.get("format") != FORMAT
+            or head.get("identity") != _identity(found[1:])
+        ):
+            raise HistoryRefused(f"{source}: not a whole {FORMAT!r}; export it again")
+        with self._database:
+            try:
+                self._database.execute("INSERT INTO imported VALUES (?)", (head["identity"],))
+            except sqlite3.IntegrityError:
+                return 0
+            for feature, quantity, updated_s, record in rows:
+                own = self._database.execute(
+                    "SELECT updated_s FROM history WHERE feature = ? AND quantity = ?",
+                    (feature, quantity.value),
+                ).fetchone()
+                known = self._record(feature, quantity)
+                if own is None or known is None:
+                    self._put(feature, quantity, record, updated_s)
+                else:
+                    older, newer = (known, record) if own[0] <= updated_s else (record, known)
+                    self._put(feature, quantity, joined(older, newer), max(own[0], updated_s))
+        return len(rows)
+
+    def _record(self, feature: str, quantity: Quantity) -> FeatureRecord | None:
+        row = self._database.execute(
+            "SELECT state, distribution FROM history WHERE feature = ? AND quantity = ?",
+            (feature, quantity.value),
+        ).fetchone()
+        return None if row is None else _unpacked(row[0], from_record(json.loads(row[1])))
+
+    def _put(self, feature: str, quantity: Quantity, record: FeatureRecord, now_s: float) -> None:
+        self._database.execute(
+            "INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?, ?, ?)",
+            (
+                feature,
+                quantity.value,
+                now_s,
+                record.samples,
+                _packed(record),
+                json.dumps(as_record(record.distribution)),
+            ),
+        )
+
+
+def _packed(record: FeatureRecord) -> bytes:
+    head = _STATE.pack(record.rolling, record.actual, *record.errors, record.scored, record.drifts)
+    return head + struct.pack(f"<{len(record.recent)}d", *record.recent)
+
+
+def _unpacked(state: bytes, distribution: Histogram) -> FeatureRecord:
+    rolling, actual, *errors, scored, drifts = _STATE.unpack_from(state)
+    rest = state[_STATE.size :]
+    recent = struct.unpack(f"<{len(rest) // 8}d", rest)
+    if not all(map(math.isfinite, (actual, *errors, *recent))):
+        raise ValueError("a record of numbers that are not finite")
+    return FeatureRecord(distribution, rolling, recent, tuple(errors), actual, int(scored), int(drifts))
+
+
+def _read(line: str) -> tuple[str, Quantity, float, FeatureRecord]:
+    row = json.loads(line)
+    record = _unpacked(bytes.fromhex(row["state"]), from_record(row["distribution"]))
+    return str(row["feature"]), Quantity(row["quantity"]), float(row["updated_s"]), record
+
+
+def _identity(lines: Iterable[str]) -> str:
+    digest = sha256()
+    for line in lines:
+        digest.update(line.encode())
+    return digest.hexdigest()
