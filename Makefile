@@ -20,7 +20,7 @@ POLICY_ARGS ?=
 SUITE ?= bookworm
 
 # Not every target is for people: only those with ## are listed.
-.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab bench bench-policies bench-costs bench-smoke bench-detector bench-predictor soak faults deb test-vm test-rdt format lock clean
+.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab bench bench-policies bench-costs bench-smoke bench-detector bench-predictor bench-forecasts soak faults deb test-vm test-rdt format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
@@ -62,6 +62,9 @@ bench-detector: $(VENV)/.stamp-dev ## how soon, how surely and how rightly troub
 
 bench-predictor: $(VENV)/.stamp-dev ## the models beside each other, before and after drift: the tables of docs/predictor_report.md
 	OPENBLAS_NUM_THREADS=1 $(PY) -m tools.bench.predictor
+
+bench-forecasts: $(VENV)/.stamp-dev ## series forecasters, their ladder and peak predictors: the tables of docs/forecast_report.md
+	$(PY) -m tools.bench.forecasts --out $(OUT)/forecasts.md
 
 soak: $(VENV)/.stamp-dev ## an hour and two virtual hours at 10 Hz, 100 workloads coming and going: what grows? (root)
 	$(SUDO) $(PY) -m tools.soak both
