@@ -1,0 +1,85 @@
+"""Event mode: copper is cut to a share for a stated time, and comes back in a ramp.
+
+    share(t) = copper_share                                        while the event lasts
+    share(t) = copper_share + (1 - copper_share) * (t - end) / ramp  until the ramp is over
+    share(t) = 1                                                   before and after
+
+An event ends by itself. Its times are of the system's clock (seconds since 1970), and its record is plain JSON, so it
+outlives restarts and reboots.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from perphd.qos.ledger import Amounts
+
+
+@dataclass(frozen=True, slots=True)
+class CopperEvent:
+    """From ``begins_s`` on, copper gets ``copper_share`` of its offer for ``duration_s``, then more for ``ramp_s``."""
+
+    begins_s: float
+    duration_s: float
+    copper_share: float
+    ramp_s: float = 0.0
+    reason: str = ""
+
+    def __post_init__(self) -> None:
+        times = (self.begins_s, self.duration_s, self.ramp_s)
+        if not all(map(math.isfinite, times)) or self.duration_s <= 0 or self.ramp_s < 0:
+            raise ValueError("an event has a beginning, a duration above 0 s and a ramp of at least 0 s")
+        if not 0 <= self.copper_share <= 1:
+            raise ValueError(f"copper_share is from 0 to 1, not {self.copper_share}")
+
+    @property
+    def ends_s(self) -> float:
+        """When the ramp begins."""
+        return self.begins_s + self.duration_s
+
+    @property
+    def over_s(self) -> float:
+        """When copper has all of its offer again."""
+        return self.ends_s + self.ramp_s
+
+
+def share_at(event: CopperEvent | None, now_s: float) -> float:
+    """The share of its offer that copper gets at ``now_s``."""
+    if event is None or now_s < event.begins_s or now_s >= event.over_s:
+        return 1.0
+    if now_s < event.ends_s:
+        return event.copper_share
+    return event.copper_share + (1.0 - event.copper_share) * (now_s - event.ends_s) / event.ramp_s
+
+
+def scaled(offer: Amounts, event: CopperEvent | None, now_s: float) -> Amounts:
+    """Copper's offer under ``event``."""
+    share = share_at(event, now_s)
+    return Amounts(offer.cpus * share, int(offer.memory_bytes * share))
+
+
+def ended_now(event: CopperEvent, now_s: float) -> CopperEvent | None:
+    """``event``, ended by hand: its ramp begins at ``now_s``. None if it had not begun; as it is if it has ended."""
+    if now_s <= event.begins_s:
+        return None
+    return event if now_s >= event.ends_s else replace(event, duration_s=now_s - event.begins_s)
+
+
+def event_record(event: CopperEvent) -> dict[str, Any]:
+    """The event in values that JSON has."""
+    return {name: getattr(event, name) for name in CopperEvent.__slots__}
+
+
+def event_of(record: Mapping[str, Any], now_s: float) -> CopperEvent | None:
+    """The event that ``event_record`` described; None if it is over."""
+    event = CopperEvent(
+        float(record["begins_s"]),
+        float(record["duration_s"]),
+        float(record["copper_share"]),
+        float(record["ramp_s"]),
+        str(record.get("reason", "")),
+    )
+    return None if now_s >= event.over_s else event
