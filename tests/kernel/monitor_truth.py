@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from perphd.domain.reading import Awaited, available
@@ -41,6 +42,11 @@ class Truth:
     def until(self, at_s: float) -> int:
         """Requests done until then."""
         return bisect.bisect_right(self._all, at_s)
+
+    @property
+    def longest_gap_s(self) -> float:
+        """The longest time between two requests of one client."""
+        return max(after - before for client in self.clients for before, after in pairwise(sorted(client)))
 
     def between(self, since_s: float, until_s: float) -> int:
         """Requests done in this window."""

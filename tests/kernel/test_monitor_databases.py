@@ -218,7 +218,7 @@ async def test_postgresql_transactions(postgres: tuple[Path, list[str], str]):
 # -- no reading is an artefact of a source's resolution -------------------------------------------------------
 
 _PACES_S = (0.1, 0.25, 0.5, 1.0)
-_WATCHED_S = float(os.environ.get("PERPHD_TEST_WATCH_S", "8"))
+_WATCHED_S = float(os.environ.get("PERPHD_TEST_WATCH_S", "6"))
 _UNTIL_STEADY_S = 3.0
 """Every backend has reported by then."""
 
@@ -277,26 +277,23 @@ async def test_postgresql_readings_cover_its_reports(
             assert await asyncio.wait_for(load.wait(), 60.0) == 0
         truth = pgbench_log(Path(folder))
     assert len(truth.clients) == clients
+    late_s = 1.0 + truth.longest_gap_s  # a backend reports at the end of its first transaction after a second
     for pace_s, told in readings.items():
         pairs = windows(told)
         assert len(pairs) >= _WATCHED_S / 4, "there are readings"
         told_figures(f"PostgreSQL, {clients} clients", pace_s, pairs, truth)
-        errors: list[float] = []
         for first, one in pairs:
             assert one.events is not None
             assert one.window_s >= 0.9, "nothing is told of less than its resolution"
-            n = truth.between(first.answered_s, one.answered_s)
-            # Backends that began together report together: a second's work is one report.
-            assert abs(one.events - n) <= 4.0 * math.sqrt(max(n, 1)) + 1.5 * n / one.window_s
-            assert one.events > 0
-            errors.append(one.events / max(n, 1) - 1.0)
-        assert math.sqrt(math.fsum(e * e for e in errors) / len(errors)) < 0.5, (
-            "0, 0, 4 times as much, 0 has 1.7"
-        )
+            # What is told in a window was done in it, or before it and reported late.
+            assert one.events <= truth.between(first.asked_s - late_s, one.answered_s) + 2 * clients
+            assert one.events >= truth.between(first.answered_s, one.asked_s - late_s)
+            assert one.events > 0, "a backend that works is never read as idle"
+        began, ended = pairs[0][0], pairs[-1][1]
         total = sum(one.events for _, one in pairs if one.events is not None)
-        n = truth.between(pairs[0][0].answered_s, pairs[-1][1].answered_s)
-        span_s = pairs[-1][1].answered_s - pairs[0][0].answered_s
-        assert abs(total - n) <= 4.0 * math.sqrt(n) + 1.5 * n / span_s, "two backlogs of reports at most"
+        most = truth.between(began.asked_s - late_s, ended.answered_s) + 2 * clients
+        assert total <= most, "none is counted twice"
+        assert total >= truth.between(began.answered_s, ended.asked_s - late_s), "none is lost"
 
 
 def assert_exact(
