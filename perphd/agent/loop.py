@@ -105,12 +105,16 @@ class Agent:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What the host can do: as found at start, with resctrl as it is now, and what of it is measured now."""
+        """What the host can do: as found at start, with resctrl as it is now, and what of it is measured now.
+
+        The sources of indicators are among it, with how often they report.
+        """
         now = self._state.parts.capabilities_now
         known = self._state.parts.capabilities if now is None else now()
         throttle = self._state.actuators.throttle
         found = Capabilities((*known.items, capability(throttle))) if throttle.levels else known
-        return counting.with_measured(found, self._state)
+        measured = counting.with_measured(found, self._state)
+        return Capabilities((*measured.items, *self._state.parts.sli.capabilities()))
 
     @property
     def waker(self) -> Waker | None:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
+from perphd.domain.capability import Area, Capability
 from perphd.domain.errors import ConfigError
 from perphd.domain.reading import Unavailable, available
 from perphd.domain.sample import Sample
@@ -63,6 +64,18 @@ class SliBoard:
         """How often this workload's source reports, in words; empty if it has none."""
         found = self._sources.get(workload)
         return "" if found is None else str(found[1].resolution)
+
+    def capabilities(self) -> tuple[Capability, ...]:
+        """The sources as ``doctor`` shows them, with how often they report."""
+        return tuple(
+            Capability(
+                f"indicators of {name}",
+                Area.MEASURE,
+                present=True,
+                detail=f"{sli.source}, resolution {source.resolution}",
+            )
+            for name, ((sli, _), source) in self._sources.items()
+        )
 
     def _answer(self, name: str) -> SliReading:
         task = self._running[name]

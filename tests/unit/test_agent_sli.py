@@ -99,4 +99,6 @@ async def test_sources_learn_how_much_their_applications_worked() -> None:
     board.worked((Sample("busy", 1.0, 0.5, 2.0), Sample("idle", 1.0, 0.5), Sample("another", 1.0, 0.5, 1.0)))
     assert (busy.used, idle.used) == ([1.0], [None])
     assert (board.resolution("busy"), board.resolution("another")) == ("exact (stated)", "")
+    shown = [(item.name, item.detail) for item in board.capabilities()]
+    assert shown[0] == ("indicators of busy", "busy, resolution exact (stated)")
     await board.close()

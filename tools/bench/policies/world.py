@@ -220,6 +220,10 @@ class World:
             latency_p50_ms=(p50 if answered else silent) if lra else nothing,
             latency_p95_ms=(p95 if answered else silent) if lra else nothing,
             latency_p99_ms=(p99 if answered else silent) if lra else nothing,
+            work_events=outcome.work_per_s * interval.seconds if lra else nothing,
+            latency_events=outcome.work_per_s * interval.seconds if lra else nothing,
+            sli_window_s=interval.seconds if lra else nothing,
+            sli_resolution_s=0.0 if lra else nothing,
             quality=(Quality.FIRST,) if fresh else (),
         )
 
