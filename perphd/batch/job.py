@@ -1,0 +1,353 @@
+"""Jobs of the batch queue: what was submitted, in which state it is, and which transitions there are.
+
+    queued ----> waiting ----> running <---> frozen
+      |             |          |  |  ^         |
+      |             |          |  |  |         v
+      |             |          |  +--------> requeued ---> waiting, running
+      v             v          v
+    cancelled   cancelled   done, failed, cancelled
+
+A start has two steps. ``Started`` is stored before the unit is started, and names it. ``Confirmed`` follows when it
+runs. After a crash in between, the unit's name tells whether the job ran: ``recovery`` turns that evidence into an
+event. A job of which nobody knows whether it ran is failed, never started a second time.
+
+A preemption freezes a job, and may requeue it later; the work done is then lost. After one, a job has a back-off in
+which it is not preempted again. The back-off doubles with every preemption.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+from perphd.qos.bands import QosBand
+
+PREEMPTION_BACKOFF_S: Final = 300.0
+MAX_PREEMPTION_BACKOFF_S: Final = 6 * 3600.0
+MAX_NAME: Final = 128
+
+
+class JobState(StrEnum):
+    """Where a job is in its life."""
+
+    QUEUED = "queued"  # accepted, not yet considered
+    WAITING = "waiting"  # considered; its reason says why it does not run
+    RUNNING = "running"
+    FROZEN = "frozen"  # preempted, its memory kept
+    REQUEUED = "requeued"  # ran, its work is lost, and it is to run again
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def ended(self) -> bool:
+        """True if nothing more will happen to the job."""
+        return self in _ENDED
+
+    @property
+    def active(self) -> bool:
+        """True if the job has a unit."""
+        return self in (JobState.RUNNING, JobState.FROZEN)
+
+
+_ENDED: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
+STARTABLE: Final = frozenset({JobState.QUEUED, JobState.WAITING, JobState.REQUEUED})
+
+
+@dataclass(frozen=True, slots=True)
+class JobSpec:
+    """What was submitted. ``deadline_s`` is on the system's clock (seconds since 1970); None is best effort.
+
+    ``elastic`` is the least and the greatest number of workers of an elastic job. ``after`` are jobs that must be done
+    before this one starts. ``retries`` is how often it is started again after a failure.
+    """
+
+    name: str
+    command: tuple[str, ...]
+    uid: int
+    gid: int
+    directory: str
+    cpus: float
+    memory_bytes: int
+    environment: tuple[tuple[str, str], ...] = ()
+    band: QosBand = QosBand.COPPER
+    deadline_s: float | None = None
+    elastic: tuple[int, int] | None = None
+    after: tuple[int, ...] = ()
+    retries: int = 0
+    stdout: str = ""
+    stderr: str = ""
+
+    def __post_init__(self) -> None:
+        texts = (
+            *self.command,
+            self.name,
+            self.directory,
+            *(text for pair in self.environment for text in pair),
+        )
+        if not self.command or not self.command[0]:
+            raise ValueError("a job has a command")
+        if any("\0" in text for text in texts):
+            raise ValueError("the texts of a job contain no NUL")
+        if not self.name or len(self.name) > MAX_NAME or "\n" in self.name:
+            raise ValueError(f"the name of a job is one line of 1 to {MAX_NAME} characters")
+        if not self.cpus > 0 or not self.memory_bytes > 0:
+            raise ValueError("a job asks for more than 0 CPUs and more than 0 bytes of memory")
+        if self.band not in (QosBand.COPPER, QosBand.SILVER):
+            raise ValueError(f"a job is copper or silver, not {self.band}")
+        if self.elastic is not None and not 1 <= self.elastic[0] <= self.elastic[1]:
+            raise ValueError(
+                "an elastic job has at least 1 worker, and its greatest number is not below its least"
+            )
+        if self.retries < 0:
+            raise ValueError("retries are not negative")
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedJob:
+    """One job and all that happened to it. Times are on the system's clock, in seconds since 1970.
+
+    ``attempt`` counts starts, ``failures`` those that ended with another status than 0. ``ran_s`` is the time that the
+    present attempt has run, up to ``since_s``, and ``lost_s`` the time that earlier ones ran in vain.
+    """
+
+    id: int
+    spec: JobSpec
+    submitted_s: float
+    state: JobState = JobState.QUEUED
+    since_s: float = 0.0
+    reason: str = ""
+    attempt: int = 0
+    confirmed: bool = False
+    failures: int = 0
+    status: int | None = None
+    ran_s: float = 0.0
+    lost_s: float = 0.0
+    preemptions: int = 0
+    not_preempted_before_s: float = 0.0
+
+    @property
+    def unit(self) -> str:
+        """The transient unit of the present attempt. Its name has no character of the user's."""
+        return f"perphd-job-{self.id}-{self.attempt}.service"
+
+
+@dataclass(frozen=True, slots=True)
+class Considered:
+    """The planner looked at the job and did not start it."""
+
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The job is about to be started, as its next attempt."""
+
+    at_s: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The unit of the present attempt runs."""
+
+    at_s: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenFor:
+    """The job was preempted: its processes stand still."""
+
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Thawed:
+    """The job goes on."""
+
+    at_s: float
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RequeuedFor:
+    """The job was stopped to run again later. ``preempted``: for another job, which needs its back-off to be over."""
+
+    at_s: float
+    reason: str
+    preempted: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """The job's processes ended. A status above 255 or below 0 is that of whoever watched them."""
+
+    at_s: float
+    status: int
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CancelledBy:
+    """Somebody cancelled the job."""
+
+    at_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NeverStarted:
+    """The present attempt was stored, and its unit never started."""
+
+    at_s: float
+    reason: str = "the daemon ended before the unit started"
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Nobody knows what became of the present attempt."""
+
+    at_s: float
+    reason: str = "nobody saw how the job ended"
+
+
+JobEvent: TypeAlias = (
+    Considered
+    | Started
+    | Confirmed
+    | FrozenFor
+    | Thawed
+    | RequeuedFor
+    | Exited
+    | CancelledBy
+    | NeverStarted
+    | Lost
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TransitionRefused:
+    """The job stays as it is, and why."""
+
+    job: QueuedJob
+    reason: str
+
+
+def after(job: QueuedJob, event: JobEvent) -> QueuedJob | TransitionRefused:
+    """``job`` after ``event``."""
+    refusal = _refusal(job, event)
+    if refusal:
+        return TransitionRefused(job, f"job {job.id} is {job.state}: {refusal}")
+    ran_s = job.ran_s
+    if job.state is JobState.RUNNING and not isinstance(event, Confirmed):
+        ran_s += max(0.0, event.at_s - job.since_s)
+    known = replace(job, since_s=event.at_s, reason=event.reason, ran_s=ran_s)
+    match event:
+        case Considered():
+            return replace(known, state=JobState.WAITING)
+        case Started():
+            started = replace(known, state=JobState.RUNNING, attempt=job.attempt + 1, confirmed=False)
+            return replace(started, ran_s=0.0, status=None)
+        case Confirmed():
+            return replace(known, confirmed=True, since_s=job.since_s if job.confirmed else event.at_s)
+        case FrozenFor():
+            return _preempted(replace(known, state=JobState.FROZEN), event.at_s)
+        case Thawed():
+            return replace(known, state=JobState.RUNNING)
+        case RequeuedFor():
+            again = _preempted(known, event.at_s) if _new_preemption(job, event) else known
+            return _again(again)
+        case Exited():
+            return _exited(known, event)
+        case CancelledBy():
+            return replace(known, state=JobState.CANCELLED)
+        case NeverStarted():
+            return replace(known, state=JobState.REQUEUED, attempt=job.attempt - 1, ran_s=0.0)
+        case Lost():
+            return replace(known, state=JobState.FAILED)
+
+
+def _refusal(job: QueuedJob, event: JobEvent) -> str:
+    """Why ``event`` cannot happen to ``job``; empty if it can."""
+    if job.state.ended:
+        return "nothing more can happen to it"
+    match event:
+        case Considered() | Started():
+            return "" if job.state in STARTABLE else "it has been started"
+        case Confirmed() | Exited():
+            return "" if job.state.active else "it has not been started"
+        case FrozenFor():
+            if job.state is not JobState.RUNNING:
+                return "only a running job is frozen"
+            return _backoff(job, event.at_s)
+        case Thawed():
+            return "" if job.state is JobState.FROZEN else "only a frozen job is thawed"
+        case RequeuedFor():
+            if not job.state.active:
+                return "it has not been started"
+            return _backoff(job, event.at_s) if _new_preemption(job, event) else ""
+        case NeverStarted():
+            unconfirmed = job.state is JobState.RUNNING and not job.confirmed
+            return "" if unconfirmed else "it is known to have started"
+        case Lost():
+            return "" if job.state.active else "it has not been started"
+        case CancelledBy():
+            return ""
+
+
+def _backoff(job: QueuedJob, at_s: float) -> str:
+    """Why ``job`` may not be preempted at ``at_s``. Silver never is."""
+    if job.spec.band.protected:
+        return f"a {job.spec.band} job is never preempted"
+    wait_s = job.not_preempted_before_s - at_s
+    return f"it was preempted before, and is not again for {wait_s:.0f} s" if wait_s > 0 else ""
+
+
+def _new_preemption(job: QueuedJob, event: RequeuedFor) -> bool:
+    """False for a frozen job: freezing it was the preemption."""
+    return event.preempted and job.state is JobState.RUNNING
+
+
+def _preempted(job: QueuedJob, at_s: float) -> QueuedJob:
+    backoff_s = min(MAX_PREEMPTION_BACKOFF_S, PREEMPTION_BACKOFF_S * 2.0**job.preemptions)
+    return replace(job, preemptions=job.preemptions + 1, not_preempted_before_s=at_s + backoff_s)
+
+
+def _again(job: QueuedJob) -> QueuedJob:
+    return replace(job, state=JobState.REQUEUED, lost_s=job.lost_s + job.ran_s, ran_s=0.0)
+
+
+def _exited(job: QueuedJob, event: Exited) -> QueuedJob:
+    job = replace(job, status=event.status)
+    if event.status == 0:
+        return replace(job, state=JobState.DONE)
+    failed = replace(job, failures=job.failures + 1)
+    return _again(failed) if failed.failures <= job.spec.retries else replace(failed, state=JobState.FAILED)
+
+
+class UnitEvidence(StrEnum):
+    """What is found of a job's unit when the daemon starts."""
+
+    RUNS = "runs"
+    ENDED = "ended"  # its exit status is known
+    NEVER_STARTED = "never started"  # no trace of it since the boot or login in which it was to start
+    UNKNOWN = "unknown"
+
+
+def recovery(job: QueuedJob, evidence: UnitEvidence, at_s: float, status: int = 0) -> JobEvent | None:
+    """The event that brings ``job`` up to date after a restart; None if it is."""
+    if not job.state.active:
+        return None
+    match evidence:
+        case UnitEvidence.RUNS:
+            return None if job.confirmed else Confirmed(at_s, "found running after a restart")
+        case UnitEvidence.ENDED:
+            return Exited(at_s, status, "ended while the daemon was not running")
+        case UnitEvidence.NEVER_STARTED if not job.confirmed and job.state is JobState.RUNNING:
+            return NeverStarted(at_s)
+        case _:
+            return Lost(at_s)

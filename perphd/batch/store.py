@@ -1,0 +1,201 @@
+"""Where jobs are kept: an interface of four functions, and an SQLite file behind it.
+
+Every transition is one transaction, on disk before ``apply`` returns (WAL with ``synchronous = FULL``). A process that
+is killed at any moment leaves each job before or after a transition, never between. Transitions read, decide and write
+under one lock, so two processes cannot both start a job.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from perphd.batch.job import JobEvent, JobSpec, JobState, QueuedJob, TransitionRefused, after
+from perphd.domain.errors import PerphError
+from perphd.qos.bands import QosBand
+
+SCHEMA_VERSION: Final = 1
+_DDL: Final = f"""
+CREATE TABLE jobs (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, state TEXT NOT NULL, uid INTEGER NOT NULL, submitted_s REAL NOT NULL,
+    record TEXT NOT NULL  -- JSON: the whole job
+);
+CREATE INDEX jobs_by_state ON jobs (state);
+CREATE TABLE transitions (
+    job INTEGER NOT NULL REFERENCES jobs (id) ON DELETE CASCADE, at_s REAL NOT NULL, event TEXT NOT NULL,
+    state TEXT NOT NULL, reason TEXT NOT NULL
+);
+CREATE INDEX transitions_by_job ON transitions (job);
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+
+class QueueError(PerphError):
+    """The queue's file cannot be read or written; nothing was changed."""
+
+
+class JobQueue(Protocol):
+    """Jobs that outlive the process."""
+
+    def submit(self, specs: Sequence[JobSpec], at_s: float) -> list[QueuedJob]:
+        """Store new jobs, all or none, and return them with their numbers."""
+        ...
+
+    def job(self, number: int) -> QueuedJob | None:
+        """The job of this number."""
+        ...
+
+    def jobs(self, states: Collection[JobState] = ()) -> list[QueuedJob]:
+        """All jobs in one of these states, oldest first; in any state if none is named."""
+        ...
+
+    def apply(self, number: int, event: JobEvent) -> QueuedJob | TransitionRefused:
+        """Store what ``event`` makes of the job. Raises ``KeyError`` if there is no such job."""
+        ...
+
+
+class SqliteQueue:
+    """A ``JobQueue`` in an SQLite file, for use in one thread. Close it when done."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with self._errors("opened"):
+            self._database = sqlite3.connect(path, isolation_level=None, timeout=10.0)
+            self._prepare()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def submit(self, specs: Sequence[JobSpec], at_s: float) -> list[QueuedJob]:
+        """Store new jobs, all or none, and return them with their numbers."""
+        with self._transaction() as database:
+            jobs = []
+            for spec in specs:
+                row = database.execute(
+                    "INSERT INTO jobs (state, uid, submitted_s, record) VALUES (?, ?, ?, '')",
+                    (JobState.QUEUED, spec.uid, at_s),
+                )
+                job = QueuedJob(int(row.lastrowid or 0), spec, at_s, since_s=at_s)
+                database.execute("UPDATE jobs SET record = ? WHERE id = ?", (_text(job), job.id))
+                jobs.append(job)
+        return jobs
+
+    def job(self, number: int) -> QueuedJob | None:
+        """The job of this number."""
+        with self._errors("read"):
+            row = self._database.execute("SELECT record FROM jobs WHERE id = ?", (number,)).fetchone()
+        return None if row is None else _job(row[0])
+
+    def jobs(self, states: Collection[JobState] = ()) -> list[QueuedJob]:
+        """All jobs in one of these states, oldest first; in any state if none is named."""
+        wanted = list(states or JobState)
+        marks = ", ".join("?" * len(wanted))
+        with self._errors("read"):
+            rows = self._database.execute(
+                f"SELECT record FROM jobs WHERE state IN ({marks}) ORDER BY id", wanted
+            ).fetchall()
+        return [_job(row[0]) for row in rows]
+
+    def apply(self, number: int, event: JobEvent) -> QueuedJob | TransitionRefused:
+        """Store what ``event`` makes of the job. Raises ``KeyError`` if there is no such job."""
+        with self._transaction() as database:
+            row = database.execute("SELECT record FROM jobs WHERE id = ?", (number,)).fetchone()
+            if row is None:
+                raise KeyError(number)
+            job = after(_job(row[0]), event)
+            if isinstance(job, TransitionRefused):
+                return job
+            database.execute(
+                "UPDATE jobs SET state = ?, record = ? WHERE id = ?", (job.state, _text(job), number)
+            )
+            database.execute(
+                "INSERT INTO transitions VALUES (?, ?, ?, ?, ?)",
+                (number, event.at_s, type(event).__name__, job.state, event.reason),
+            )
+        return job
+
+    def transitions(self, number: int) -> list[tuple[float, str, JobState, str]]:
+        """Time, event, state after it and reason of all that happened to a job, oldest first."""
+        with self._errors("read"):
+            rows = self._database.execute(
+                "SELECT at_s, event, state, reason FROM transitions WHERE job = ? ORDER BY rowid", (number,)
+            ).fetchall()
+        return [
+            (float(at_s), str(event), JobState(state), str(reason)) for at_s, event, state, reason in rows
+        ]
+
+    def forget(self, ended_before_s: float) -> int:
+        """Delete jobs that ended before this time, and return how many."""
+        ended = [state for state in JobState if state.ended]
+        with self._transaction() as database:
+            found = database.execute(
+                f"DELETE FROM jobs WHERE state IN ({', '.join('?' * len(ended))}) "
+                "AND json_extract(record, '$.since_s') < ?",
+                (*ended, ended_before_s),
+            )
+        return found.rowcount
+
+    def _prepare(self) -> None:
+        database = self._database
+        database.execute("PRAGMA journal_mode = WAL")
+        database.execute("PRAGMA synchronous = FULL")
+        database.execute("PRAGMA foreign_keys = ON")
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            (version,) = database.execute("PRAGMA user_version").fetchone()
+            if version == 0:
+                for statement in _DDL.split(";"):
+                    database.execute(statement)
+            elif version != SCHEMA_VERSION:
+                raise QueueError(
+                    f"{self._path}: the queue has format {version}, and this version reads {SCHEMA_VERSION}; "
+                    "use the version of perphd that wrote it, or move the file away"
+                )
+        except BaseException:
+            database.execute("ROLLBACK")
+            raise
+        database.execute("COMMIT")
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._errors("written"):
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._database
+                self._database.execute("COMMIT")
+            except BaseException:
+                if self._database.in_transaction:  # a full disk ends it by itself
+                    self._database.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _errors(self, done: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise QueueError(
+                f"{self._path}: the queue cannot be {done}: {error}; nothing was changed. "
+                "Check the disk's free space and the file's permissions"
+            ) from error
+
+
+def _text(job: QueuedJob) -> str:
+    return json.dumps(asdict(job), separators=(",", ":"))
+
+
+def _job(text: str) -> QueuedJob:
+    record: dict[str, Any] = json.loads(text)
+    spec = record.pop("spec")
+    spec["command"] = tuple(spec["command"])
+    spec["environment"] = tuple((name, value) for name, value in spec["environment"])
+    spec["elastic"] = None if spec["elastic"] is None else (spec["elastic"][0], spec["elastic"][1])
+    spec["after"] = tuple(spec["after"])
+    spec["band"] = QosBand(spec["band"])
+    record["state"] = JobState(record["state"])
+    return QueuedJob(spec=JobSpec(**spec), **record)
