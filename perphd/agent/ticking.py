@@ -39,6 +39,7 @@ class Ticking:
     def __init__(self, state: State, modes: Modes, roster: Roster, protections: Protections) -> None:
         self._state, self._modes, self._roster, self._protections = state, modes, roster, protections
         self._conflicts: set[str] = set()
+        self._noted: set[str] = set()
         self._busy_cores: Reading = NOT_MEASURED
         self._network_pct: Reading = NOT_MEASURED
 
@@ -55,9 +56,7 @@ class Ticking:
                 await self._state.parts.sli.follow(self._state.all_specs())
                 self._state.sli_followed = True
             readings = await self._state.parts.sli.read(now_s)
-            for name, note in self._state.parts.sli.notes().items():
-                text = f"{name}: its indicators by TCP: {note}" if note else None
-                self._state.parts.records.problem(f"sli:{name}", text, now_s)
+            self._show_notes(now_s)
             now_s = self._state.time_s(now_s)
             waited = time.perf_counter()
             self._state.now_s = now_s
@@ -88,6 +87,17 @@ class Ticking:
             self._state.tick += 1
             # The wait for applications' answers is theirs, not ours.
             self._state.cost.tick(now_s, time.perf_counter() - waited)
+
+    def _show_notes(self, now_s: float) -> None:
+        """What sources say of their own readings, for as long as they say it."""
+        notes = {
+            f"sli:{name}": f"{name}: {note}" for name, note in self._state.parts.sli.notes().items() if note
+        }
+        for key in self._noted - notes.keys():
+            self._state.parts.records.problem(key, None, now_s)
+        for key, text in notes.items():
+            self._state.parts.records.problem(key, text, now_s)
+        self._noted = set(notes)
 
     def _attend(self, snapshot: Snapshot, target: TargetState) -> None:
         """How soon the next round is wanted, and who may ask for one before."""

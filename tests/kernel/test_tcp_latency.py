@@ -539,6 +539,22 @@ def test_without_capabilities_the_reason_names_them() -> None:
     assert "CAP_BPF" in done.stdout
 
 
+UNIT = "+dac_override,+net_admin,+perfmon,+sys_nice"
+"""What perphd's unit has (and a container may lend; it has CAP_SYS_RESOURCE as well)."""
+
+
+@pytest.mark.parametrize(("capabilities", "attaches"), [(UNIT, False), (f"{UNIT},+bpf", True)])
+def test_the_unit_s_capabilities_are_enough_with_the_drop_in_and_only_then(
+    group: Group, capabilities: str, attaches: bool
+) -> None:
+    text = f"from perphd.host.tcp_latency import TcpProbe; TcpProbe({group.app!r}).close(); print('attached')"
+    argv = ["setpriv", f"--bounding-set=-all,{capabilities}", "--inh-caps=-all", sys.executable, "-c", text]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    assert (done.returncode == 0) == attaches, done.stderr
+    if not attaches:
+        assert "CAP_BPF" in done.stderr
+
+
 # -- the source ---------------------------------------------------------------------------------------------
 
 

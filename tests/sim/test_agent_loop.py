@@ -305,6 +305,18 @@ async def test_pushed_readings_only_where_they_are_expected(tmp_path: Path) -> N
             b.agent.push_sli("db", SliReading())
 
 
+async def test_what_a_source_says_of_its_readings_is_shown_for_as_long_as_it_says_it(tmp_path: Path) -> None:
+    async with bench(tmp_path) as b:
+        await b.run(1)
+        (_, source) = b.agent._state.parts.sli._sources["db"]
+        source.notes = ("first and last are far apart", "more goes out")  # type: ignore[attr-defined]
+        await b.run(1)
+        assert b.agent.status().problems == ("db: first and last are far apart; more goes out",)
+        await b.agent.remove_workload("db")
+        await b.run(1)
+        assert b.agent.status().problems == ()
+
+
 async def test_decisions_and_writes_are_in_the_store(tmp_path: Path) -> None:
     b = Bench(tmp_path, store=StoreConfig(enabled=True))
     await b.run(40)
