@@ -29,7 +29,9 @@ COPIED = ("perphd", "rdt", "systemd", "profiles", "pyproject.toml", "tests/conft
 ALL = "PERPHD_VM_ALL" in os.environ
 POPULATION = "tests/kernel/test_population_kernel.py"
 COPIED_TESTS = (
-    ("tests", "tools") if ALL else ("tests/kernel/*isolation_*.py", POPULATION, "tests/vm/guest_daemon.py")
+    ("tests", "tools")
+    if ALL
+    else ("tests/kernel/*isolation_*.py", "tests/kernel/*tcp_*.py", POPULATION, "tests/vm/guest_[dt]*.py")
 )
 # What runs here runs there, if it is the same Python; else those for that Python are fetched.
 CARRIED = (
@@ -171,6 +173,7 @@ def carry(minor: str, folder: Path) -> None:
     [
         ("tests/kernel/test_isolation_v2.py", True),
         (f"tests/vm/guest_daemon.py {POPULATION}", True),
+        ("tests/kernel/test_tcp_latency.py tests/vm/guest_tcp.py", True),
         pytest.param(
             "tests/kernel --deselect tests/kernel/test_isolation_v2.py",
             False,
@@ -182,7 +185,7 @@ def carry(minor: str, folder: Path) -> None:
             marks=pytest.mark.skipif(not ALL, reason="takes long: PERPHD_VM_ALL=1"),
         ),
     ],
-    ids=["isolation", "daemon", "kernel", "unit"],
+    ids=["isolation", "daemon", "tcp", "kernel", "unit"],
 )
 def test_there(guest: Guest, files: str, all_must_run: bool) -> None:
     plugins = " ".join(f"-p {name}" for name in PLUGINS)
