@@ -231,13 +231,13 @@ def asker(server: Server, port: int) -> Asker:
 
 
 def is_close(found_ms: float, wire: Wire, share: float) -> bool:
-    """Within 5 % or 10 us of the wire's percentile; a tenth of the requests beyond it may lie elsewhere.
+    """Within 5 % or 10 us of the wire's percentile; two requests, or a tenth of those beyond it, may lie elsewhere.
 
     A full host delays some packets between the client's side and the server's: the wire has that and the server has
     not, and in a steep tail a few such requests move a percentile.
     """
-    ranks = min(0.1 * (1.0 - share), 0.005)
-    low, high = wire.percentile_ms(share - ranks), wire.percentile_ms(share + ranks)
+    ranks = max(min(0.1 * (1.0 - share), 0.005), 2.0 / len(wire.times_ns))
+    low, high = wire.percentile_ms(share - ranks), wire.percentile_ms(min(1.0, share + ranks))
     return low - max(0.05 * low, 0.010) <= found_ms <= high + max(0.05 * high, 0.010)
 
 

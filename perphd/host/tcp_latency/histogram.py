@@ -1,10 +1,10 @@
 """The log-linear histogram that the programs fill: its buckets, and percentiles from it.
 
-Times are counted in units of 1024 ns. Below 64 units every unit is a bucket; above, every octave has 32 buckets, which
-are 1.6 to 3.1 % of their value wide. The last bucket ends at 137 s and holds everything longer.
+Times are counted in units of 1024 ns. Below 128 units every unit is a bucket; above, every octave has 64 buckets,
+which are 0.8 to 1.6 % of their value wide. The last bucket ends at 137 s and holds everything longer.
 
-    steps  = how often t must be halved to be below 64
-    bucket = 32 x steps + (t >> steps)
+    steps  = how often t must be halved to be below 128
+    bucket = 64 x steps + (t >> steps)
 
 ``emit_bucket`` finds ``steps`` without a loop, by five comparisons with shifts of 16, 8, 4, 2 and 1.
 """
@@ -22,13 +22,13 @@ from perphd.host.bpf.assembler import Assembler, Register
 
 UNIT_SHIFT: Final = 10
 """One unit is 2**10 ns."""
-SUB_BUCKETS: Final = 32
+SUB_BUCKETS: Final = 64
 """Buckets of an octave."""
 MAX_UNITS: Final = (1 << 27) - 1
-_SUB_SHIFT: Final = 5
+_SUB_SHIFT: Final = 6
 _STEPS: Final = (16, 8, 4, 2, 1)
-BUCKETS: Final = 32 * 21 + 64
-"""Octaves above the first 64 units: those that begin at 2**6 ... 2**26."""
+BUCKETS: Final = SUB_BUCKETS * 20 + 2 * SUB_BUCKETS
+"""Twenty octaves above the first 128 units: those that begin at 2**7 ... 2**26."""
 
 Histogram = npt.NDArray[np.uint32]
 
@@ -56,7 +56,7 @@ def emit_bucket(code: Assembler, result: Register, scratch: Register, labels: st
     code.label(f"{labels}-in-range")
     code.move(scratch, 0)
     for step in _STEPS:
-        # Halving so often leaves at least 32 units: the result stays in the upper half of 64.
+        # Halving so often leaves at least 64 units: the result stays in the upper half of 128.
         code.jump_if(result, "<", (2 * SUB_BUCKETS) << (step - 1), f"{labels}-{step}")
         code.arithmetic("rsh", result, step)
         code.arithmetic("add", scratch, step)

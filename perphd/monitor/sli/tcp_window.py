@@ -10,14 +10,12 @@ from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 from perphd.host.tcp_latency import Counter, TcpCounts, percentile_ms
 from perphd.monitor.rates import FIRST_READING, NO_TIME_PASSED
 from perphd.monitor.sli.reading import NOTHING_BEHIND, Behind, SliReading
-from perphd.monitor.sli.resolution import EXACT
+from perphd.monitor.sli.resolution import EXACT, LONGEST_S, least_requests
 
-WINDOW_S: Final = 10.0
-"""Requests are added up over at most so long to have enough of them for a percentile."""
 SPACING_S: Final = 0.8
 """Counts are kept so far apart, to bound memory; the newest always."""
-NEEDED: Final = {0.50: 10, 0.95: 20, 0.99: 100}
-"""Share -> requests that a percentile takes: with fewer it is the largest of them, or close to it."""
+NEEDED: Final = {0.50: least_requests("p50"), 0.95: least_requests("p95"), 0.99: least_requests("p99")}
+"""Share -> requests that a percentile takes. They are added up over at most ``LONGEST_S``."""
 
 _JUDGED: Final = 100
 """Signs are judged on so many requests of a window."""
@@ -39,7 +37,7 @@ APART_SIGN: Final = (
 
 
 class TcpWindow:
-    """The counts of the last ten seconds."""
+    """The counts of the last seconds: of as many as the percentiles need."""
 
     def __init__(self, from_first: bool) -> None:
         self._from_first = from_first
@@ -59,7 +57,7 @@ class TcpWindow:
         before_s, before = self._kept[-1]
         if at_s <= before_s:
             return SliReading.missing(NO_TIME_PASSED)
-        while len(self._kept) > 1 and self._kept[1][0] <= at_s - WINDOW_S:
+        while len(self._kept) > 1 and self._is_enough_without_the_oldest(counts, at_s):
             self._kept.popleft()
         latest = counts.since(before)
         found = [self._percentile(counts, at_s, share) for share in NEEDED]
@@ -75,6 +73,10 @@ class TcpWindow:
         reading = SliReading(events / (at_s - before_s), NOT_MEASURED, p50_ms, p95_ms, p99_ms)
         return replace(reading, work=made, p50=p50, p95=p95, p99=p99, resolution_s=EXACT.reading)
 
+    def _is_enough_without_the_oldest(self, counts: TcpCounts, at_s: float) -> bool:
+        next_s, following = self._kept[1]
+        return next_s <= at_s - LONGEST_S or counts.since(following)[Counter.ANSWERED] >= max(NEEDED.values())
+
     def _percentile(self, counts: TcpCounts, at_s: float, share: float) -> tuple[Reading, Behind]:
         """Of the shortest time up to now in which enough requests were answered."""
         for began_s, earlier in reversed(self._kept):
@@ -82,7 +84,7 @@ class TcpWindow:
             if window[Counter.ANSWERED] >= NEEDED[share]:
                 latency = percentile_ms(window.from_first if self._from_first else window.from_last, share)
                 return latency, Behind(float(window[Counter.ANSWERED]), at_s - began_s)
-        return Unavailable(f"fewer than {NEEDED[share]} requests in {WINDOW_S:g} s"), NOTHING_BEHIND
+        return Unavailable(f"fewer than {NEEDED[share]:.0f} requests in {LONGEST_S:g} s"), NOTHING_BEHIND
 
     def _keep(self, counts: TcpCounts, at_s: float) -> None:
         # The last one kept serves the next interval; unless it is far enough from the one before, this one replaces it.
