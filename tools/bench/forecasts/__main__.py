@@ -1,6 +1,7 @@
 """The forecast report: series forecasters, their ladder, and peak predictors, on generated and public series.
 
 python -m tools.bench.forecasts [--data DIR] [--series 12] [--windows 600] [--longest 2000] [--hosts 4] [--out FILE]
+                                [--seed 20] [--skip 0]
 
 ``--data`` (or PERPHD_DATA) names the folder with nab/, alibaba2018/, google2019/ and azure_traces/; without it the
 generated families alone are measured. On an idle core the whole report takes about ten minutes.
@@ -25,8 +26,6 @@ from perphd.forecast.histogram import Floats  # noqa: E402
 from perphd.forecast.peaks import PREDICTORS  # noqa: E402
 from tools.bench.forecasts import families, hosts, models  # noqa: E402
 from tools.bench.forecasts.models import K2S, LADDER, Figures  # noqa: E402
-
-SEED = 20
 
 
 def main() -> int:
@@ -53,6 +52,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--hosts", type=int, default=4, help="hosts of each kind in the back-test of peak predictors"
     )
+    parser.add_argument("--seed", type=int, default=20, help="seed of generated series and hosts")
+    parser.add_argument(
+        "--skip", type=int, default=0, help="values of a public series that are left out at its start"
+    )
     parser.add_argument("--out", type=Path, help="file of the report")
     options = parser.parse_args()
     if min(options.series, options.hosts) < 1 or min(options.windows, options.longest) <= models.WARM_UP:
@@ -62,9 +65,10 @@ def _options() -> argparse.Namespace:
 
 def _of_models(options: argparse.Namespace) -> list[str]:
     generated = {
-        name: families.generated(name, options.series, options.windows, SEED) for name in families.GENERATORS
+        name: families.generated(name, options.series, options.windows, options.seed)
+        for name in families.GENERATORS
     }
-    public = families.public(options.data, options.longest) if options.data else {}
+    public = families.public(options.data, options.longest, options.skip) if options.data else {}
     series: dict[str, list[Floats]] = generated | {
         name: list(found.values()) for name, found in public.items()
     }
@@ -145,7 +149,7 @@ def _targets(found: dict[str, dict[str, Figures]], retest: dict[str, dict[str, F
 
 
 def _of_peaks(options: argparse.Namespace) -> list[str]:
-    random = np.random.default_rng(SEED)
+    random = np.random.default_rng(options.seed)
     makers: dict[str, Callable[[], hosts.TracedHost]] = {"synthetic": lambda: hosts.synthetic(random)}
     if options.data:
         makers["nab-aws"] = lambda: hosts.aws(options.data, random)

@@ -83,8 +83,11 @@ def generated(family: str, series: int, windows: int, seed: int) -> list[Floats]
     return [np.clip(GENERATORS[family](random, windows), 0, 1) for _ in range(series)]
 
 
-def public(folder: Path, longest: int) -> dict[str, dict[str, Floats]]:
-    """The public series by family and name, the first ``longest`` values of each, over their reservation."""
+def public(folder: Path, longest: int, skipped: int = 0) -> dict[str, dict[str, Floats]]:
+    """The public series by family and name, over their reservation.
+
+    ``longest`` values of each after the first ``skipped``. A series or a family with too few values is left out.
+    """
     found = {
         "nab-aws": _nab(folder, "realAWSCloudwatch"),
         "nab-known-cause": _nab(folder, "realKnownCause"),
@@ -93,12 +96,15 @@ def public(folder: Path, longest: int) -> dict[str, dict[str, Floats]]:
         "fleets": _fleets(folder),
         "alibaba-machines": _machines(folder),
     }
-    return {
-        family: {
-            name: scaled(values[:longest]) for name, values in series.items() if len(values) >= LEAST_VALUES
-        }
+    parts = {
+        family: {name: values[skipped : skipped + longest] for name, values in series.items()}
         for family, series in found.items()
     }
+    long = {
+        family: {name: scaled(values) for name, values in series.items() if len(values) >= LEAST_VALUES}
+        for family, series in parts.items()
+    }
+    return {family: series for family, series in long.items() if series}
 
 
 def scaled(values: Floats) -> Floats:
