@@ -20,6 +20,8 @@ from rdt.monitor import OCCUPANCY, TOTAL
 
 PREFIX: Final = "perphd"
 """perphd's groups are named ``perphd.WORKLOAD``."""
+CALIBRATION_PREFIX: Final = "rdtcal"
+"""Groups of ``perphctl calibrate`` are named so: ``rdt.calibrate.PREFIX``, which takes long to import."""
 LOOK_AGAIN_S: Final = 30.0
 """Without resctrl at its usual place, the mount table is read for another one so often."""
 LOCK_WAIT_S: Final = 2.0
@@ -136,11 +138,15 @@ class Mounted:
         self._found = again
         return again
 
+    @property
+    def root(self) -> str:
+        """Where resctrl is mounted, or would usually be."""
+        found = self.found
+        return rdt.DEFAULT_ROOT if found is None else found.resctrl.access.root
+
     def _identity(self) -> Identity | None:
-        found = self._found
-        root = found.resctrl.access.root if isinstance(found, rdt.Groups) else rdt.DEFAULT_ROOT
         try:
-            return self._fs.identity(f"{root}/info")
+            return self._fs.identity(f"{self.root}/info")
         except KernelError:
             return None
 
@@ -220,14 +226,29 @@ def as_kernel_error(error: rdt.ResctrlError) -> errors.KernelError:
     return kind(error.path, error.doing, error.errno or number, error.value, said, error.advice)
 
 
-def remove_group(fs: KernelFs, path: str, lock_timeout_s: float | None = LOCK_WAIT_S) -> bool:
+def left_by_calibration(fs: KernelFs) -> tuple[str, ...]:
+    """Directories of groups that a killed ``perphctl calibrate`` left. One with streams in it is in use."""
+    groups = _open(fs, CALIBRATION_PREFIX)
+    if isinstance(groups, str):
+        return ()
+    access = groups.resctrl.access
+    try:
+        found = [name for name in access.listdir() if groups.prefix.key(name) is not None]
+        return tuple(access.path(name) for name in found if not groups.resctrl.tasks(rdt.GroupRef(name)))
+    except rdt.ResctrlError:
+        return ()  # the calibration has just removed it
+
+
+def remove_group(
+    fs: KernelFs, path: str, lock_timeout_s: float | None = LOCK_WAIT_S, prefix: str = PREFIX
+) -> bool:
     """Remove one of perphd's groups by its directory; its tasks fall to the default group. False: there is none.
 
     Raises:
         LockHeld: another program holds the tree's lock.
         KernelError: it could not be removed.
     """
-    groups = _open(fs, PREFIX, lock_timeout_s)
+    groups = _open(fs, prefix, lock_timeout_s)
     if isinstance(groups, str):
         if not fs.exists(path):
             return False

@@ -366,7 +366,7 @@ class Caches:
         """How many control groups are not perphd's."""
         access = groups.resctrl.access
         names = [name for name in access.listdir() if groups.prefix.key(name) is None]
-        return sum(access.exists(name, "tasks") for name in names if access.exists(name, "mon_groups"))
+        return sum(access.exists(name, "tasks") for name in names)
 
     # -- the writes of one group ---------------------------------------------------------------------------------
 
@@ -533,6 +533,15 @@ class Caches:
             self._leaving.pop(name, None)
             for key, members in list(self._members.items()):
                 self._members[key] = members - {name}
+
+    def removed(self, paths: Iterable[str]) -> None:
+        """A restore removed these groups: that is no interference by another program."""
+        prefix = rdt.Prefix(PREFIX)
+        for path in paths:
+            parent, _, name = path.rpartition("/")
+            if self._mounted.root == parent and (key := prefix.key(name)) is not None:
+                self._changes.removed(key)
+                self._members.pop(key, None)
 
     def _made(self) -> list[Original]:
         return [entry for entry in self._journal.originals.values() if is_group(entry)]

@@ -187,6 +187,7 @@ class GivingBack:
             with suppress(KernelError):  # the group is then still in the journal
                 self._caches.release(names, specs)
         report = restore_journal(self._fs, self._journal, originals, force, ignore_lock)
+        self._caches.removed(file.path for file in (*report.restored, *report.gone))
         for entry in originals:
             self._watch.forget(entry.path)
             self._standing.drop((entry.workload, entry.knob))

@@ -22,7 +22,14 @@ from perphd.host.cgroup.group import parent_list
 from perphd.host.cgroup.knobs import EMPTY_ALLOWED, RESCTRL_SETTINGS, same
 from perphd.host.egress_fs import EgressFs, is_egress
 from perphd.host.fs import KernelFs, read_text, write_within
-from perphd.host.resctrl import LOCK_WAIT_S, MONITORING_KNOB, LockHeld, remove_group
+from perphd.host.resctrl import (
+    CALIBRATION_PREFIX,
+    LOCK_WAIT_S,
+    MONITORING_KNOB,
+    LockHeld,
+    left_by_calibration,
+    remove_group,
+)
 from perphd.host.systemd_bus import BusctlBus, NoAnswer
 from perphd.host.systemd_fs import UNIT_DEVICE, Lasting, is_running_kernel, unit_files
 from perphd.isolation.below import is_untouched, look_below
@@ -34,6 +41,7 @@ from perphd.isolation.register import Register, open_originals
 from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.isolation.value import is_free, is_original, is_own, is_what_is_left, put
 
+_CALIBRATION = "calibration"
 _IGNORE_LOCK = "end that process, or give the group back all the same: perphd restore --ignore-lock"
 
 
@@ -70,9 +78,8 @@ def restore(
         hierarchies = discover(fs)
         fs = EgressFs(unit_files(fs, hierarchies, BusctlBus()), hierarchies, kernel=fs)
     if not any(Path(state_dir, name).exists() for name in (FILE, COPY)):
-        return RestoreReport(
-            notes=(f"{state_dir}: no journal, nothing to restore", *_swept(fs, register, state_dir, {}))
-        )
+        notes = (f"{state_dir}: no journal, nothing to restore", *_swept(fs, register, state_dir, {}))
+        return _without_calibration(fs, RestoreReport(notes=notes), ignore_lock)
     with Journal(state_dir, boot_id=boot_id) as journal:
         if journal.unreadable is not None:
             raise journal.unreadable
@@ -95,7 +102,8 @@ def restore(
         report = restore_journal(fs, journal, originals, force, ignore_lock)
         if register is not None and is_everything and report.complete:
             register.forget(str(state_dir))
-        return replace(report, notes=(*report.notes, *_swept(fs, register, state_dir, journal.originals)))
+        notes = (*report.notes, *_swept(fs, register, state_dir, journal.originals))
+        return _without_calibration(fs, replace(report, notes=notes), ignore_lock)
 
 
 def _swept(
@@ -110,6 +118,22 @@ def _swept(
         except KernelError as exc:
             return (f"traffic classes of perphd's may be left (tc qdisc, /sys/fs/bpf/perphd): {exc}",)
     return ()
+
+
+def _without_calibration(fs: KernelFs, report: RestoreReport, ignore_lock: bool) -> RestoreReport:
+    """The report, after the group of a killed calibration is removed: no journal names that one."""
+    restored, failed, notes = [*report.restored], [*report.failed], [*report.notes]
+    for path in left_by_calibration(fs):
+        try:
+            remove_group(fs, path, None if ignore_lock else LOCK_WAIT_S, CALIBRATION_PREFIX)
+        except KernelError as exc:
+            note = f"{exc}; {_IGNORE_LOCK}" if isinstance(exc, LockHeld) else str(exc)
+            failed.append(FileReport(path, "", _CALIBRATION, "", note=note))
+            notes.append(f"{path}: not removed: {note}")
+        else:
+            note = "the group of a killed calibration is removed"
+            restored.append(FileReport(path, "", _CALIBRATION, "", note=note))
+    return replace(report, restored=tuple(restored), failed=tuple(failed), notes=tuple(notes))
 
 
 def is_group_entry(entry: Original) -> bool:

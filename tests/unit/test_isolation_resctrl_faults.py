@@ -7,16 +7,20 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import rdt
+import rdt.calibrate
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.host.cgroup import discover
+from perphd.host.resctrl import CALIBRATION_PREFIX
 from perphd.isolation import Executor, Journal, restore
 from perphd.isolation.caches import Placement
+from perphd.sim import rdt as sim_rdt
 from perphd.sim.host import SimHost
 from perphd.sim.kernel.proc import foreign_lock
 from perphd.sim.machine import Machine
@@ -434,3 +438,64 @@ async def test_with_nothing_changed_a_plan_reads_each_group_once_and_nobody_else
         f"{ROOT}/perphd.{name}/{file}" for name in ("pi", "sort") for file in ("schemata", "tasks")
     ]
     assert not [path for path in read if "/lra/db" in path and path.endswith("threads")]
+
+
+# -- restores --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_restore_of_everything_counts_as_nobodys_interference(bench: Bench) -> None:
+    for _ in range(3):
+        assert (await bench.go({"pi": BOTH, "sort": BOTH})).ok
+        assert bench.own_groups() == ["perphd.pi", "perphd.sort"]
+        assert (await bench.executor.restore()).complete
+        assert (await bench.go({})).ok
+        assert bench.executor.conflicts() == ()
+    bench.host.fs.raw.mkdir(f"{ROOT}/perphd.mine")  # a key that nobody has
+    assert (await bench.go({"pi": BOTH})).ok
+    bench.host.fs.raw.rmdir(f"{ROOT}/perphd.pi")
+    await bench.go({"pi": BOTH})
+    assert {conflict.what for conflict in bench.executor.conflicts()} == {"removed"}
+
+
+@pytest.mark.parametrize("journal", [True, False])
+async def test_restore_removes_the_group_of_a_killed_calibration(
+    bench: Bench, tmp_path: Path, journal: bool
+) -> None:
+    assert (await bench.go({"pi": BOTH})).ok
+    bench.journal.close()
+    state_dir = tmp_path if journal else tmp_path / "none"
+    left, tree = f"{ROOT}/rdtcal.probe", bench.host.resctrl
+    assert tree is not None
+    bench.host.fs.raw.mkdir(left)
+    bench.host.fs.raw.mkdir(f"{ROOT}/rdtcalls")
+    with foreign_lock(bench.host.fs.root, tree.directory):
+        locked = restore(bench.host.fs, state_dir, boot_id="boot")
+        assert left in [file.path for file in locked.failed]
+        assert "perphd restore --ignore-lock" in str(locked)
+    report = restore(bench.host.fs, state_dir, boot_id="boot")
+    assert report.complete
+    assert left in [file.path for file in report.restored]
+    assert "rdtcal.probe" not in bench.groups()
+    assert "rdtcalls" in bench.groups(), "another program's"
+
+
+async def test_restore_leaves_a_calibration_that_runs(bench: Bench, tmp_path: Path) -> None:
+    bench.host.fs.raw.mkdir(f"{ROOT}/rdtcal.probe")
+    bench.host.fs.raw.write(f"{ROOT}/rdtcal.probe/tasks", f"{min(bench.threads('pi'))}\n".encode())
+    assert restore(bench.host.fs, tmp_path / "none", boot_id="boot").complete
+    assert bench.groups() == ["rdtcal.probe"]
+    assert CALIBRATION_PREFIX == rdt.calibrate.PREFIX
+
+
+async def test_groups_of_others_count_where_nothing_is_monitored(
+    bench_of: Callable[[str], Bench], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = sim_rdt.rdt_machine
+    monkeypatch.setattr(sim_rdt, "rdt_machine", lambda machine: replace(whole(machine), monitoring=None))
+    bench = bench_of("")
+    assert bench.resctrl.info.monitoring is None
+    bench.take_closids(but=1)
+    applied = await bench.go({"pi": BOTH, "sort": BOTH})
+    assert applied.ok, applied
+    assert bench.own_groups() == ["perphd.pi"]
+    assert "CLOSIDs are short" in bench.executor.limited("sort")[0].reason
