@@ -31,6 +31,10 @@ IDLE_SHARE: Final = 0.75
 """Share of a domain's cores that must be idle: what else uses the memory would be measured with it."""
 
 
+_ENDING: Final = (signal.SIGTERM, signal.SIGHUP)
+"""Signals that end a calibration as Ctrl-C does: a session that breaks off sends SIGHUP."""
+
+
 class CannotCalibrate(PerphError):
     """This host cannot be calibrated now; the text says why and what to do."""
 
@@ -175,7 +179,7 @@ def described(plan: Plan) -> list[str]:
 
 
 def run(bench: Bench, plan: Plan, path: Path, told: Callable[[str], None]) -> tuple[Curve, ...]:
-    """Measure and save, beside curves of other domains that the file has. SIGTERM ends it as Ctrl-C does.
+    """Measure and save, beside curves of other domains that the file has. SIGTERM and SIGHUP end it as Ctrl-C does.
 
     Raises:
         rdt.ResctrlError: it could not be done; nothing is saved, the streams have ended, the group is removed.
@@ -185,13 +189,14 @@ def run(bench: Bench, plan: Plan, path: Path, told: Callable[[str], None]) -> tu
     from rdt.curves import Calibration
     from rdt.probe import ProcessProber, machine_name
 
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    before = {number: signal.signal(number, signal.default_int_handler) for number in _ENDING}
     try:
         groups = Groups(bench.resctrl, PREFIX, sleep=bench.sleep, clock=bench.clock)
         prober = bench.prober or ProcessProber()
         curves = Calibrator(groups, prober, sleep=bench.sleep, clock=bench.clock, told=told).run(plan)
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     info, machine = bench.resctrl.info.bandwidths[plan.resource], machine_name(bench.fs)
     made = datetime.now(UTC).isoformat(timespec="seconds")
     kept: tuple[Curve, ...] = ()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from perphd.admission.bandwidth import delivered_pct, with_bandwidth
 from perphd.admission.inferer import untouched
 from perphd.control import cli_calibrate
 from perphd.control.cli import cli
+from perphd.control.cli_base import EXIT_INTERRUPTED
 from perphd.control.cli_calibrate import Bench
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.cpuset import CpuSet
@@ -276,6 +279,28 @@ def test_a_dry_run_does_nothing(calibrate: Command) -> None:
     assert json.loads(result.stdout)["dry_run"] is True
     assert not calibrate.saved.exists()
     assert calibrate.world.writes == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_session_that_breaks_off_leaves_no_group(
+    calibrate: Command, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    before, sleep = signal.signal(number, signal.SIG_IGN), calibrate.model.sleep
+
+    def interrupted(seconds: float) -> None:
+        sleep(seconds)
+        if calibrate.model.running is not None:
+            assert "rdtcal.probe" in calibrate.world.fs.listdir(ROOT)
+            os.kill(os.getpid(), number)
+
+    monkeypatch.setattr(calibrate.model, "sleep", interrupted)
+    try:
+        result = calibrate("--yes")
+        assert signal.getsignal(number) is signal.SIG_IGN, "as it was"
+    finally:
+        signal.signal(number, before)
+    assert result.exit_code == EXIT_INTERRUPTED
+    assert not calibrate.saved.exists()
 
 
 def test_curves_of_other_domains_stay(calibrate: Command) -> None:
