@@ -29,7 +29,7 @@ from perphd.admission.domains import domains_of
 from perphd.admission.settings import PolicySettings
 from perphd.admission.way_layout import Apart, lay_apart
 from perphd.domain.allocation import KEEP, Settings
-from perphd.domain.decision import Action, Cause, Decision, Health, Outcome
+from perphd.domain.decision import AWAITED, Action, Cause, Decision, Health, Outcome
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import Unavailable, available
 from perphd.domain.sample import Quality, Sample
@@ -40,7 +40,7 @@ SAMPLES: Final = 30
 FEWEST: Final = 5
 """So many of them must be known."""
 SHORT_TICKS: Final = 3
-"""Ticks in a row in which an LRA is short of cache while nothing more is done about batch."""
+"""Judged samples in a row in which an LRA is short of cache while nothing more is done about batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,8 @@ class _Turn:
         short: dict[str, int] = {}
         for name, decision in self.decisions.items():
             sample, verdict = views[name].sample, decision.verdict
-            if sample is None or sample.has(Quality.SETTLING, Quality.FIRST, Quality.RESTARTED):
+            unsettled = sample is None or sample.has(Quality.SETTLING, Quality.FIRST, Quality.RESTARTED)
+            if sample is None or unsettled or _awaits(decision):
                 short[name] = self.now.short.get(name, 0)
                 continue
             if verdict.health in (Health.HEALTHY, Health.OVERPROVISIONED):
@@ -296,6 +297,11 @@ class _Turn:
 
 def _can(view: WorkloadView) -> bool:
     return view.sample is not None and view.enforced and "llc_masks" in view.enforceable
+
+
+def _awaits(decision: Decision) -> bool:
+    """True if the sample could not be judged yet: the verdict of an earlier one stands, and proves nothing new."""
+    return any(each.signal == AWAITED for each in decision.verdict.evidence)
 
 
 def _with_mask(settings: Settings, domain: int, mask: int) -> Settings:

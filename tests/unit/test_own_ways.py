@@ -16,7 +16,7 @@ from perphd.admission.settings import PolicySettings
 from perphd.control.tagged import decode_tagged, encode_tagged
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.decision import Action, Cause, Decision, Health, Verdict
+from perphd.domain.decision import AWAITED, Action, Cause, Decision, Evidence, Health, Verdict
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import DomainUse, Sample
@@ -49,6 +49,7 @@ class Lra:
     health: Health = Health.HEALTHY
     cause: Cause = Cause.NONE
     there: bool = True
+    evidence: tuple[Evidence, ...] = ()
 
 
 @dataclass
@@ -94,8 +95,8 @@ class Play:
         here, nothing = {n: lra for n, lra in self.lras.items() if lra.there}, untouched(4)
         decisions = tuple(
             Decision(
-                self.now_s, name, Verdict(lra.health, lra.cause, 0.0, ()), Action.HOLD, NOT_MEASURED, NOT_MEASURED,
-                nothing, nothing, (), "best effort", "perph",
+                self.now_s, name, Verdict(lra.health, lra.cause, 0.0, lra.evidence), Action.HOLD, NOT_MEASURED,
+                NOT_MEASURED, nothing, nothing, (), "best effort", "perph",
             )
             for name, lra in here.items()
         )  # fmt: skip
@@ -144,6 +145,27 @@ def test_two_that_are_both_short_of_cache_get_ways_of_their_own_and_no_fewer_tha
     assert decision.action is Action.GROW
     assert decision.chosen.own_ways == db.bit_count()
     assert "LLC ways apart from other LRAs" in str(decision.chosen)
+
+
+def test_a_verdict_that_only_stands_until_the_next_report_proves_nothing_new() -> None:
+    play = two()
+    play.tick(FEWEST)
+    play.all_suffer()
+    play.tick()
+    waits = (Evidence(AWAITED, NOT_MEASURED, NOT_MEASURED, "", "the next report is not due yet"),)
+    for lra in play.lras.values():
+        lra.evidence = waits
+    play.tick(20)
+    assert play.masks("db") == play.masks("web") == {}, "one judged sample is not three"
+    for lra in play.lras.values():
+        lra.evidence = ()
+    play.tick(SHORT_TICKS - 1)
+    apart = play.masks("db")
+    assert apart
+    for lra in play.lras.values():
+        lra.evidence = waits
+    play.tick(20)
+    assert play.masks("db") == apart, "the verdict is of a sample from before"
 
 
 def test_one_that_is_on_target_is_never_narrowed() -> None:
