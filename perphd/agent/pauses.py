@@ -45,7 +45,8 @@ class Pauses:
                 del self._set[workload]
                 told.append(f"{workload or 'all workloads'}: the pause has ended")
         if told:
-            self._write()
+            with contextlib.suppress(ConfigError):  # the file then still names a pause that has ended
+                self._write()
         found = self._file(now_s)
         if (found is None) != (self._by_file is None):
             verb = "paused" if found is not None else "no longer paused"
@@ -107,7 +108,7 @@ class Pauses:
         if not self._pause_file:
             return None
         try:
-            with open(self._pause_file, "rb") as file:
+            with open(self._pause_file, "rb", opener=_at_once) as file:
                 first = file.readline(REASON_BYTES)
                 since_s = os.fstat(file.fileno()).st_mtime
         except FileNotFoundError:
@@ -144,6 +145,11 @@ class Pauses:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise ConfigError(str(self._path), "", f"cannot be written: {exc.strerror}") from exc
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open without waiting: the daemon must not hang on a named pipe that nobody writes to."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def _pause(item: Any) -> Pause:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -95,3 +97,26 @@ def test_a_pause_that_cannot_be_kept_is_refused(tmp_path: Path, clock: Clock) ->
     with pytest.raises(ConfigError, match="cannot be written"):
         pauses.begin("db", None, "", "root")
     assert pauses.of("db") is None
+
+
+def test_a_pause_that_ends_while_the_disk_is_full_ends(tmp_path: Path, clock: Clock) -> None:
+    state_dir = tmp_path / "state"
+    state_dir.mkdir()
+    pauses = Pauses(state_dir, clock)
+    pauses.begin("db", 60.0, "", "root")
+    (state_dir / FILE).unlink()
+    state_dir.rmdir()
+    clock.now_s += 60.0
+    assert pauses.look() == ("db: the pause has ended",)
+    assert pauses.of("db") is None
+
+
+def test_a_pause_file_that_is_a_named_pipe_does_not_hang_the_daemon(tmp_path: Path, clock: Clock) -> None:
+    file = tmp_path / "pause"
+    os.mkfifo(file)
+    pauses = Pauses(tmp_path, clock, str(file))
+    looking = threading.Thread(target=pauses.look, daemon=True)
+    looking.start()
+    looking.join(30.0)
+    assert not looking.is_alive()
+    assert pauses.of("db") is not None
