@@ -38,12 +38,11 @@ class CpuShare:
         """How long until less than ``most_s`` was used within the time, if nothing more is; 0: it is so now."""
         with self._lock:
             used = list(self._recent())
-            total = sum(cpu_s for _, cpu_s in used)
             free_s = 0.0
-            for second, cpu_s in used:
-                if total < most_s:
+            for index, (second, _) in enumerate(used):
+                # Added up as ``used_s`` does: a running difference rounds otherwise.
+                if sum(cpu_s for _, cpu_s in used[index:]) < most_s:
                     break
-                total -= cpu_s
                 free_s = second + 1 + self.within_s - self._now_s()
             return free_s
 

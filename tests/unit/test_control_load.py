@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from perphd.agent.config import Config, StoreConfig
@@ -58,6 +58,7 @@ def test_what_was_used_is_forgotten_after_the_time_and_not_before():
 
 
 @given(st.lists(st.tuples(st.floats(0, 5), st.floats(0, 3)), max_size=40), st.floats(0.5, 20))
+@example([(2.0, 0.9), (2.0, 0.6), (5.0, 0.8)], 0.8)  # 0.9 + 0.6 + 0.8 - 0.9 - 0.6 is less than 0.8
 def test_after_the_wait_that_was_told_there_is_room(uses: list[tuple[float, float]], most_s: float):
     now = [0.0]
     share = CpuShare(WITHIN_S, lambda: now[0])
