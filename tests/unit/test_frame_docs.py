@@ -29,7 +29,7 @@ IMPORTED_AS = {
     "systemd-python": "systemd",
     "dbus-fast": "dbus_fast",
 }
-IMPORTED_ELSEWHERE = {"lightgbm"}
+IMPORTED_ELSEWHERE = {"highspy", "lightgbm"}
 """Imported by the training process alone, by name: no import of it may be found in what the daemon loads."""
 
 

@@ -1,0 +1,242 @@
+"""Plans of the batch queue: which job starts when, over a plan-ahead window (3Sigma, 4.3).
+
+Time is divided into slots. An option is a job with a start slot. Its worth is E[U(s)], and what it holds t seconds
+after its start is its demand times P(T > t), the expected consumption. The plan maximises
+
+    sum of E[U_jo] I_jo - sum of cost_r P_r                  I_jo: option o of job j; P_r: running job r is preempted
+
+    for every job:                 sum over o of I_jo <= 1
+    for every slot and resource:   sum of k_j S_j(t - s) I_jo <= capacity - sum of k_r S_r(t) (1 - P_r)
+
+``greedy`` inserts jobs in the order of their best worth, each at its best feasible slot. It then moves single jobs to
+the front of that order as long as the plan becomes worth more, and preempts where the gain exceeds the cost.
+``program`` states the exact integer program for a solver; ``plan_of`` reads its solution. Greedy plans are the
+fall-back, and the start of the solver.
+
+Expected consumption is what later starts may count on. Whether a job starts *now* is decided by admission as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+
+from perphd.batch.utility import RunTime, Utility, expected
+from perphd.forecast.histogram import Floats
+
+_ROUNDING: Final = 1e-9
+_PASSES: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingJob:
+    """A job that could start: its demand by resource, the law of its run time, and its worth."""
+
+    name: str
+    demand: Mapping[str, float]
+    run_time: RunTime
+    utility: Utility
+
+
+@dataclass(frozen=True, slots=True)
+class RunningJob:
+    """A job that runs: its demand, the law of what is left of it, and what a preemption costs (None: never)."""
+
+    name: str
+    demand: Mapping[str, float]
+    remaining: RunTime
+    preemption_cost: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlanWindow:
+    """The slots of a plan, from now on, and the capacity by resource."""
+
+    capacity: Mapping[str, float]
+    slot_s: float
+    slots: int
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlan:
+    """Start in seconds from now by job, the jobs to preempt, and what the plan is worth."""
+
+    starts_s: Mapping[str, float] = field(default_factory=dict)
+    preempted: tuple[str, ...] = ()
+    worth: float = 0.0
+
+    @property
+    def now(self) -> tuple[str, ...]:
+        """Jobs that start at once."""
+        return tuple(name for name, start_s in self.starts_s.items() if start_s == 0.0)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IntegerProgram:
+    """Maximise ``worth @ x`` for binary ``x`` with ``rows @ x <= bounds``; what each x means, in ``options``.
+
+    An option is (job, slot), or (running job, -1) for its preemption.
+    """
+
+    worth: Floats
+    rows: Floats
+    bounds: Floats
+    options: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Tables:
+    """What the job holds in each slot after its start, and its worth by start slot; by name."""
+
+    held: Mapping[str, Floats]
+    worth: Mapping[str, Floats]
+    resources: tuple[str, ...]
+
+
+def greedy(window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence[RunningJob] = ()) -> JobPlan:
+    """A plan that is feasible and found quickly."""
+    tables = _tables(window, waiting)
+    jobs = sorted(waiting, key=lambda job: -float(np.max(tables.worth[job.name])))
+    best = _improved(window, tables, jobs, running, ())
+    for victim in sorted((r for r in running if r.preemption_cost is not None), key=_cost):
+        with_it = _improved(window, tables, jobs, running, (*best.preempted, victim.name))
+        if with_it.worth > best.worth + _ROUNDING:
+            best = with_it
+    return best
+
+
+def program(
+    window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence[RunningJob] = ()
+) -> IntegerProgram:
+    """The exact program. Options that are worth nothing are left out."""
+    tables = _tables(window, waiting)
+    starts = [
+        (job, slot)
+        for job in waiting
+        for slot in range(window.slots)
+        if tables.worth[job.name][slot] > _ROUNDING
+    ]
+    victims = [job for job in running if job.preemption_cost is not None]
+    columns, left = len(starts) + len(victims), _left(window, tables, running, ())
+    rows: list[list[float]] = []
+    bounds: list[float] = []
+    for name in dict.fromkeys(job.name for job, _ in starts):
+        rows.append([float(job.name == name) for job, _ in starts] + [0.0] * len(victims))
+        bounds.append(1.0)
+    for r, resource in enumerate(tables.resources):
+        taken = np.zeros((window.slots, columns))
+        for n, (job, slot) in enumerate(starts):
+            taken[slot:, n] = job.demand.get(resource, 0.0) * tables.held[job.name][: window.slots - slot]
+        for n, victim in enumerate(victims, start=len(starts)):
+            taken[:, n] = -victim.demand.get(resource, 0.0) * _survival(window, victim.remaining)
+        rows += taken.tolist()
+        bounds += left[r].tolist()
+    return IntegerProgram(
+        np.array([tables.worth[job.name][slot] for job, slot in starts] + [-_cost(each) for each in victims]),
+        np.array(rows, dtype=np.float64).reshape(len(bounds), columns),
+        np.array(bounds),
+        (*((job.name, slot) for job, slot in starts), *((each.name, -1) for each in victims)),
+    )
+
+
+def solution_of(plan: JobPlan, stated: IntegerProgram, slot_s: float) -> Floats:
+    """``plan`` as the program's variables: where a solver starts."""
+    chosen = {(name, round(start_s / slot_s)) for name, start_s in plan.starts_s.items()}
+    chosen |= {(name, -1) for name in plan.preempted}
+    return np.array([float(option in chosen) for option in stated.options])
+
+
+def plan_of(solution: Floats, stated: IntegerProgram, slot_s: float) -> JobPlan:
+    """The plan that a solution of the program states."""
+    chosen = [option for option, x in zip(stated.options, solution, strict=True) if x > 0.5]
+    return JobPlan(
+        {name: slot * slot_s for name, slot in chosen if slot >= 0},
+        tuple(name for name, slot in chosen if slot < 0),
+        float(stated.worth @ np.round(solution)),
+    )
+
+
+def feasible(solution: Floats, stated: IntegerProgram) -> bool:
+    """True if a solution satisfies every row."""
+    return bool(np.all(stated.rows @ np.round(solution) <= stated.bounds + 1e-6))
+
+
+def _improved(
+    window: PlanWindow,
+    tables: _Tables,
+    jobs: Sequence[WaitingJob],
+    running: Sequence[RunningJob],
+    preempted: tuple[str, ...],
+) -> JobPlan:
+    """The best plan over the orders that single moves to the front reach."""
+    order = list(jobs)
+    best = _inserted(window, tables, order, running, preempted)
+    for _ in range(_PASSES):
+        before = best.worth
+        for job in jobs:
+            moved = [job, *(each for each in order if each is not job)]
+            tried = _inserted(window, tables, moved, running, preempted)
+            if tried.worth > best.worth + _ROUNDING:
+                best, order = tried, moved
+        if best.worth <= before + _ROUNDING:
+            break
+    return best
+
+
+def _inserted(
+    window: PlanWindow,
+    tables: _Tables,
+    order: Sequence[WaitingJob],
+    running: Sequence[RunningJob],
+    preempted: tuple[str, ...],
+) -> JobPlan:
+    """The plan of jobs in ``order``, each at the earliest of its best feasible slots."""
+    left = _left(window, tables, running, preempted)
+    starts: dict[str, float] = {}
+    worth = -sum(_cost(job) for job in running if job.name in preempted)
+    for job in order:
+        demand = np.array([[job.demand.get(resource, 0.0)] for resource in tables.resources])
+        for slot in np.argsort(-tables.worth[job.name], kind="stable"):
+            value = float(tables.worth[job.name][slot])
+            if value <= _ROUNDING:
+                break
+            taken = demand * tables.held[job.name][: window.slots - slot]
+            if np.all(taken <= left[:, slot:] + _ROUNDING * (1.0 + demand)):
+                left[:, slot:] -= taken
+                starts[job.name] = float(slot * window.slot_s)
+                worth += value
+                break
+    return JobPlan(starts, preempted, worth)
+
+
+def _left(
+    window: PlanWindow, tables: _Tables, running: Sequence[RunningJob], preempted: tuple[str, ...]
+) -> Floats:
+    """What is left by resource and slot beside what runs and is not preempted."""
+    left = np.array([[window.capacity[resource]] * window.slots for resource in tables.resources])
+    for job in running:
+        if job.name not in preempted:
+            held = _survival(window, job.remaining)
+            left -= np.array([[job.demand.get(resource, 0.0)] for resource in tables.resources]) * held
+    return left
+
+
+def _tables(window: PlanWindow, waiting: Sequence[WaitingJob]) -> _Tables:
+    starts = [slot * window.slot_s for slot in range(window.slots)]
+    return _Tables(
+        {job.name: _survival(window, job.run_time) for job in waiting},
+        {job.name: np.array([expected(job.utility, s, job.run_time) for s in starts]) for job in waiting},
+        tuple(window.capacity),
+    )
+
+
+def _survival(window: PlanWindow, run_time: RunTime) -> Floats:
+    """What is expected to be held at the beginning of each slot; all of it in the first."""
+    return np.array([1.0, *(run_time.survival(n * window.slot_s) for n in range(1, window.slots))])
+
+
+def _cost(job: RunningJob) -> float:
+    return 0.0 if job.preemption_cost is None else job.preemption_cost

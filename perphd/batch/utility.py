@@ -1,0 +1,117 @@
+"""What it is worth to start a job at a time, from the distribution of its run time (3Sigma, 4.2 and 4.3.2).
+
+    E[U(s)] = integral over t of U(s + t) f(t) dt       s: start, f: density of the run time
+
+With a deadline D, U is U0 up to D and 0 after it, so E[U(s)] = U0 P(T <= D - s). Without one, U falls linearly to 0
+over the job's patience. Every U here is piecewise linear, so E[U(s)] follows from the survival S alone:
+
+    E[U(s)] = U(s) - jumps * S + integral over t of U'(s + t) S(t) dt
+
+Over-estimates. If every known run time exceeds what is left before the deadline, E[U] is 0 and the job would never be
+tried. U then falls linearly after the deadline instead of at once: such a job ranks below those of the same U0 that
+are sure to meet theirs, and runs on what they leave. The adaptive rule applies this only if P(T < D - submitted) is
+below a threshold: people ask for deadlines that their jobs can meet, so a history that contradicts one is doubtful.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+
+from perphd.forecast.histogram import Histogram, share_to
+from perphd.forecast.running import Overrun, still_running
+
+OVERESTIMATE_THRESHOLD: Final = 0.05
+_POINTS: Final = 65
+
+
+@dataclass(frozen=True, slots=True)
+class RunTime:
+    """A law of run times: the probability of more than t seconds, and the time that none exceeds."""
+
+    survival: Callable[[float], float]
+    longest_s: float
+
+    def integral(self, start_s: float, end_s: float) -> float:
+        """The integral of the survival."""
+        start_s, end_s = max(0.0, start_s), min(end_s, self.longest_s)
+        if end_s <= start_s:
+            return 0.0
+        points = np.linspace(start_s, end_s, _POINTS)
+        return float(np.trapezoid([self.survival(float(t)) for t in points], points))
+
+
+def uniform(least_s: float, most_s: float) -> RunTime:
+    """Run times that are equally likely between two bounds."""
+    return RunTime(lambda t: min(1.0, max(0.0, (most_s - t) / (most_s - least_s))), most_s)
+
+
+def of_history(history: Histogram) -> RunTime:
+    """The law of a history that is not empty."""
+    return RunTime(lambda t: 1.0 - share_to(history, t), history.most)
+
+
+def remaining(history: Histogram, elapsed_s: float, overrun: Overrun) -> RunTime:
+    """The law of what is left of a job that has run for ``elapsed_s``; its moved end, once it outlives all history."""
+    survival = partial(still_running, history, elapsed_s, overrun=overrun)
+    last_s = max(history.most, overrun.end_s if overrun.moved else -math.inf)
+    return RunTime(survival, max(0.0, last_s - elapsed_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Utility:
+    """The worth of completing at a time from now. One of ``deadline_s`` and ``patience_s`` is set.
+
+    ``decay_s``: with a deadline, for how long after it the worth falls to 0; 0: at once.
+    """
+
+    greatest: float
+    deadline_s: float | None = None
+    patience_s: float = 0.0
+    decay_s: float = 0.0
+
+    def at(self, completed_s: float) -> float:
+        """The worth of completing then."""
+        if self.deadline_s is None:
+            return self.greatest * max(0.0, 1.0 - completed_s / self.patience_s)
+        if completed_s <= self.deadline_s:
+            return self.greatest
+        if not self.decay_s:
+            return 0.0
+        return self.greatest * max(0.0, 1.0 - (completed_s - self.deadline_s) / self.decay_s)
+
+
+def expected(utility: Utility, start_s: float, run_time: RunTime) -> float:
+    """E[U(s)] of a start at ``start_s``."""
+    if utility.deadline_s is None:
+        falls_from, falls_for = 0.0, utility.patience_s
+    elif utility.decay_s:
+        falls_from, falls_for = utility.deadline_s, utility.decay_s
+    else:
+        left_s = utility.deadline_s - start_s
+        return utility.greatest * (1.0 - run_time.survival(left_s)) if left_s > 0 else 0.0
+    slope = utility.greatest / falls_for
+    late = run_time.integral(falls_from - start_s, falls_from + falls_for - start_s)
+    return max(0.0, utility.at(start_s) - slope * late)
+
+
+def overestimated(run_time: RunTime, given_s: float, threshold: float = OVERESTIMATE_THRESHOLD) -> bool:
+    """True if the history hardly allows for a deadline that gave the job ``given_s`` at its submission."""
+    return 1.0 - run_time.survival(given_s) < threshold
+
+
+def adapted(
+    utility: Utility, run_time: RunTime, waited_s: float, threshold: float = OVERESTIMATE_THRESHOLD
+) -> Utility:
+    """``utility``, falling slowly after its deadline if the history seems to over-estimate the job.
+
+    It falls for the longest run time, so that a start before the deadline is always worth something.
+    """
+    if utility.deadline_s is None or not overestimated(run_time, utility.deadline_s + waited_s, threshold):
+        return utility
+    return replace(utility, decay_s=run_time.longest_s)
