@@ -20,6 +20,7 @@ from perphd.domain.errors import ParseError
 from perphd.domain.reading import Awaited, Reading, Unavailable, available
 from perphd.monitor.sli import SLI_FIELDS, PushSource, SliReading, SliSource, open_source, validate_options
 from perphd.monitor.sli.keyed import parse_indicators
+from perphd.monitor.sli.mysql import MySqlSource
 from perphd.monitor.sli.polled import AnsweredAt, PolledSource, SliError
 from perphd.monitor.sli.prometheus import HistogramGrowth, quantile
 from perphd.monitor.sli.threaded import ThreadedSource
@@ -527,3 +528,21 @@ def test_readings_know_when_nothing_is_there():
     assert SliReading().is_missing()
     assert not SliReading(latency_p99_ms=0.0).is_missing()
     assert len(SLI_FIELDS) == 5
+
+
+async def test_no_rate_spans_a_restart_after_which_more_was_counted():
+    asked = source("mysql", socket="/none", metric="transactions", resolution_s="5")
+    assert isinstance(asked, MySqlSource)
+    rates: dict[float, float] = {}
+    # 50 a second; from a restart just before 8 s on 100 a second, and 400 at once: more than the server before
+    for at_s, uptime_s, commits in (
+        (0, 1000, 10), (1, 1001, 60), (7, 1007, 360), (8, 1, 400), (9, 2, 500), (14, 7, 1000), (19, 12, 1500),
+        (24, 17, 2000),
+    ):  # fmt: skip
+        reading = asked._reading({"Uptime": uptime_s, "Com_commit": commits, "Com_rollback": 0}, float(at_s))
+        if available(reading.work_rate_per_s):
+            rates[at_s] = reading.work_rate_per_s
+    await asked.close()
+    assert rates.pop(7) == pytest.approx(50.0)
+    assert rates
+    assert list(rates.values()) == pytest.approx([100.0] * len(rates))

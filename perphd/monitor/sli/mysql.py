@@ -77,9 +77,11 @@ class MySqlSource(ThreadedSource):
             # SHOW counts itself before it answers.
             self._own_statements += 1
             work -= self._own_statements
-        counted = self._window.update(work, at_s, self.resolution)
         restarted = counters["Uptime"] < self._uptime_s
         self._uptime_s = counters["Uptime"]
+        if restarted:
+            self._window = CountWindow()  # the new server may have counted further than the old one
+        counted = self._window.update(work, at_s, self.resolution)
         if restarted or counted.rate is WENT_BACKWARDS:
             counted = Counted(Unavailable("the server was restarted or its status was reset"))
         return database_reading(counted, self.resolution)
