@@ -1,7 +1,7 @@
-"""What is known of bandwidth levels by CPU family, where nobody has calibrated: only what has a source.
+"""Bandwidth levels that a CPU family lacks, for machines that nobody has calibrated. Every entry has a source.
 
-No bytes per second are shipped: they depend on the memory that is installed. What can be said of a family is which
-levels the hardware does not have. Such a level acts like the next higher one that it has.
+No bytes per second are shipped: they depend on the memory that is installed. A level that the hardware lacks acts like
+the next higher one that it has.
 """
 
 from __future__ import annotations

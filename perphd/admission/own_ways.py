@@ -3,10 +3,10 @@
 Protection from batch leaves every LRA the whole cache. That is of no use where the LRAs of one L3 domain disturb each
 other. They are set apart when all of this holds:
 
-* two or more LRAs of the domain are short because of the cache at the same time, and what is done about batch has come
-  to its end: each of them needs protection from the others;
-* of each it is known how many ways are enough: the least that it held in samples in which it was on target;
-* the solver finds so many ways for each side by side, beside batch's. What is left over goes to them as well.
+* two or more LRAs of the domain are short because of the cache at the same time, and nothing more can be taken from
+  batch: each of them needs protection from the others;
+* it is known how many ways are enough for each: the fewest that it held in samples in which it was on target;
+* the solver finds these ways for each of them side by side, beside batch's. They share the ways that are left over.
 
 An LRA that is on target is never narrowed, and none is narrowed below what is known to be enough for it. Where one of
 the three does not hold, the masks overlap as before, and decisions say why. If LRAs are short of cache with ways of

@@ -11,7 +11,7 @@ from perphd.isolation.group_jobs import CacheResult
 from perphd.isolation.worker import Worker
 
 PATIENCE_S: Final = 0.5
-"""A round waits so long for groups to be written, which takes milliseconds; what takes longer goes on by itself."""
+"""Longest wait of a round for group writes, which take milliseconds. Slower writes go on by themselves."""
 _POLL_S: Final = 0.05
 
 

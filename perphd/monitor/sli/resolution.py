@@ -41,9 +41,9 @@ EVERY: Final = 8
 """Readings between two estimates."""
 FEWEST_EVENTS: Final = 50.0
 FALLS: Final = 4.0
-"""By so many times F must fall for a counter to be called coarse, and F(1) must be as large at least."""
+"""A counter is called coarse if F falls by at least this factor, and F(1) is at least as large."""
 DEEP: Final = 5.0
-"""F at the resolution is no more than so many times the least that there is."""
+"""F at the resolution is at most this multiple of the least F."""
 NEGLIGIBLE: Final = 0.15
 """Relative error of single readings below which nobody minds."""
 MOST_STANDSTILLS: Final = 0.05
@@ -51,15 +51,15 @@ MOST_STANDSTILLS: Final = 0.05
 ALIKE: Final = 1.5
 """Estimates within this factor are the same estimate."""
 CERTAIN_EVENTS: Final = 7.0
-"""So many expected events do not fail to come by chance: e^-7 is less than one in a thousand."""
+"""This number of expected events does not fail to come by chance: e^-7 is less than one in a thousand."""
 PATIENCE: Final = 3.0
-"""A counter that stands still for so many resolutions is believed: nothing was done."""
+"""A counter that stands still for this number of resolutions is believed: no work was done."""
 TWICE: Final = 1.8
 """A reading that is far from the one before it is taken over two resolutions, less what ticks jitter."""
 UNKNOWN_PATIENCE_S: Final = 30.0
 """The same while the resolution is not known."""
 ALIGNED: Final = 10.0
-"""Windows of so many resolutions need not begin with a report: it is an error of a tenth."""
+"""Windows of this number of resolutions need not begin with a report: that is an error of a tenth."""
 SHARE: Final = 0.9
 """Ticks jitter: from this share on, a window is a whole one."""
 PROVEN_SHARE: Final = 0.75
