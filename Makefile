@@ -18,9 +18,10 @@ BENCH_ARGS ?=
 POLICY_ARGS ?=
 
 SUITE ?= bookworm
+PMU_SUITES ?= bookworm trixie
 
 # Not every target is for people: only those with ## are listed.
-.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab bench bench-policies bench-costs bench-smoke bench-detector bench-predictor bench-forecasts soak faults deb test-vm test-rdt format lock clean
+.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab bench bench-policies bench-costs bench-smoke bench-detector bench-predictor bench-forecasts soak faults deb test-vm test-rdt test-pmu pmu-tests format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
@@ -116,6 +117,14 @@ test-rdt: $(VENV)/.stamp-dev ## cache and bandwidth allocation on a real kernel,
 	@$(SUDO) env PERPHD_VM_SUITE=$(SUITE) PERPHD_QEMU_RDT="$(PERPHD_QEMU_RDT)" $(PY) -m pytest -p no:cacheprovider --durations=20 \
 		tests/rdt/test_rdt_kernel.py tests/rdt/test_rdt_scenes.py tests/rdt/test_rdt_sockets.py \
 		tests/rdt/test_rdt_endings.py $(PYTEST_ARGS)
+
+test-pmu: $(VENV)/.stamp-dev ## hardware counters that others use too, on a real PMU under QEMU, Linux 6.1 and 6.12 (root; PMU_SUITES)
+	@packaging/apt-install pmu
+	@for suite in $(PMU_SUITES); do $(MAKE) pmu-tests SUITE=$$suite || exit 1; done
+
+pmu-tests:
+	@$(SUDO) $(PY) -m tools.pmu --suite $(SUITE) --out $(OUT)/pmu build
+	@$(SUDO) env PERPHD_PMU_SUITE=$(SUITE) $(PY) -m pytest -p no:cacheprovider --durations=5 tests/pmu $(PYTEST_ARGS)
 
 format: $(VENV)/.stamp-dev ## put the code into its one layout
 	$(VENV)/bin/ruff check --fix-only

@@ -1,6 +1,6 @@
 """Arrangements of foreign users of the counters, played on a real PMU: ``python3 -m tests.pmu.scenes NAME``.
 
-Runs inside the guest, as root. Prints one JSON object: for every sample what ``Monitor`` measured, and the truth. The
+Runs inside the guest, as root. Prints a JSON list: for every sample what ``Monitor`` measured, and the truth. The
 guest's processor needs 4 ns for every instruction, so the truth is 250 MIPS for every core second that the kernel has
 accounted to the workload. Scenes clean up after themselves: the next one runs in the same guest.
 """
@@ -11,8 +11,10 @@ import ctypes
 import json
 import os
 import platform
+import sqlite3
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -38,6 +40,9 @@ RAW: Final = 4
 INST_RETIRED: Final = 0x08
 """ARM's architectural event: counts like any other of the PMU's six free counters."""
 PINNED: Final = 1 << 2
+
+LIFE_S: Final = 40.0
+"""How long a daemon lives in the scene of its restart."""
 
 Row = dict[str, object]
 
@@ -337,6 +342,84 @@ def written_late(stack: ExitStack) -> Watch:
     return watch
 
 
+def daemon_restart(stack: ExitStack) -> list[Row]:
+    """The whole daemon, observing an LRA without SLI; stopped, and started again when the LRA is on another CPU."""
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    os.sched_setaffinity(0, set(range(os.cpu_count() or 1)))
+    app = stack.enter_context(group("app"))
+    # As dear as a processor of its own: what perphd and this script use is not to be the LRA's contention.
+    process = stack.enter_context(spinner(app, 1))
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "perphd.toml")
+        config.write_text(
+            f'[daemon]\nstate_dir = "{folder}/state"\nsocket = "{folder}/s"\nperiod_s = 1.0\n'
+            '[[lra]]\nname = "app"\ncgroup = "/app"\n'
+        )
+        for life, cpu in (("first", 1), ("second", 0)):
+            os.sched_setaffinity(process.pid, {cpu})
+            began_s = time.time()
+            daemon = subprocess.Popen(
+                [sys.executable, "-m", "perphd.control.daemon", "--config", str(config)],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+            stack.callback(daemon.kill)
+            _wait_for(Path(folder, "s"), daemon)
+            time.sleep(LIFE_S)
+            daemon.terminate()
+            _, said = daemon.communicate(timeout=120)
+            if daemon.returncode:
+                raise RuntimeError(f"perphd ended with {daemon.returncode}: {said.decode()[-2000:]}")
+            rows += told(Path(folder, "state", "perphd.db"), life, began_s)
+            if life == "first":
+                os.sched_setaffinity(process.pid, {0})
+                time.sleep(20.0)
+    return rows
+
+
+def _wait_for(socket: Path, daemon: subprocess.Popen[bytes]) -> None:
+    """Until the daemon answers there: its start is slow on an emulated processor."""
+    for _ in range(600):
+        if socket.exists():
+            return
+        if daemon.poll() is not None:
+            break
+        time.sleep(0.5)
+    daemon.kill()
+    _, said = daemon.communicate()
+    raise RuntimeError(f"perphd did not start: {said.decode()[-2000:]}")
+
+
+def told(store: Path, life: str, since_s: float) -> list[Row]:
+    """What the daemon has stored of a life: every sample, and the health that was decided at or before it."""
+    with sqlite3.connect(store) as connection:
+        samples = connection.execute(
+            "SELECT at_s, mips, cpi, cpu_usage_cores, quality FROM samples WHERE wall_s >= ? ORDER BY at_s",
+            (since_s,),
+        ).fetchall()
+        decisions = connection.execute(
+            "SELECT at_s, health FROM decisions WHERE wall_s >= ? ORDER BY at_s", (since_s,)
+        ).fetchall()
+    rows: list[Row] = []
+    for at_s, mips, cpi, usage, quality in samples:
+        health = next((known for when, known in reversed(decisions) if when <= at_s), "none")
+        flags = [flag for flag in quality.split(",") if flag]
+        truth = None if usage is None else MIPS_PER_CORE * usage
+        rows.append(
+            {
+                "label": life,
+                "workload": "app",
+                "truth": truth,
+                "mips": mips,
+                "cpi": cpi,
+                "quality": flags,
+                "health": health,
+            }
+        )
+    return rows
+
+
 SCENES: Final = MappingProxyType(
     {
         scene.__name__: scene
@@ -360,9 +443,13 @@ def main() -> None:
     os.sched_setscheduler(0, os.SCHED_FIFO | os.SCHED_RESET_ON_FORK, os.sched_param(10))
     os.sched_setaffinity(0, {(os.cpu_count() or 1) - 1})
     with ExitStack() as stack:
-        watch = SCENES[sys.argv[1]](stack)
-        watch.close()
-    print(json.dumps({"scene": sys.argv[1], "rows": watch.rows}))
+        if sys.argv[1] == daemon_restart.__name__:
+            rows = daemon_restart(stack)
+        else:
+            watch = SCENES[sys.argv[1]](stack)
+            rows = watch.rows
+            watch.close()
+    print(json.dumps(rows))
 
 
 if __name__ == "__main__":

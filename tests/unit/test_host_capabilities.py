@@ -10,11 +10,11 @@ import pytest
 from perphd.agent.composition import build_agent
 from perphd.agent.config import parse
 from perphd.domain.capability import Area, Capabilities
-from perphd.domain.errors import Denied, KernelError, Unsupported
+from perphd.domain.errors import Busy, Denied, KernelError, Unsupported
 from perphd.host.capabilities import look_again, probe
 from perphd.host.cgroup import discover
 from perphd.host.fs import KernelFile, RealFs
-from perphd.host.perf_events import HARDWARE_EVENTS, SOFTWARE_EVENTS, EventKind, EventSupport
+from perphd.host.perf_events import HARDWARE_EVENTS, SOFTWARE_EVENTS, EventKind, EventRefused, EventSupport
 from perphd.sim.host import SimHost
 from perphd.sim.machine import Machine
 from perphd.sim.workload import Batch
@@ -271,6 +271,38 @@ def test_software_events_are_judged_on_their_own(tmp_path: Path) -> None:
     found = _probe(tmp_path, METAL, _support(error, *SOFTWARE_EVENTS))
     assert found.has("perf.hardware")
     assert "does not see cgroups" in found["perf.software"].detail
+
+
+def test_performance_events_are_asked_where_workloads_are(tmp_path: Path) -> None:
+    """Before cgroup.subtree_control was ever written, they work in the root and nowhere else."""
+    unseen = Busy("/", "perf_event_open", errno.ENOENT, advice="write to cgroup.subtree_control")
+
+    def events(directory: str) -> EventSupport:
+        if directory == "/sys/fs/cgroup":
+            return ALL_EVENTS
+        return EventSupport((), dict.fromkeys(EventKind, unseen))
+
+    def found(folder: str, files: dict[str, str]) -> Capabilities:
+        tree = write_tree(tmp_path / folder, files)
+        return probe(tree, discover(tree), events=events, taskstats=str, egress=str, environment={})
+
+    with_child = found("child", METAL)
+    assert not with_child.has("perf.hardware")
+    assert not with_child.has("perf.software")
+    assert with_child["perf.hardware"].remedy == "write to cgroup.subtree_control"
+    alone = found("alone", {name: text for name, text in METAL.items() if "system.slice" not in name})
+    assert alone.has("perf.hardware")
+    assert "(asked in /sys/fs/cgroup)" in alone["perf.hardware"].detail
+
+
+def test_every_missing_event_has_its_reason(tmp_path: Path) -> None:
+    kinds = (EventKind.LLC_REFERENCES, EventKind.LLC_MISSES)
+    refused = EventRefused(
+        "/", "perf_event_open", errno.EOPNOTSUPP, kinds[0], advice="its L3 PMU knows no cgroups"
+    )
+    detail = _probe(tmp_path, METAL, _support(refused, *kinds))["perf.hardware"].detail
+    assert detail.startswith("instructions, cycles, stall-backend, stall-memory (asked in")
+    assert detail.endswith("; not llc-references, llc-misses: its L3 PMU knows no cgroups")
 
 
 @pytest.mark.parametrize(

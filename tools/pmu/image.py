@@ -1,0 +1,219 @@
+"""Kernel and root file system of the machine with a PMU: Debian's arm64 kernel, Python, busybox, perphd's wheels.
+
+The root file system is an initramfs, unpacked from Debian packages and never booted before: no package is configured,
+nothing of arm64 runs on this host. Python is bookworm's for every kernel. Needs root (mmdebstrap) and the Debian
+packages of section [pmu] in packaging/apt-packages.txt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tools.vm.image import VmError
+
+ROOT: Final = Path(__file__).parents[2]
+SUITES: Final = ("bookworm", "trixie")
+"""Debian releases whose kernels are there: Linux 6.1 and 6.12."""
+USERLAND: Final = "bookworm"
+PYTHON: Final = "3.11"
+PACKAGES: Final = "busybox-static,libc6,libstdc++6,python3,python3-minimal"
+LEFT_OUT: Final = ("usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/info", "var/lib/apt")
+BOOT_MODULES: Final = ("virtio_pci", "9pnet_virtio", "9p")
+"""For the folder that machine and host share; the console needs none."""
+REQUIREMENTS: Final = ROOT / "requirements/runtime.txt"
+TOOLS: Final = ("aarch64-linux-gnu-gcc", "cpio", "dpkg-deb", "mmdebstrap", "modprobe", "xz")
+
+# An endless loop without a library: every instruction of it is counted.
+SPIN: Final = "void _start(void) { volatile unsigned long x = 0; for (;;) x += 3; }\n"
+
+INIT: Final = """#!/bin/busybox sh
+b=/bin/busybox
+for mounted in "devtmpfs dev /dev" "proc proc /proc" "sysfs sys /sys" "tmpfs tmp /tmp" "tmpfs run /run"; do
+  set -- $mounted; $b mount -t $1 $2 $3
+done
+export PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/applets HOME=/root
+export PYTHONPATH=/lab/src:/usr/local/site PYTHONPYCACHEPREFIX=/run/bytecode
+$b --install -s /applets
+while read -r module; do $b insmod /modules/$module; done < /modules/order
+$b ifconfig lo 127.0.0.1 up
+$b mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=none lab /lab
+$b mount -t cgroup2 cgroup2 /sys/fs/cgroup
+echo READY
+while :; do $b setsid $b sh -c 'exec /bin/busybox sh -i </dev/ttyAMA0 >/dev/ttyAMA0 2>&1'; done
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class PmuImage:
+    """What QEMU boots."""
+
+    folder: Path
+
+    @property
+    def kernel(self) -> Path:
+        """Debian's kernel of the suite."""
+        return self.folder / "vmlinuz"
+
+    @property
+    def initrd(self) -> Path:
+        """The root file system."""
+        return self.folder / "initrd"
+
+
+def pmu_image(suite: str, cache: Path) -> PmuImage:
+    """The image of this Debian suite, from the cache or made now (about a minute).
+
+    Raises:
+        VmError: it cannot be made here.
+    """
+    recipe = hashlib.sha256(Path(__file__).read_bytes() + REQUIREMENTS.read_bytes()).hexdigest()[:12]
+    folder = cache / f"{suite}-{recipe}"
+    if (folder / "initrd").exists():
+        return PmuImage(folder)
+    if suite not in SUITES:
+        raise VmError(f"no recipe for Debian {suite!r}; there is one for {', '.join(SUITES)}")
+    if os.geteuid() != 0:
+        raise VmError("making the image needs root: mmdebstrap unpacks packages as root")
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        raise VmError(f"making the image needs {', '.join(missing)}: packaging/apt-install pmu")
+    for old in cache.glob(f"{suite}-*"):
+        shutil.rmtree(old)
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as work:
+        Path(work).chmod(0o755)
+        made = Path(work, "image")
+        made.mkdir()
+        _make(suite, Path(work), made)
+        made.rename(folder)
+    return PmuImage(folder)
+
+
+def _make(suite: str, work: Path, made: Path) -> None:
+    root, unpacked = work / "root", work / "kernel"
+    hook = work / "hook"
+    hook.write_text(
+        "set -e\n"
+        f"cd {work}\n"
+        'export APT_CONFIG="$MMDEBSTRAP_APT_CONFIG"\n'
+        "name=$(apt-cache depends linux-image-arm64 | awk '/Depends: linux-image/{print $2; exit}')\n"
+        "apt-get -qq -o APT::Sandbox::User=root download ${name:-linux-image-arm64}\n"
+    )
+    _extract(USERLAND, PACKAGES, root)
+    _extract(suite, "busybox-static", work / "unused", f"--extract-hook=sh {hook}")
+    packages = list(work.glob("linux-image-*.deb"))
+    if len(packages) != 1:
+        raise VmError(f"the kernel's package did not arrive: {packages}")
+    _run("dpkg-deb", "-x", str(packages[0]), str(unpacked))
+    shutil.copy(next(unpacked.glob("boot/vmlinuz-*")), made / "vmlinuz")
+    for name in LEFT_OUT:
+        shutil.rmtree(root / name, ignore_errors=True)
+    for name in ("modules", "applets", "lab", "proc", "sys", "dev", "run", "tmp", "root", "usr/local/site"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    if not (root / "bin/busybox").exists():
+        shutil.copy(root / "usr/bin/busybox", root / "bin/busybox")
+    (root / "usr/bin/python3").unlink(missing_ok=True)
+    (root / "usr/bin/python3").symlink_to(f"python{PYTHON}")
+    _modules(unpacked, root / "modules")
+    _spinner(work, root / "usr/bin/spin")
+    _wheels(work, root / "usr/local/site")
+    init = root / "init"
+    init.write_text(INIT)
+    init.chmod(0o755)
+    packed = subprocess.run(
+        "find . | cpio -o -H newc -R 0:0 --quiet | gzip -1",
+        shell=True,
+        cwd=root,
+        capture_output=True,
+        check=True,
+    )
+    (made / "initrd").write_bytes(packed.stdout)
+
+
+def _extract(suite: str, packages: str, target: Path, *options: str) -> None:
+    command = ("mmdebstrap", "--quiet", "--mode=root", "--variant=extract", "--architectures=arm64")
+    _run(*command, f"--include={packages}", *options, suite, str(target), _mirror())
+
+
+def _mirror() -> str:
+    """Where this machine's own apt finds Debian."""
+    listed = _run("apt-get", "indextargets", "--format", "$(REPO_URI) $(ORIGIN)").splitlines()
+    fit = [line.split()[0] for line in listed if line.endswith(" Debian") and "security" not in line]
+    return fit[0] if fit else "http://deb.debian.org/debian"
+
+
+def _modules(unpacked: Path, target: Path) -> None:
+    if not (unpacked / "lib/modules").is_dir():
+        (unpacked / "lib").mkdir(exist_ok=True)
+        (unpacked / "lib/modules").symlink_to("../usr/lib/modules")
+    version = next((unpacked / "lib/modules").iterdir()).name
+    _run("depmod", "-b", str(unpacked), version, ok=(0, 1))
+    order: list[str] = []
+    for line in _run("modprobe", "-d", str(unpacked), "-S", version, "-aD", *BOOT_MODULES).splitlines():
+        word, _, path = line.partition(" ")
+        source = Path(path.split()[0]) if word == "insmod" else None
+        if source is None or source.name.removesuffix(".xz") in order:
+            continue
+        shutil.copy(source, target / source.name)
+        if source.suffix == ".xz":
+            _run("xz", "-df", str(target / source.name))
+        order.append(source.name.removesuffix(".xz"))
+    (target / "order").write_text("".join(f"{name}\n" for name in order))
+
+
+def _spinner(work: Path, target: Path) -> None:
+    source = work / "spin.c"
+    source.write_text(SPIN)
+    _run(
+        "aarch64-linux-gnu-gcc",
+        "-O1",
+        "-static",
+        "-nostdlib",
+        "-ffreestanding",
+        "-o",
+        str(target),
+        str(source),
+    )
+
+
+def _wheels(work: Path, target: Path) -> None:
+    """What perphd imports at run time: wheels for arm64, and from here what is Python alone and has no wheel."""
+    entries = REQUIREMENTS.read_text().replace("\\\n", " ").splitlines()
+    names = [entry.split("==")[0] for entry in entries if "==" in entry]
+    pure = [name for name in names if name == "cgroupspy"]
+    kept = work / "requirements.txt"
+    kept.write_text("".join(f"{e}\n" for e in entries if "==" in e and e.split("==")[0] not in pure))
+    platforms = [f"--platform=manylinux_2_{minor}_aarch64" for minor in (28, 17)]
+    _run(
+        *(sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "install"),
+        *("--no-deps", "--no-compile", "--only-binary=:all:", "--require-hashes"),
+        *(
+            "--implementation=cp",
+            f"--python-version={PYTHON}",
+            *platforms,
+            "--platform=manylinux2014_aarch64",
+        ),
+        *("--target", str(target), "-r", str(kept)),
+    )
+    for name in pure:
+        spec = importlib.util.find_spec(name)
+        if spec is None or spec.origin is None:
+            raise VmError(f"{name} is not installed here: make .venv/.stamp-dev")
+        shutil.copytree(Path(spec.origin).parent, target / name, ignore=shutil.ignore_patterns("__pycache__"))
+
+
+def _run(*command: str, ok: tuple[int, ...] = (0,)) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode not in ok:
+        said = done.stderr.strip()[-2000:]
+        raise VmError(f"{' '.join(command[:3])} ... ended with {done.returncode}:\n{said}")
+    return done.stdout
