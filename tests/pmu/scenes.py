@@ -41,6 +41,7 @@ INST_RETIRED: Final = 0x08
 """ARM's architectural event: counts like any other of the PMU's six free counters."""
 PINNED: Final = 1 << 2
 
+START: Final = "from perphd.control.daemon import main; main()"
 LIFE_S: Final = 40.0
 """How long a daemon lives in the scene of its restart."""
 
@@ -360,7 +361,7 @@ def daemon_restart(stack: ExitStack) -> list[Row]:
             os.sched_setaffinity(process.pid, {cpu})
             began_s = time.time()
             daemon = subprocess.Popen(
-                [sys.executable, "-m", "perphd.control.daemon", "--config", str(config)],
+                [sys.executable, "-c", START, "run", "--config", str(config)],
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )

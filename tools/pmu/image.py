@@ -41,12 +41,14 @@ for mounted in "devtmpfs dev /dev" "proc proc /proc" "sysfs sys /sys" "tmpfs tmp
   set -- $mounted; $b mount -t $1 $2 $3
 done
 export PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/applets HOME=/root
-export PYTHONPATH=/lab/src:/usr/local/site PYTHONPYCACHEPREFIX=/run/bytecode
+export PYTHONPATH=/opt/src:/usr/local/site
 $b --install -s /applets
 while read -r module; do $b insmod /modules/$module; done < /modules/order
 $b ifconfig lo 127.0.0.1 up
 $b mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144,cache=none lab /lab
 $b mount -t cgroup2 cgroup2 /sys/fs/cgroup
+# The shared folder is slow, and its bytecode would be left on the host.
+$b mkdir -p /opt && $b cp -r /lab/src /opt/src
 echo READY
 while :; do $b setsid $b sh -c 'exec /bin/busybox sh -i </dev/ttyAMA0 >/dev/ttyAMA0 2>&1'; done
 """
