@@ -15,15 +15,13 @@ below a threshold: people ask for deadlines that their jobs can meet, so a histo
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 import numpy as np
 
-from perphd.forecast.histogram import Histogram, share_to
+from perphd.forecast.histogram import Floats, Histogram, shares_to, survival
 from perphd.forecast.running import Overrun, still_running
 
 OVERESTIMATE_THRESHOLD: Final = 0.05
@@ -32,10 +30,14 @@ _POINTS: Final = 65
 
 @dataclass(frozen=True, slots=True)
 class RunTime:
-    """A law of run times: the probability of more than t seconds, and the time that none exceeds."""
+    """A law of run times: the probabilities of more than t seconds, of many t, and the time that none exceeds."""
 
-    survival: Callable[[float], float]
+    survivals: Callable[[Floats], Floats]
     longest_s: float
+
+    def survival(self, after_s: float) -> float:
+        """The probability of more than ``after_s``."""
+        return float(self.survivals(np.array([after_s]))[0])
 
     def integral(self, start_s: float, end_s: float) -> float:
         """The integral of the survival."""
@@ -43,24 +45,31 @@ class RunTime:
         if end_s <= start_s:
             return 0.0
         points = np.linspace(start_s, end_s, _POINTS)
-        return float(np.trapezoid([self.survival(float(t)) for t in points], points))
+        return float(np.trapezoid(self.survivals(points), points))
 
 
 def uniform(least_s: float, most_s: float) -> RunTime:
     """Run times that are equally likely between two bounds."""
-    return RunTime(lambda t: min(1.0, max(0.0, (most_s - t) / (most_s - least_s))), most_s)
+    return RunTime(lambda t: np.clip((most_s - t) / (most_s - least_s), 0.0, 1.0), most_s)
 
 
 def of_history(history: Histogram) -> RunTime:
     """The law of a history that is not empty."""
-    return RunTime(lambda t: 1.0 - share_to(history, t), history.most)
+    return RunTime(lambda t: 1.0 - shares_to(history, t), history.most)
 
 
 def remaining(history: Histogram, elapsed_s: float, overrun: Overrun) -> RunTime:
     """The law of what is left of a job that has run for ``elapsed_s``; its moved end, once it outlives all history."""
-    survival = partial(still_running, history, elapsed_s, overrun=overrun)
-    last_s = max(history.most, overrun.end_s if overrun.moved else -math.inf)
-    return RunTime(survival, max(0.0, last_s - elapsed_s))
+    beyond = survival(history, elapsed_s) if history.count else 0.0
+    if beyond > 0.0:
+        return RunTime(
+            lambda t: np.minimum(1.0, (1.0 - shares_to(history, elapsed_s + np.maximum(t, 0.0))) / beyond),
+            history.most - elapsed_s,
+        )
+    left_s = max(0.0, overrun.end_s - elapsed_s) if overrun.moved else 0.0
+    return RunTime(
+        lambda t: np.array([still_running(history, elapsed_s, float(each), overrun) for each in t]), left_s
+    )
 
 
 @dataclass(frozen=True, slots=True)
