@@ -33,6 +33,9 @@ _MATCH_DOC = (
 _MODE_DOC = "observe or enforce for this workload alone; default: the daemon's mode"
 
 
+_BAND_DOC = "its class of service, {}; reported by status --json, without an effect yet"
+
+
 @dataclass(frozen=True, slots=True)
 class LraTable:
     """Table ``[[lra]]``: one long-running application that is kept at its performance."""
@@ -91,6 +94,9 @@ class LraTable:
         "may ask is shown (so it takes root, or a file of the configuration); label:KEY: a label of its container; "
         "none: all versions share one model",
     )
+    band: Literal["gold", "silver"] | None = setting(
+        None, _BAND_DOC.format("gold (cores of its own) or silver (a guaranteed share); default: silver")
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +117,9 @@ class BatchTable:
     )
     min_memory_bytes: int = setting(
         0, "its memory.high is never set below this", kind="size", key="min_memory"
+    )
+    band: Literal["silver", "copper"] | None = setting(
+        None, _BAND_DOC.format("copper (what is left) or silver (a guaranteed share); default: copper")
     )
 
 

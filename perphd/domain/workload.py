@@ -66,7 +66,8 @@ class WorkloadSpec:
     workload that is to be found has no ``cgroup`` yet. ``app_class``: what kind of application it is, for the
     beginning of its model; ``none`` if it does not say. ``policy``: thresholds, rates and delays that differ from the
     host's for this LRA, sorted pairs of key and value, already validated. ``version_from``: what tells one version of
-    the application from another: ``auto``, ``none``, ``file:PATH`` or ``label:KEY``.
+    the application from another: ``auto``, ``none``, ``file:PATH`` or ``label:KEY``. ``band``: gold, silver or copper;
+    None: silver for an LRA, copper for batch.
     """
 
     name: str
@@ -82,3 +83,4 @@ class WorkloadSpec:
     app_class: str = "none"
     policy: tuple[tuple[str, float], ...] = ()
     version_from: str = "auto"
+    band: str | None = None

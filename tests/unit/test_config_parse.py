@@ -280,6 +280,7 @@ cgroups = st.from_regex(r"(/[a-z\"\\ü .][a-z\"\\ü -]{0,6}){1,3}", fullmatch=Tr
             latency_percentile=st.sampled_from(["p50", "p95", "p99"]),
         ),
         sli=st.sampled_from([None, SliSpec("push"), SliSpec("push", (("max_age_s", "3"),))]),
+        band=st.sampled_from([None, "gold", "silver"]),
     )
 )
 def test_a_workload_written_reads_back_the_same(spec: WorkloadSpec):
@@ -294,6 +295,7 @@ def test_a_workload_written_reads_back_the_same(spec: WorkloadSpec):
         cgroup=cgroups,
         min_cores=st.floats(0, 4096),
         min_memory_bytes=st.integers(0, 1 << 62),
+        band=st.sampled_from([None, "silver", "copper"]),
     )
 )
 def test_a_batch_workload_written_reads_back_the_same(spec: WorkloadSpec):
@@ -333,3 +335,14 @@ def test_the_literal_helper_writes_toml():
     data = {"a": [1, 2.5, True, 'x"\\\n'], "b": {"c": "ä"}}
     text = "\n".join(f"{key} = {literal(value)}" for key, value in data.items())
     assert tomllib.loads(text) == data
+
+
+@pytest.mark.parametrize(
+    ("kind", "band"), [("lra", "copper"), ("batch", "gold"), ("lra", "system"), ("batch", "")]
+)
+def test_a_band_is_one_of_its_kind(kind: str, band: str):
+    text = f'[[{kind}]]\nname = "a"\ncgroup = "/a"\nband = "{band}"\n'
+    with pytest.raises(
+        ConfigError, match=rf"{kind}\[0\]\.band: .* is not one of its values.*\(allowed: .*silver"
+    ):
+        parse(text, SOURCE)
