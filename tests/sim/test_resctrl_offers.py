@@ -59,7 +59,7 @@ def live(agent: Agent, host: SimHost, seconds: int, then: Callable[[int], None])
     asyncio.run(run())
 
 
-def test_a_calibration_that_comes_while_the_daemon_runs_is_used_and_said(tmp_path: Path) -> None:
+def test_a_calibration_that_comes_while_the_daemon_runs_is_noticed(tmp_path: Path) -> None:
     scenario = scene(service(TWO, "img-dnn", 0.5), stream("near"))
     host = pinned(scenario)
     agent = agent_on(host, scenario, str(tmp_path), "perph")
@@ -72,11 +72,21 @@ def test_a_calibration_that_comes_while_the_daemon_runs_is_used_and_said(tmp_pat
         known.append(agent.capabilities[CAPABILITY].present)
         said.update(str(d.chosen) for d in agent.decisions("img-dnn", limit=1))
 
-    live(agent, host, 130, look)
+    live(agent, host, 70, look)
     assert not known[0]
     assert known[-1]
     assert any("(nominal)" in text for text in said), said
+
+
+def test_bandwidth_that_was_calibrated_is_said_in_bytes(tmp_path: Path) -> None:
+    scenario = scene(service(TWO, "img-dnn", 0.5), stream("near"))
+    host = pinned(scenario)
+    calibration_of(host).save(tmp_path / FILE)
+    agent = agent_on(host, scenario, str(tmp_path), "perph")
+    said: set[str] = set()
+    live(agent, host, 40, lambda _: said.update(str(d.chosen) for d in agent.decisions("img-dnn", limit=1)))
     assert any("batch at most" in text and "calibrated)" in text for text in said), said
+    assert not any("(nominal)" in text for text in said), said
 
 
 def test_parties_uses_ways_and_bandwidth_that_are_mounted_later(tmp_path: Path) -> None:
