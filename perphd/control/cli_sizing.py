@@ -1,0 +1,301 @@
+"""perphctl size, forecast and headroom: forecasts from the store's samples, computed in this process."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
+
+from perphd.control.cli_base import Out, command
+from perphd.control.cli_pause import Duration
+from perphd.control.client import NotPermitted, Refused
+from perphd.domain.errors import PerphError
+from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.units import parse_size_bytes
+
+if TYPE_CHECKING:
+    from perphd.control.reservations import Place
+    from perphd.forecast.headroom import HostOutlook
+    from perphd.forecast.replay import Outlook
+    from perphd.monitor.windows import SeriesWindows, StoreWindows
+    from perphd.sizing.recommendation import Recommendation
+    from perphd.sizing.shaper import Resource
+
+F = TypeVar("F", bound=Callable[..., Any])
+DAY_S: Final = 86_400.0
+STALE_AFTER_S: Final = 300.0
+"""Samples older than this do not describe the present."""
+_SERIES_OF: Final = {"cpu": "cpu_usage_cores", "memory": "memory_working_set_bytes"}
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadSize:
+    """One workload's recommendations."""
+
+    workload: str
+    resources: tuple[Recommendation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesOutlook:
+    """One series and its outlook."""
+
+    series: str
+    outlook: Outlook
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadForecast:
+    """One workload's forecasts."""
+
+    workload: str
+    series: tuple[SeriesOutlook, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class HostHeadroom:
+    """One resource of the host; ``headroom``: capacity less the peak."""
+
+    resource: Resource
+    workloads: int
+    capacity: Reading
+    outlook: HostOutlook
+    headroom: Reading
+
+
+class Bytes(click.ParamType[int]):
+    """A size of memory: 512M, 64G."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        """The size in bytes."""
+        try:
+            found = parse_size_bytes(str(value))
+        except PerphError as exc:
+            self.fail(str(exc), param, ctx)
+        if not found:
+            self.fail("is to be more than 0", param, ctx)
+        return found
+
+
+_store = click.option("--store", metavar="FILE", help="Read this file; reservations are then unknown.")
+
+
+def _last(default: str) -> Callable[[F], F]:
+    return click.option(
+        "--last", "last_s", type=Duration(), default=default, show_default=True, metavar="TIME",
+        help="The history that counts: 6h, 2d, 7d.",
+    )  # fmt: skip
+
+
+def add_sizing_commands(cli: click.Group) -> None:
+    """Add the commands to perphctl."""
+    command(cli)(size)
+    command(cli)(forecast)
+    command(cli)(headroom)
+
+
+@click.argument("workload", metavar="[WORKLOAD]", required=False)
+@click.option(
+    "--format", "form", type=click.Choice(["systemd", "kubernetes", "yarn"]),
+    help="Print the recommendation as a drop-in, a resource patch, YARN values.",
+)  # fmt: skip
+@_last("7d")
+@_store
+def size(out: Out, workload: str | None, form: str | None, last_s: float, store: str | None) -> None:
+    """Say what workloads use and should reserve.
+
+    Of CPU and memory: reserved, used, forecast for the next minute, recommended, and what could be reclaimed now. Reads
+    the store; nothing is applied, also with --format.
+    """
+    from perphd.sizing.formats import Amounts, printed
+
+    if form and out.as_json:
+        raise click.UsageError("--format prints text: leave out --json, or leave out --format")
+    place, found = _read(out, workload, last_s, store, tuple(_SERIES_OF.values()))
+    sizes = [
+        WorkloadSize(
+            each.workload,
+            tuple(_sized(place, each.workload, key, each.series[name]) for key, name in _SERIES_OF.items()),
+        )
+        for each in found.workloads
+    ]
+    if form:
+        amounts = [
+            Amounts(
+                item.workload,
+                place.cgroups.get(item.workload, ""),
+                item.resources[0].recommended,
+                item.resources[1].recommended,
+                tuple(
+                    f"{each.resource.value}: confidence {each.confidence}"
+                    for each in item.resources
+                    if not isinstance(each.recommended, Unavailable)
+                ),
+            )
+            for item in sizes
+        ]
+        if all(isinstance(each.recommended, Unavailable) for item in sizes for each in item.resources):
+            why = sizes[0].resources[0].reason if sizes else "no workload was sampled in the last hour"
+            raise PerphError(f"nothing can be recommended: {why}")
+        click.echo(printed(form, amounts))
+        return
+    _show(out, place, found, {"workloads": sizes}, lambda: _size_parts(sizes, found))
+
+
+@click.argument("workload", metavar="[WORKLOAD]", required=False)
+@click.option(
+    "--horizon", "horizon_s", type=Duration(), default="60s", show_default=True, metavar="TIME",
+    help="How far ahead; one window, 60s, is all that is supported.",
+)  # fmt: skip
+@_last("1d")
+@_store
+def forecast(out: Out, workload: str | None, horizon_s: float, last_s: float, store: str | None) -> None:
+    """Forecast each workload's use in the next minute.
+
+    CPU, working set, cache occupancy, memory bandwidth and load, where the store has them. For one WORKLOAD, all models
+    are shown beside the one that acts.
+    """
+    from perphd.forecast.replay import Outlook, latest_stretch, outlook
+    from perphd.monitor.windows import SERIES, WINDOW_S
+
+    if horizon_s != WINDOW_S:
+        raise click.UsageError(
+            f"--horizon {horizon_s:g}s: the forecasters look one window ahead (allowed: {WINDOW_S:g}s); "
+            "perphctl headroom predicts the host's peak of the next hour"
+        )
+    place, found = _read(out, workload, last_s, store, SERIES)
+    forecasts = []
+    for each in found.workloads:
+        series = []
+        for name in SERIES:
+            windows = each.series[name]
+            if windows.missing:
+                series.append(SeriesOutlook(name, Outlook(0, Unavailable(windows.missing))))
+                continue
+            series.append(SeriesOutlook(name, outlook(latest_stretch(windows.numbers, windows.values))))
+        forecasts.append(WorkloadForecast(each.workload, tuple(series)))
+
+    def parts() -> Any:
+        from perphd.control.render_sizing import forecast_parts
+
+        return forecast_parts(forecasts, found.ended, _stale(found), models=workload is not None)
+
+    _show(out, place, found, {"horizon_s": WINDOW_S, "workloads": forecasts}, parts)
+
+
+@click.option("--cores", type=click.FloatRange(0, min_open=True), help="CPUs of the host [default: read].")
+@click.option("--memory", "memory_bytes", type=Bytes(), metavar="SIZE", help="Memory of the host: 64G.")
+@_last("2d")
+@_store
+def headroom(
+    out: Out, cores: float | None, memory_bytes: int | None, last_s: float, store: str | None
+) -> None:
+    """Predict the host's peak use, and what stays free.
+
+    For every predictor: the peak of the next hour and its back-test on the store. The tightest predictor that keeps its
+    budget of under-estimates is picked.
+    """
+    from perphd.sizing.shaper import Resource
+
+    place, found = _read(out, None, last_s, store, tuple(_SERIES_OF.values()), with_capacity=True)
+    given: dict[Resource, float | None] = {Resource.CPU: cores, Resource.MEMORY: memory_bytes}
+    hosts = [_headroom(place, found, resource, given[resource]) for resource in Resource]
+
+    def parts() -> Any:
+        from perphd.control.render_sizing import headroom_parts
+
+        return headroom_parts(hosts, _stale(found))
+
+    _show(out, place, found, {"resources": hosts}, parts)
+
+
+def _read(
+    out: Out, workload: str | None, last_s: float, store: str | None, series: tuple[str, ...], *,
+    with_capacity: bool = False,
+) -> tuple[Place, StoreWindows]:  # fmt: skip
+    from perphd.control.reservations import find
+    from perphd.monitor.windows import WINDOW_S, read_windows
+
+    if last_s < WINDOW_S:
+        raise click.UsageError(f"--last {last_s:g}s is less than one window (allowed: {WINDOW_S:g}s or more)")
+    place = find(out, store, with_capacity=with_capacity)
+    try:
+        found = read_windows(place.store, last_s, workload, series)
+    except PermissionError as exc:
+        raise NotPermitted(
+            f"{place.store}: this user may not read the store; be root or the daemon's user"
+        ) from exc
+    if workload is not None and not found.workloads:
+        known = ", ".join(found.names)
+        text = f"{workload}: the store has no samples of such a workload"
+        raise Refused(404, {"code": "not-found", "message": text, "allowed": known})
+    return place, found
+
+
+def _sized(place: Place, workload: str, key: str, windows: SeriesWindows) -> Recommendation:
+    import numpy as np
+
+    from perphd.forecast.replay import Outlook, latest_stretch, outlook
+    from perphd.sizing.recommendation import recommend
+    from perphd.sizing.shaper import Resource
+
+    resource = Resource(key)
+    if windows.missing:
+        ahead = Outlook(0, Unavailable(windows.missing))
+    else:
+        ahead = outlook(latest_stretch(windows.numbers, windows.values))
+    values = np.asarray(windows.values, dtype=np.float64)
+    return recommend(resource, values, windows.now, ahead, place.reservation(workload, resource))
+
+
+def _headroom(place: Place, found: StoreWindows, resource: Resource, given: float | None) -> HostHeadroom:
+    import numpy as np
+
+    from perphd.forecast.headroom import TenantHistory, host_outlook
+    from perphd.sizing.shaper import Resource as Kind
+
+    name = _SERIES_OF[resource.value]
+    measured = [each for each in found.workloads if each.series[name].numbers]
+    numbers = sorted({number for each in measured for number in each.series[name].numbers})
+    places = {number: i for i, number in enumerate(numbers)}
+    tenants = []
+    for each in measured:
+        usage = np.full(len(numbers), np.nan)
+        usage[[places[number] for number in each.series[name].numbers]] = each.series[name].values
+        tenants.append(TenantHistory(each.workload, place.reservation(each.workload, resource).amount, usage))
+    outlook = host_outlook(tenants, pairs=resource is Kind.CPU)
+    capacity: Reading = place.capacity[resource] if given is None else float(given)
+    left: Reading
+    if isinstance(outlook.peak, Unavailable):
+        left = outlook.peak
+    elif isinstance(capacity, Unavailable):
+        left = Unavailable(f"the host's capacity is {capacity.reason}; give --cores and --memory")
+    else:
+        left = capacity - outlook.peak
+    return HostHeadroom(resource, len(tenants), capacity, outlook, left)
+
+
+def _size_parts(sizes: list[WorkloadSize], found: StoreWindows) -> Any:
+    from perphd.control.render_sizing import size_parts
+
+    return size_parts(sizes, found.ended, _stale(found))
+
+
+def _show(out: Out, place: Place, found: StoreWindows, data: dict[str, Any], parts: Any) -> None:
+    from perphd.control.wire import encode
+
+    head = {"store": place.store, "window_s": 60.0, "newest_unix_s": found.newest_s, "ended": found.ended}
+    out.show(encode(head | data), parts)
+
+
+def _stale(found: StoreWindows) -> str:
+    age_s = time.time() - found.newest_s
+    if age_s <= STALE_AFTER_S:
+        return ""
+    age = f"{age_s / DAY_S:.1f} days" if age_s > DAY_S else f"{age_s / 60:.0f} minutes"
+    return f"The newest sample is {age} old: 'now' and 'next' follow that sample, not the clock"

@@ -1,0 +1,180 @@
+"""The peak of a host's use, by every predictor that applies, with its back-test on the host's own past.
+
+The host's use in a window is the sum of its workloads' greatest values there: at least the true peak, since maxima of
+one window need not coincide. A back-test predicts at up to ``MOST_PREDICTIONS`` past windows, from what was known then,
+and compares with the next window and with the greatest of the next ``HORIZON``. Predictions beside each other share
+most of their horizon: n predictions tell less than n independent ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perphd.domain.reading import Reading, Unavailable
+from perphd.forecast import backtest
+from perphd.forecast.backtest import PeakScore
+from perphd.forecast.histogram import Floats
+from perphd.forecast.peaks import PREDICTORS, HostUsage, Tenant
+from perphd.forecast.usage_profile import PodSample, UsageProfile, observed
+
+HORIZON: Final = 60
+"""Windows ahead whose peak is predicted: one hour."""
+PERIOD: Final = 1440
+"""Windows that predictors look back: one day."""
+LEAST_HISTORY: Final = 60
+MOST_PREDICTIONS: Final = 300
+PRESENT: Final = 60
+"""A workload without a value in this many windows has left the host."""
+FROM_REQUESTS: Final = frozenset({"borg", "max", "ero", "ero-matched"})
+"""Predictors that need every workload's reservation."""
+FROM_PAIRS: Final = frozenset({"ero", "ero-matched"})
+"""Predictors that are defined for CPU alone."""
+MOST_PAIRED: Final = 24
+"""Workloads up to which pairs are formed; their number grows with the square."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TenantHistory:
+    """One workload: its reservation, and its greatest value in every window, NaN where there is none."""
+
+    name: str
+    request: Reading
+    usage: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class PeakOutlook:
+    """One predictor: the peak that it predicts now, and its errors against the next window and the horizon's peak."""
+
+    name: str
+    peak: Reading
+    instant: PeakScore | None = None
+    horizon: PeakScore | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HostOutlook:
+    """All predictors, the one that is picked (None: reservations stand), the peak that follows, and why."""
+
+    windows: int
+    predictors: tuple[PeakOutlook, ...]
+    picked: str | None
+    peak: Reading
+    reason: str
+
+
+def host_outlook(tenants: Sequence[TenantHistory], *, pairs: bool) -> HostOutlook:
+    """The outlook for one resource. ``pairs``: whether predictors from pairs apply to it."""
+    usage = np.stack([tenant.usage for tenant in tenants], axis=1) if tenants else np.empty((0, 0))
+    absent = _absent(tenants, pairs=pairs)
+    names = [name for name in PREDICTORS if pairs or name not in FROM_PAIRS]
+    usable = [name for name in names if name not in absent]
+    windows = len(usage)
+    start = max(LEAST_HISTORY, windows // 4)
+    least = LEAST_HISTORY + HORIZON + 1
+    if windows < least:
+        short = Unavailable(f"{windows} of {least} windows")
+        return HostOutlook(windows, tuple(PeakOutlook(n, short) for n in names), None, short, short.reason)
+    every = -(-(windows - HORIZON - start) // MOST_PREDICTIONS)
+    total = np.nansum(usage, axis=1)
+    predicted: dict[str, list[float]] = {name: [] for name in usable}
+    times = range(start, windows - HORIZON + 1, every)
+    profile, learned = UsageProfile(), 0
+    for at in (*times, windows):
+        if any(name in FROM_PAIRS for name in usable):
+            profile = _learned(profile, tenants, usage, range(learned, at))
+        learned = at
+        view = _view(tenants, usage[max(0, at - PERIOD) : at], total[max(0, at - PERIOD) : at], profile)
+        for name in usable:
+            predicted[name].append(PREDICTORS[name](view))
+    peaks = backtest.horizon_peaks(total, HORIZON)[list(times)]
+    found, scores = [], {}
+    for name in names:
+        if name in absent:
+            found.append(PeakOutlook(name, Unavailable(absent[name])))
+            continue
+        past = np.array(predicted[name][:-1])
+        instant = backtest.errors(past, total[list(times)])
+        ahead = backtest.errors(past, peaks)
+        if len(ahead):
+            scores[name] = backtest.score(ahead)
+        found.append(
+            PeakOutlook(
+                name,
+                predicted[name][-1],
+                backtest.score(instant) if len(instant) else None,
+                scores.get(name),
+            )
+        )
+    return _picked(windows, tuple(found), backtest.chosen(scores), tenants)
+
+
+def _picked(
+    windows: int, found: tuple[PeakOutlook, ...], picked: str | None, tenants: Sequence[TenantHistory]
+) -> HostOutlook:
+    budget = f"{backtest.BUDGET:.0%}"
+    if picked is not None:
+        peak = next(each.peak for each in found if each.name == picked)
+        reason = (
+            f"{picked} is the tightest predictor whose chance of an under-estimate by more than "
+            f"{backtest.TOLERANCE:.0%} stays within {budget}"
+        )
+        return HostOutlook(windows, found, picked, peak, reason)
+    why = (
+        f"no predictor has shown a chance of at most {budget} of an under-estimate by more than "
+        f"{backtest.TOLERANCE:.0%}"
+    )
+    if _unreserved(tenants):
+        why += ", and some workloads have no reservation"
+        return HostOutlook(windows, found, None, Unavailable(why), why)
+    total = sum(tenant.request for tenant in tenants if not isinstance(tenant.request, Unavailable))
+    return HostOutlook(windows, found, None, total, f"{why}: the sum of the reservations stands")
+
+
+def _absent(tenants: Sequence[TenantHistory], *, pairs: bool) -> dict[str, str]:
+    """The predictors that do not apply, with the reason."""
+    found = {}
+    if unreserved := _unreserved(tenants):
+        few = ", ".join(unreserved[:3]) + (f" and {len(unreserved) - 3} more" if len(unreserved) > 3 else "")
+        found = dict.fromkeys(FROM_REQUESTS, f"needs a reservation of every workload, which lack: {few}")
+    if pairs and len(tenants) > MOST_PAIRED:
+        found |= dict.fromkeys(FROM_PAIRS, f"left out: more than {MOST_PAIRED} workloads")
+    return found
+
+
+def _unreserved(tenants: Sequence[TenantHistory]) -> list[str]:
+    return [tenant.name for tenant in tenants if isinstance(tenant.request, Unavailable)]
+
+
+def _request(tenant: TenantHistory) -> float:
+    return 0.0 if isinstance(tenant.request, Unavailable) else tenant.request
+
+
+def _learned(
+    profile: UsageProfile, tenants: Sequence[TenantHistory], usage: Floats, times: range
+) -> UsageProfile:
+    for at in times:
+        pods = [
+            PodSample(tenant.name, _request(tenant), float(value))
+            for tenant, value in zip(tenants, usage[at].tolist(), strict=True)
+            if not math.isnan(value)
+        ]
+        profile = observed(profile, pods, at // PERIOD)
+    return profile
+
+
+def _view(
+    tenants: Sequence[TenantHistory], recent: Floats, total: Floats, profile: UsageProfile
+) -> HostUsage:
+    known = ~np.isnan(recent)
+    present = [
+        Tenant(tenant.name, _request(tenant), recent[known[:, i], i])
+        for i, tenant in enumerate(tenants)
+        if known[-PRESENT:, i].any()
+    ]
+    return HostUsage(present, total, profile)

@@ -1,0 +1,150 @@
+"""The store's samples reduced to windows: the greatest value of every reading in every 60 seconds.
+
+SQLite reduces them, so a week of samples passes through memory as 10080 numbers per reading. The window of the newest
+sample is not complete; it counts only as present use. Samples of much less than the usual interval are left out: their
+rates scatter, and a maximum would keep the worst of them.
+"""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.sample import SHORT_SHARE
+from perphd.monitor.query import QueryError, open_read_only
+
+WINDOW_S: Final = 60.0
+SERIES: Final = (
+    "cpu_usage_cores",
+    "memory_working_set_bytes",
+    "llc_occupancy_bytes",
+    "mbw_bytes_per_s",
+    "load_per_s",
+)
+"""Readings that are reduced."""
+ENDED_AFTER_S: Final = 3600.0
+"""A workload without a sample for this long before the newest one has ended."""
+_INTERVALS: Final = 501
+
+_WORKLOADS: Final = """
+WITH RECURSIVE names(name) AS (
+    SELECT min(workload) FROM samples
+    UNION ALL SELECT (SELECT min(workload) FROM samples WHERE workload > name) FROM names WHERE name IS NOT NULL
+)
+SELECT name, (SELECT max(wall_s) FROM samples WHERE workload = name) FROM names WHERE name IS NOT NULL
+"""
+"""One search of the index per workload, where DISTINCT reads every sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesWindows:
+    """One reading: its value in every complete window that has one, oldest first, and in the incomplete one.
+
+    ``numbers``: seconds since the epoch over ``WINDOW_S``. ``now`` is Unavailable where the workload has no sample in
+    the incomplete window; ``missing`` says why there is no value at all.
+    """
+
+    numbers: tuple[int, ...] = ()
+    values: tuple[float, ...] = ()
+    now: Reading = Unavailable("no sample in the present window")
+    missing: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkloadWindows:
+    """One workload; ``newest_s``: wall clock of its newest sample."""
+
+    workload: str
+    newest_s: float
+    series: Mapping[str, SeriesWindows]
+
+
+@dataclass(frozen=True, slots=True)
+class StoreWindows:
+    """What was asked of a store: its newest sample, the names that it has samples of, those of them that have ended."""
+
+    newest_s: float
+    names: tuple[str, ...]
+    workloads: tuple[WorkloadWindows, ...]
+    ended: tuple[str, ...]
+
+
+def read_windows(
+    path: str | Path, last_s: float, workload: str | None = None, series: Sequence[str] = SERIES
+) -> StoreWindows:
+    """The windows of the last ``last_s`` seconds of samples, of one workload or of all that have not ended.
+
+    Raises:
+        QueryError: no store, no samples, or SQLite cannot read it.
+    """
+    connection = open_read_only(path)
+    try:
+        columns = {str(row[1]) for row in connection.execute("PRAGMA table_info(samples)")}
+        if not {"workload", "wall_s", "interval_s"} <= columns:
+            raise QueryError(f"{path}: is not a store of perphd: it has no table of samples")
+        newest = {str(name): float(wall_s) for name, wall_s in connection.execute(_WORKLOADS)}
+        if not newest:
+            raise QueryError(f"{path}: holds no samples yet; the daemon adds some every few seconds")
+        end_s = max(newest.values())
+        ended = tuple(name for name, at_s in newest.items() if at_s < end_s - ENDED_AFTER_S)
+        wanted = [name for name in newest if name not in ended] if workload is None else [workload]
+        least_s = SHORT_SHARE * _usual_interval_s(connection)
+        return StoreWindows(
+            end_s,
+            tuple(newest),
+            tuple(
+                WorkloadWindows(
+                    name, newest[name], _reduced(connection, name, end_s, last_s, least_s, columns, series)
+                )
+                for name in wanted
+                if name in newest
+            ),
+            ended,
+        )
+    except sqlite3.Error as exc:
+        raise QueryError(f"{path}: {exc}") from exc
+    finally:
+        connection.close()
+
+
+def _usual_interval_s(connection: sqlite3.Connection) -> float:
+    rows = connection.execute(f"SELECT interval_s FROM samples ORDER BY rowid DESC LIMIT {_INTERVALS}")
+    found = [float(row[0]) for row in rows if row[0] > 0]
+    return statistics.median(found) if found else 0.0
+
+
+def _reduced(
+    connection: sqlite3.Connection, name: str, end_s: float, last_s: float, least_s: float, columns: set[str],
+    series: Sequence[str],
+) -> dict[str, SeriesWindows]:  # fmt: skip
+    present = [column for column in series if column in columns]
+    greatest = "".join(f", max({column})" for column in present)
+    rows = connection.execute(
+        f"SELECT CAST(wall_s / {WINDOW_S} AS INTEGER) AS number{greatest} FROM samples"
+        " WHERE workload = ? AND wall_s >= ? AND (interval_s <= 0 OR interval_s >= ?)"
+        " GROUP BY number ORDER BY number",
+        (name, end_s - last_s, least_s),
+    ).fetchall()
+    last = math.floor(end_s / WINDOW_S)
+    found = {column: SeriesWindows(missing="the store has no such column") for column in series}
+    for i, column in enumerate(present, start=1):
+        known = [(int(row[0]), float(row[i])) for row in rows if _is_number(row[i])]
+        complete = [(number, value) for number, value in known if number < last]
+        now = next((value for number, value in known if number == last), None)
+        found[column] = SeriesWindows(
+            tuple(number for number, _ in complete),
+            tuple(value for _, value in complete),
+            Unavailable("no sample in the present window") if now is None else now,
+            "" if known else "not measured",
+        )
+    return found
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,165 @@
+"""What a workload should reserve of one resource, from its history.
+
+Two amounts answer two questions.
+
+``next_window``: what the resource shaper would leave it for the next window,
+
+    target = mean + K1 R + K2 spread,  never below present use, never above the reservation R unless use exceeds it
+
+with  mean + 3 spread  the calibrated 99 % bound. R less this amount can be lent to others now, and must be given back
+as soon as the forecast rises.
+
+``recommended``: what to write into a unit file, which nobody revises every minute. It covers the whole history:
+
+    T = max(peak, mean + K2 spread) + K1 T
+
+``peak`` is the greatest use of memory, whose shortage kills, and the 99th percentile of CPU use, whose shortage slows.
+T is the reservation that the rule leaves as it is: it does not depend on the present one. Where nothing is reserved,
+the shaper's R is the T of the forecast alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perphd.domain.reading import Reading, Unavailable
+from perphd.forecast.histogram import Floats
+from perphd.forecast.replay import LEAST_WINDOWS, NextWindow, Outlook, too_short
+from perphd.sizing.shaper import Component, Demand, Mode, Resource, Role, ShaperSettings, shape
+
+BOUND_SPREADS: Final = 3.0
+"""Spreads between a forecast's mean and its calibrated bound."""
+DAY_WINDOWS: Final = 1368
+"""Windows that count as a day: 95 % of 1440, since some are always missing."""
+WEEK_WINDOWS: Final = 7 * DAY_WINDOWS
+HELD_BACK_RATIO: Final = 0.95
+"""From this share of its reservation, use may be what the reservation allows and not what the workload needs."""
+SETTINGS: Final = ShaperSettings()
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Present use, and percentiles of the windows' greatest values."""
+
+    now: float
+    p50: float
+    p95: float
+    p99: float
+    greatest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What is reserved and who says so; ``least``: what the workload must have in any case."""
+
+    amount: Reading
+    source: str = ""
+    least: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """One resource of one workload. A missing amount says why it is missing; ``reason`` explains ``recommended``."""
+
+    resource: Resource
+    windows: int
+    reservation: Reservation
+    used: Usage | Unavailable
+    outlook: Outlook
+    next_window: Reading
+    reclaimable: Reading
+    recommended: Reading
+    confidence: str
+    reason: str
+
+
+def usage(values: Sequence[float], now: Reading) -> Usage | Unavailable:
+    """Percentiles of a history; present use is the last complete window's where the present one has no sample."""
+    if not values:
+        return Unavailable("not measured")
+    p50, p95, p99 = (float(q) for q in np.percentile(values, (50, 95, 99)))
+    present = values[-1] if isinstance(now, Unavailable) else max(now, values[-1])
+    return Usage(present, p50, p95, p99, max(*values, present))
+
+
+def recommend(
+    resource: Resource, values: Floats, now: Reading, outlook: Outlook, reservation: Reservation
+) -> Recommendation:
+    """The sizes for one history of complete windows and the outlook on it."""
+    used = usage(values.tolist(), now)
+    found = outlook.next_window
+    why = too_short(len(values)) if len(values) < LEAST_WINDOWS else ""
+    if isinstance(used, Unavailable):
+        why = found.reason if isinstance(found, Unavailable) else used.reason
+    elif not why and isinstance(found, Unavailable):
+        why = found.reason
+    if why or isinstance(used, Unavailable) or isinstance(found, Unavailable):
+        none = Unavailable(why)
+        return Recommendation(
+            resource, len(values), reservation, used, outlook, none, none, none, "none", why
+        )
+    target = _target(resource, used, found, reservation, outlook.windows)
+    amount, reason = _lasting(resource, used, found, reservation)
+    held = reservation.amount
+    return Recommendation(
+        resource,
+        len(values),
+        reservation,
+        used,
+        outlook,
+        target,
+        Unavailable("nothing is reserved") if isinstance(held, Unavailable) else max(0.0, held - target),
+        amount,
+        _confidence(len(values), used, reservation),
+        reason,
+    )
+
+
+def _spread(found: NextWindow) -> float:
+    return (found.p99 - found.mean) / BOUND_SPREADS
+
+
+def _target(
+    resource: Resource, used: Usage, found: NextWindow, reservation: Reservation, samples: int
+) -> float:
+    """The shaper's own answer for a component that it may only advise."""
+    wanted = (found.mean + SETTINGS.k2[resource] * _spread(found)) / (1 - SETTINGS.k1)
+    held = reservation.amount
+    reserved = max(wanted, reservation.least) if isinstance(held, Unavailable) else held
+    demand = Demand(reserved, used.now, reserved, found.mean, _spread(found), reservation.least)
+    alone = Component("", "", 0, Role.CORE, 0.0, {resource: demand}, samples, shaped=False)
+    return shape([alone], {}, Mode.OBSERVE, SETTINGS).sizes[0].target
+
+
+def _lasting(
+    resource: Resource, used: Usage, found: NextWindow, reservation: Reservation
+) -> tuple[float, str]:
+    peak, named = (
+        (used.greatest, "the greatest use")
+        if resource is Resource.MEMORY
+        else (used.p99, "the 99th percentile of use")
+    )
+    ahead = found.mean + SETTINGS.k2[resource] * _spread(found)
+    share = f"{SETTINGS.k1:.0%}"
+    amount = max(peak, ahead) / (1 - SETTINGS.k1)
+    reason = f"{named if peak >= ahead else 'the forecast and its spread'}, and {share} in reserve"
+    floor = max(used.now if resource is Resource.MEMORY else 0.0, reservation.least)
+    if amount < floor:
+        return (
+            floor,
+            "the least that the configuration asks for" if reservation.least == floor else "present use",
+        )
+    return amount, reason
+
+
+def _confidence(windows: int, used: Usage, reservation: Reservation) -> str:
+    held = reservation.amount
+    if not isinstance(held, Unavailable) and used.greatest >= HELD_BACK_RATIO * held:
+        return "low: use reached the reservation, the need may be greater"
+    if windows < DAY_WINDOWS:
+        return "low: less than a day of samples"
+    return "medium: less than a week of samples" if windows < WEEK_WINDOWS else "high: a week of samples"
