@@ -1,8 +1,10 @@
 """The store's samples reduced to windows: the greatest value of every reading in every 60 seconds.
 
 SQLite reduces them, so a week of samples passes through memory as 10080 numbers per reading. The window of the newest
-sample is not complete; it counts only as present use. Samples of much less than the usual interval are left out: their
-rates scatter, and a maximum would keep the worst of them.
+sample is not complete; it counts only as present use.
+
+Rates over much less than the usual interval scatter, and a maximum would keep the worst of them. They count only in
+windows that hold no others, as while the daemon samples at a faster pace.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ SERIES: Final = (
     "load_per_s",
 )
 """Readings that are reduced."""
+_RATES: Final = frozenset({"cpu_usage_cores", "mbw_bytes_per_s", "load_per_s"})
 ENDED_AFTER_S: Final = 3600.0
 """A workload without a sample for this long before the newest one has ended."""
 _INTERVALS: Final = 501
@@ -124,12 +127,11 @@ def _reduced(
     series: Sequence[str],
 ) -> dict[str, SeriesWindows]:  # fmt: skip
     present = [column for column in series if column in columns]
-    greatest = "".join(f", max({column})" for column in present)
+    greatest = "".join(f", {_greatest(column)}" for column in present)
     rows = connection.execute(
         f"SELECT CAST(wall_s / {WINDOW_S} AS INTEGER) AS number{greatest} FROM samples"
-        " WHERE workload = ? AND wall_s >= ? AND (interval_s <= 0 OR interval_s >= ?)"
-        " GROUP BY number ORDER BY number",
-        (name, end_s - last_s, least_s),
+        " WHERE workload = :name AND wall_s >= :since_s GROUP BY number ORDER BY number",
+        {"name": name, "since_s": end_s - last_s, "least_s": least_s},
     ).fetchall()
     last = math.floor(end_s / WINDOW_S)
     found = {column: SeriesWindows(missing="the store has no such column") for column in series}
@@ -144,6 +146,13 @@ def _reduced(
             "" if known else "not measured",
         )
     return found
+
+
+def _greatest(column: str) -> str:
+    """SQL for a window's greatest value of this column."""
+    if column not in _RATES:
+        return f"max({column})"
+    return f"coalesce(max(CASE WHEN interval_s >= :least_s THEN {column} END), max({column}))"
 
 
 def _is_number(value: object) -> bool:

@@ -52,11 +52,20 @@ def test_only_what_is_asked_for_is_read(path: Path):
     assert read_windows(path, 600.0, "nobody").workloads == ()
 
 
-def test_short_samples_do_not_count(path: Path):
-    insert(path, COLUMNS, START_S + 65, 0.0, 0.4 * EVERY_S, "db", "", 99.0)
-    insert(path, COLUMNS, START_S + 125, 0.0, 0.6 * EVERY_S, "db", "", 50.0)
-    values = read_windows(path, 1e9, "db").workloads[0].series["cpu_usage_cores"].values
-    assert values[1:3] == (1.0, 50.0)
+def test_rates_of_short_samples_do_not_count_beside_longer_ones(path: Path):
+    both = f"{COLUMNS}, memory_working_set_bytes"
+    insert(path, both, START_S + 65, 0.0, 0.4 * EVERY_S, "db", "", 99.0, 5.0 * GIB)
+    insert(path, both, START_S + 125, 0.0, 0.6 * EVERY_S, "db", "", 50.0, 1.0)
+    series = read_windows(path, 1e9, "db").workloads[0].series
+    assert series["cpu_usage_cores"].values[1:3] == (1.0, 50.0)
+    assert series["memory_working_set_bytes"].values[1:3] == (5.0 * GIB, 1.0 * GIB)
+
+
+def test_a_window_sampled_at_a_faster_pace_alone_still_counts(path: Path):
+    for i in range(4):
+        insert(path, COLUMNS, START_S + 2400 + i, 0.0, 0.1 * EVERY_S, "db", "", 3.0 + i)
+    insert(path, COLUMNS, START_S + 2460, 0.0, EVERY_S, "db", "", 1.0)
+    assert read_windows(path, 1e9, "db").workloads[0].series["cpu_usage_cores"].values[-1] == 6.0
 
 
 def test_what_is_missing_says_so(path: Path):
