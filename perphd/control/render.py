@@ -161,7 +161,7 @@ def number(reading: Reading, unit: str = "") -> str:
     if not available(reading):
         return NONE
     size = abs(reading)
-    shown = f"{reading:,.0f}".replace(",", " ") if size >= 100 else f"{reading:.3g}"
+    shown = f"{reading:.0f}" if size >= 100 else f"{reading:.3g}"
     return f"{shown} {unit}".rstrip()
 
 
