@@ -27,6 +27,10 @@ HEALTH_STYLE = {
 }
 _AREAS = {Area.MEASURE: "Measuring", Area.ENFORCE: "Enforcing", Area.SERVICE: "Running as a service"}
 NONE = "-"
+IDLE_CORES = 0.01
+"""Below this CPU use batch is not shown as running."""
+STARVED_PCT = 50.0
+"""Batch that gets no CPU and waits for one at least this share of the time is starved."""
 _LRA_HEADS = "LRA,HEALTH,WORK,TARGET,DELAY,TARGET,CORES,MEMORY,LAST,PROTECTION".split(",")
 _BATCH_HEADS = "BATCH,STATE,CORES,MEMORY,DISK,WAITS FOR CPU,IN FORCE".split(",")
 
@@ -260,10 +264,9 @@ def _batch_row(item: WorkloadStatus, status: AgentStatus, cache: bool) -> tuple[
     if sample is None or not item.present:
         return (*_absent(item, status), *[NONE] * (6 if cache else 4), settings_text(item.in_force))
     parts = [r for r in (sample.read_bytes_per_s, sample.write_bytes_per_s) if available(r)]
-    busy = available(sample.cpu_usage_cores) and sample.cpu_usage_cores >= 0.01
     return (
         _name(item, status),
-        "running" if busy else Styled("idle", "dim"),
+        _batch_state(sample),
         number(sample.cpu_usage_cores),
         _bytes(sample.memory_current_bytes),
         *_cache_cells(sample, cache),
@@ -271,6 +274,15 @@ def _batch_row(item: WorkloadStatus, status: AgentStatus, cache: bool) -> tuple[
         number(sample.cpu_some_pct, "%"),
         settings_text(item.in_force),
     )
+
+
+def _batch_state(sample: Sample) -> Cell:
+    """Running, idle (asks for no CPU), or starved: it waits for a CPU most of the time and gets next to none."""
+    if available(sample.cpu_usage_cores) and sample.cpu_usage_cores >= IDLE_CORES:
+        return "running"
+    if available(sample.cpu_some_pct) and sample.cpu_some_pct >= STARVED_PCT:
+        return Styled("starved", "yellow")
+    return Styled("idle", "dim")
 
 
 def _absent(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, Cell]:

@@ -29,7 +29,7 @@ from perphd.control.top import score, spark
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.decision import Action, Outcome
 from perphd.domain.errors import Denied, ParseError, PerphError
-from perphd.domain.reading import Unavailable
+from perphd.domain.reading import Reading, Unavailable
 from perphd.domain.workload import Mode
 from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.monitor.store import Store
@@ -582,3 +582,24 @@ def test_control_groups_whose_names_are_no_utf8_are_listed(tmp_path: Path):
         words = [*program, *flags, "groups", "--all", "--config", str(config)]
         shown = subprocess.run(words, capture_output=True, check=True, env=settings)
         assert rb"/b\udcffd" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("cores", "waits_pct", "state"),
+    [
+        (0.5, 90.0, "running"),
+        (0.001, 95.0, "starved"),
+        (0.001, 5.0, "idle"),
+        (0.0, Unavailable("no PSI"), "idle"),
+    ],
+)
+def test_batch_without_cpu_time_is_starved_if_it_waits_for_some(
+    served: Served, cores: float, waits_pct: Reading, state: str
+):
+    status = served.agent.status()
+    (pi,) = (item for item in status.workloads if item.spec.name == "pi")
+    assert pi.sample is not None
+    sample = replace(pi.sample, cpu_usage_cores=cores, cpu_some_pct=waits_pct)
+    shown = plain(status_parts(replace(status, workloads=(replace(pi, sample=sample),)), 130.0))
+    (row,) = (line for line in shown.splitlines() if line.startswith("pi "))
+    assert row.split()[1] == state
