@@ -39,8 +39,7 @@ def scene(protecting: Bed) -> Bed:
     """Protected, whatever the scene before left."""
     bed = protecting
     bed.mount_if_needed()
-    if not bed.is_narrowed():
-        bed.vm.sh("perphctl mode enforce")  # what others insisted on is forgotten
+    bed.vm.sh("perphctl mode enforce")  # conflicts of the scene before are forgotten
     bed.wait_until(bed.is_narrowed, "batch was not narrowed before the scene")
     bed.wait_for_protection("before the scene")
     return bed
