@@ -24,6 +24,7 @@ TARGET_MS = 24.0
 """The application's objective: it has 16 ms alone, and 40 ms beside batch that may have everything."""
 NARROW = 0.5
 """Batch with less than this share of the ways is held back by perphd: the ladder begins with fewer."""
+ALONE_S = 20
 PATIENCE_S = 240.0
 """For what takes perphd a few periods on a real host: emulated processors are twenty times slower."""
 UNIT = "[Unit]\nDescription={name}\n[Service]\n{more}\nExecStart={command}\n"
@@ -117,8 +118,8 @@ class Bed:
         self.vm.sh(f"systemctl daemon-reload && perphd config check && systemctl start {lras}")
 
     def start(self) -> None:
-        """perphd, until it has decided a few times."""
-        self.vm.sh("systemctl start perphd", INSTALL_S)
+        """perphd, and some seconds in which it sees the applications alone."""
+        self.vm.sh(f"systemctl start perphd && sleep {ALONE_S}", INSTALL_S)
 
     def batch(self, *names: str) -> None:
         """Start batch."""
@@ -128,15 +129,17 @@ class Bed:
 
     def mount(self, options: str = "") -> None:
         words = f"-o {options} " if options else ""
-        self.vm.sh(f"mount -t resctrl {words}resctrl {RESCTRL}")
+        self.vm.wait_until(
+            f"mount -t resctrl {words}resctrl {RESCTRL}", "resctrl could not be mounted", 120.0, 0.5
+        )
 
     def mount_if_needed(self) -> None:
         """Plainly, if it is not mounted."""
         self.vm.sh(f"mountpoint -q {RESCTRL} || mount -t resctrl resctrl {RESCTRL}")
 
     def umount(self) -> None:
-        """Others have files of it open for moments."""
-        self.vm.wait_until(f"umount {RESCTRL}", "resctrl could not be unmounted", 60.0, 0.1)
+        """As an operator does while perphd measures, which keeps counters open until it sees that the mount is gone."""
+        self.vm.sh(f"umount -l {RESCTRL}")
 
     def remount(self, options: str = "") -> None:
         self.umount()
