@@ -56,6 +56,8 @@ class Pauses:
 
     def of(self, workload: str, declaration: str | None = None) -> Pause | None:
         """The pause that holds for a workload, or for the declaration that found it."""
+        if not self._set and self._by_file is None:  # asked for every workload, several times a tick
+            return None
         return next((pause for pause in self.all() if pause.covers(workload, declaration)), None)
 
     def all(self) -> tuple[Pause, ...]:
