@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,6 +11,7 @@ from typing import Any, Literal
 from perphd.admission.settings import PolicySettings
 from perphd.agent.config_schema import file_value, keys_of, read_values, setting, show
 from perphd.agent.match import MAX_BASE, is_lasting, parse_match
+from perphd.agent.state_files import replace_text
 from perphd.domain.errors import ConfigError, PerphError
 from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
 from perphd.monitor.sli import measured_percentiles, validate_options
@@ -316,27 +315,9 @@ def write_runtime(state_dir: str, specs: Iterable[WorkloadSpec]) -> None:
     Raises:
         ConfigError: the state directory cannot be written.
     """
-    target = Path(state_dir) / RUNTIME_FILE
-    temporary = target.with_name(f".{RUNTIME_FILE}.new")
     text = "# Workloads added with perphctl. perphd writes this file; declare lasting ones in /etc/perphd.\n"
     text += "".join(f"\n{to_toml(spec)}" for spec in specs)
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-    except OSError as exc:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise ConfigError(str(target), "", f"cannot be written: {exc.strerror}") from exc
+    replace_text(Path(state_dir) / RUNTIME_FILE, text)
 
 
 def remember_runtime(state_dir: str, spec: WorkloadSpec) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
+from perphd.agent.state_files import replace_text
 from perphd.domain.control import Pause
 from perphd.domain.errors import ConfigError
 
@@ -135,18 +136,7 @@ class Pauses:
         if self._path is None:
             return
         text = json.dumps({"pauses": [asdict(pause) for pause in self._set.values()]}, indent=2)
-        temporary = self._path.with_name(f".{FILE}.new")
-        try:
-            descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                file.write(text + "\n")
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, self._path)
-        except OSError as exc:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise ConfigError(str(self._path), "", f"cannot be written: {exc.strerror}") from exc
+        replace_text(self._path, text + "\n")
 
 
 def _at_once(path: str, flags: int) -> int:

@@ -93,7 +93,11 @@ def test_a_damaged_record_pauses_everything_until_resume(tmp_path: Path, clock: 
 
 
 def test_a_pause_that_cannot_be_kept_is_refused(tmp_path: Path, clock: Clock) -> None:
-    pauses = Pauses(tmp_path / "missing", clock)
+    state = tmp_path / "state"
+    state.mkdir()
+    pauses = Pauses(state, clock)
+    state.rmdir()
+    state.write_text("")  # not a directory any more
     with pytest.raises(ConfigError, match="cannot be written"):
         pauses.begin("db", None, "", "root")
     assert pauses.of("db") is None

@@ -61,7 +61,7 @@ class _Tree:
         above = "/dev/shm" if Path("/dev/shm").is_dir() else None
         self.root = Path(tempfile.mkdtemp(prefix="perphd-monitoring-", dir=above))
         self.specs = [
-            WorkloadSpec(f"w{n:02}", Kind.LRA if n < LRAS else Kind.BATCH, f"/work/w{n:02}")
+            WorkloadSpec(f"w{n:02}", Kind.LRA if n < LRAS else Kind.BATCH, f"/bench/w{n:02}")
             for n in range(WORKLOADS)
         ]
         mounts = f"cgroup2 /{_CGROUPS} cgroup2 rw 0 0\nresctrl /{_RESCTRL} resctrl rw 0 0\n"

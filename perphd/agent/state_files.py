@@ -1,0 +1,35 @@
+"""Small files of the state directory: replaced atomically, so that after a crash the old or the new one is there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from perphd.domain.errors import ConfigError
+
+
+def replace_text(target: Path, text: str) -> None:
+    """Replace a file's text, synced to disk; its directory is made if it is missing.
+
+    Raises:
+        ConfigError: it cannot be written; the old file is unchanged.
+    """
+    temporary = target.with_name(f".{target.name}.new")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+        directory = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as exc:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise ConfigError(str(target), "", f"cannot be written: {exc.strerror}") from exc
