@@ -120,7 +120,7 @@ class Watch:
         self.monitor = Monitor(fs, discover(fs), cpus=cpus, opener=opener)
         self.specs = [WorkloadSpec(name, kind, f"/{name}") for name in names]
         self.rows: list[Row] = []
-        self._used: dict[str, tuple[float, float]] = {}
+        self._used: dict[str, tuple[float, float, float]] = {}
 
     def begin(self) -> None:
         """Open everything; what that takes is not in the interval of the first sample that counts."""
@@ -128,15 +128,23 @@ class Watch:
             self.sample("", keep=False)
 
     def sample(self, label: str, keep: bool = True) -> None:
-        """One sample of every workload."""
+        """One sample of every workload, with the truth read before and after it.
+
+        A counter of another CPU is read by that CPU. All share one host thread, so that may take a while, in which
+        the workload runs on: what it has done at the moment of reading lies between the two.
+        """
         now_s = time.monotonic()
-        used = {spec.name: used_s(spec.name) for spec in self.specs}
-        for sample in self.monitor.sample(now_s, self.specs, {}):
-            last_s, at_s = self._used.get(sample.workload, (0.0, 0.0))
-            self._used[sample.workload] = used[sample.workload], now_s
+        before = {spec.name: used_s(spec.name) for spec in self.specs}
+        samples = self.monitor.sample(now_s, self.specs, {})
+        after = {spec.name: used_s(spec.name) for spec in self.specs}
+        for sample in samples:
+            name = sample.workload
+            low_s, high_s, at_s = self._used.get(name, (0.0, 0.0, 0.0))
+            self._used[name] = before[name], after[name], now_s
             if keep:
-                truth = MIPS_PER_CORE * (used[sample.workload] - last_s) / (now_s - at_s)
-                self.rows.append(row(label, sample, truth))
+                rate = MIPS_PER_CORE / (now_s - at_s)
+                least, most = rate * max(0.0, before[name] - high_s), rate * (after[name] - low_s)
+                self.rows.append(row(label, sample, least, most))
 
     def run(self, label: str, count: int, period_s: float = 1.0) -> None:
         """Some samples, one a period."""
@@ -153,11 +161,12 @@ def used_s(name: str) -> float:
     return int((ROOT / name / "cpu.stat").read_text().split()[1]) / 1e6
 
 
-def row(label: str, sample: Sample, truth: float) -> Row:
+def row(label: str, sample: Sample, least: float, most: float) -> Row:
     return {
         "label": label,
         "workload": sample.workload,
-        "truth": round(truth, 2),
+        "least": round(least, 2),
+        "most": round(most, 2),
         "mips": shown(sample.mips),
         "cpi": shown(sample.cpi),
         "llc_mpki": shown(sample.llc_mpki),
@@ -406,17 +415,11 @@ def told(store: Path, life: str, since_s: float) -> list[Row]:
     for at_s, mips, cpi, usage, quality in samples:
         health = next((known for when, known in reversed(decisions) if when <= at_s), "none")
         flags = [flag for flag in quality.split(",") if flag]
-        truth = None if usage is None else MIPS_PER_CORE * usage
+        # Usage of the same sample, so that how well the store keeps both is seen as well.
+        truth = 0.0 if usage is None else MIPS_PER_CORE * usage
         rows.append(
-            {
-                "label": life,
-                "workload": "app",
-                "truth": truth,
-                "mips": mips,
-                "cpi": cpi,
-                "quality": flags,
-                "health": health,
-            }
+            {"label": life, "workload": "app", "least": truth, "most": truth, "mips": mips, "cpi": cpi}
+            | {"quality": flags, "health": health}
         )
     return rows
 
