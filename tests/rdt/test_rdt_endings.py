@@ -28,7 +28,7 @@ def ending(bed: Bed) -> Bed:
 def test_killed_at_ten_moments(ending: Bed) -> None:
     bed, chance = ending, random.Random(17)
     for moment in range(MOMENTS):
-        if moment % 3 == 0:
+        if moment % 4 == 0:
             bed.wait_until(bed.is_narrowed, f"batch was not narrowed, killed {moment} times")
         bed.vm.sh(f"sleep {chance.uniform(0.0, 4.0):.2f}; systemctl reset-failed perphd")
         before = bed.vm.sh("systemctl show perphd --value -p InvocationID")
