@@ -72,8 +72,8 @@ class Service:
         agent = self._simulated() if self._config.host.kind == "simulated" else self._real()
         server = self._serve(agent, lambda by: self._reload(agent, by))
         try:
+            self._watch_signals(agent)  # before anybody can know that it runs, and stop it
             await server.start()
-            self._watch_signals(agent)
             agent.test_detector()
             spare_the_start()
             asyncio.get_running_loop().set_exception_handler(Complaints(time.monotonic))

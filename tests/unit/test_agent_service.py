@@ -190,3 +190,20 @@ def test_a_systemd_that_does_not_listen_is_said_once(caplog: pytest.LogCaptureFi
     assert [record.getMessage() for record in caplog.records] == [
         "systemd could not be told WATCHDOG=1: [Errno 111] refused; said once, tried again every time"
     ]
+
+
+async def test_who_answers_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[bool] = []
+    service, agent = service_of(), FakeAgent()
+
+    class Answering(FakeServer):
+        async def start(self) -> None:
+            assert watched, "a signal that comes as soon as the socket answers would kill the daemon"
+            raise OSError("that is all")
+
+    service._serve = lambda agent, reload: Answering(None, None)
+    monkeypatch.setattr(service, "_real", lambda: agent)
+    monkeypatch.setattr(service, "_watch_signals", lambda agent: watched.append(True))
+    with pytest.raises(OSError, match="that is all"):
+        await service.run()
+    assert agent.stopped == [True]
