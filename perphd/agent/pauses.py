@@ -102,11 +102,6 @@ class Pauses:
             raise
         return tuple(ended)
 
-    @property
-    def file(self) -> str:
-        """The pause file, if it pauses everything now; else empty."""
-        return self._pause_file if self._by_file is not None else ""
-
     def _file(self, now_s: float) -> Pause | None:
         if not self._pause_file:
             return None

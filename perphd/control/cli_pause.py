@@ -8,9 +8,9 @@ from typing import Any, Final
 import click
 
 from perphd.control.cli_base import Out, command
+from perphd.domain.units import SECONDS_PER_UNIT
 
 _DURATION: Final = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)\s*(s|m|min|h|d)?")
-_SECONDS: Final = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Duration(click.ParamType[float]):
@@ -23,7 +23,7 @@ class Duration(click.ParamType[float]):
         found = _DURATION.fullmatch(str(value).strip())
         if found is None or not float(found[1]):
             self.fail(f"{value!r} is not a length of time (allowed: 90s, 30m, 1h, 2d)", param, ctx)
-        return float(found[1]) * _SECONDS[found[2]]
+        return float(found[1]) * SECONDS_PER_UNIT[found[2]]
 
 
 def add_pause_commands(cli: click.Group) -> None:

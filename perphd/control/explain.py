@@ -13,11 +13,10 @@ from perphd.domain.allocation import Settings
 from perphd.domain.decision import Action, Aftermath, Cause, Decision, Evidence, Health, Prediction
 from perphd.domain.errors import ParseError
 from perphd.domain.reading import Reading, Unavailable, available
-from perphd.domain.units import format_bytes
+from perphd.domain.units import SECONDS_PER_UNIT, format_bytes
 from perphd.domain.workload import Mode
 
 _AGO = re.compile(r"-?([0-9]{1,7}(?:\.[0-9]{1,3})?)(s|m|min|h|d)?(?: ago)?")
-_FACTOR = {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _TIME_ALLOWED = (
     "a time of day (14:03 or 14:03:22), a date and time (2025-11-21T14:03), or a time ago (90s, 5m, 2h)"
 )
@@ -59,7 +58,7 @@ def parse_at(content: str, now: datetime.datetime) -> float:
         ParseError: no such form.
     """
     if found := _AGO.fullmatch(content.strip()):
-        return now.timestamp() - float(found[1]) * _FACTOR[found[2]]
+        return now.timestamp() - float(found[1]) * SECONDS_PER_UNIT[found[2]]
     try:
         moment = datetime.time.fromisoformat(content)
     except ValueError:

@@ -12,6 +12,8 @@ from perphd.domain.errors import ParseError
 
 _SIZE = re.compile(r"([0-9]{1,19})([KMGT]?)")
 _FACTOR = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+SECONDS_PER_UNIT = {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+"""Units of a length of time as people write them; without one it is seconds."""
 MAX_BYTES = 1 << 62
 PAGE_BYTES = 4096
 _ALLOWED = "a whole number, optionally followed by K, M, G or T (powers of 1024), e.g. 512M"

@@ -65,7 +65,7 @@ def test_the_pause_file_pauses_everything_while_it_exists(tmp_path: Path, clock:
     found = pauses.of("db")
     assert found is not None
     assert found.reason == "deployment running"
-    assert pauses.file == str(file)
+    assert found.by == f"the file {file}"
     assert pauses.end(None) == (), "what a file has set ends with the file"
     assert pauses.of("db") is not None
     file.unlink()
