@@ -1,4 +1,4 @@
-"""What a throttle on batch comes to in bytes per second, where this host was calibrated. Pure.
+"""Throttles on batch in bytes per second, where this host was calibrated. Pure.
 
 Per cents of MBA are nominal: on many machines 50 % takes next to nothing and 20 % takes almost all. Where curves were
 measured, levels count by what they deliver to as many cores as batch has in a domain; elsewhere by their per cents.
@@ -15,7 +15,7 @@ from perphd.domain.throttle import curve_for
 
 
 def delivered_pct(host: HostView, level: int, batch_cores: int) -> float:
-    """The share (%) of its unthrottled bandwidth that a level leaves batch on so many cores of the whole host.
+    """The share (%) of its unthrottled bandwidth that a level leaves batch on this number of cores of the host.
 
     The mean over the domains that were measured; the nominal level where none was.
     """

@@ -44,7 +44,7 @@ class DomainCaches:
 
     @property
     def states(self) -> dict[int, CacheState]:
-        """What is to be remembered."""
+        """State to carry to the next tick."""
         return {domain: turn.state for domain, turn in self._turns.items()}
 
     def protection(self, name: str) -> tuple[int, int]:

@@ -35,7 +35,7 @@ def domains_of(topology: Topology, view: WorkloadView, cpus: CpuSet | Keep = KEE
 
 @once
 def _protected(snapshot: Snapshot) -> tuple[tuple[frozenset[int], Allocation], ...]:
-    """What is in force for each LRA that has something, and in which domains it runs."""
+    """Allocations in force by LRA, and the domains in which each LRA runs."""
     topology = snapshot.host.topology
     return tuple(
         (frozenset(domains_of(topology, view)), view.protection)
@@ -45,6 +45,6 @@ def _protected(snapshot: Snapshot) -> tuple[tuple[frozenset[int], Allocation], .
 
 
 def protections_beside(snapshot: Snapshot, view: WorkloadView) -> list[Allocation]:
-    """What is in force for the LRAs that share an L3 domain with this one, its own included."""
+    """Allocations in force for the LRAs that share an L3 domain with this one, its own included."""
     mine = frozenset(domains_of(snapshot.host.topology, view))
     return [held for there, held in _protected(snapshot) if not mine or there & mine]
