@@ -8,11 +8,11 @@ from typing import Final
 
 from perphd.admission import culprit, pregrow, probing
 from perphd.admission.detector import DetectorState, Target, rearm
-from perphd.admission.forecast import Forecast
 from perphd.admission.outcomes import Pending, Regret
 from perphd.admission.quarantine import Quarantine
 from perphd.domain.decision import Health
 from perphd.domain.reading import Reading, available
+from perphd.forecast.load import LoadForecast
 
 LOAD_ROSE: Final = 1.2
 """Growth of the load that makes what was enough before no measure of what is enough now."""
@@ -49,7 +49,7 @@ class LraState:
     unknown_since_s: float | None = None
     regrets: tuple[Regret, ...] = ()
     quarantine: Quarantine = Quarantine()
-    forecasts: tuple[Forecast, ...] = pregrow.NO_FORECASTS
+    forecasts: tuple[LoadForecast, ...] = pregrow.NO_FORECASTS
     moments: tuple[culprit.Moment, ...] = ()
     aside: probing.Probing = probing.Probing()
     loads: tuple[float, ...] = ()

@@ -1,7 +1,7 @@
 """Before a load spike comes: what is idle now may go to the LRA that is expected to need it; batch loses nothing.
 
-A forecast (``forecast``) is evidence for a step, with what it expects and how far off it has been of late. The step is
-only into what batch does not use; trouble that comes all the same is answered as any other.
+A forecast (``forecast.load``) is evidence for a step, with what it expects and how far off it has been of late. The
+step is only into what batch does not use; trouble that comes all the same is answered as any other.
 """
 
 from __future__ import annotations
@@ -9,31 +9,32 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from perphd.admission import forecast, inferer
+from perphd.admission import inferer
 from perphd.admission.context import batch_demand_cores, model_context
 from perphd.admission.detector import Target
-from perphd.admission.forecast import Expected, Forecast
 from perphd.admission.scene import Scene
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Evidence
 from perphd.domain.policy import ResPerfModel
 from perphd.domain.reading import Reading, available
+from perphd.forecast import load as load_forecast
+from perphd.forecast.load import Expected, LoadForecast
 
-NO_FORECASTS = (Forecast(), Forecast(bin_s=forecast.DAY_BIN_S))
+NO_FORECASTS = (LoadForecast(), LoadForecast(bin_s=load_forecast.DAY_BIN_S))
 """One of minutes, one of days."""
 LEAST_GAIN = 0.15
 """By how much the chance to keep the target must grow for a step to be worth a change."""
 
 
-def observe(states: tuple[Forecast, ...], load: Reading, now_s: float) -> tuple[Forecast, ...]:
+def observe(states: tuple[LoadForecast, ...], load: Reading, now_s: float) -> tuple[LoadForecast, ...]:
     """Both forecasts after one more load."""
     if not available(load):
         return states
-    return tuple(forecast.observe(state, load, now_s) for state in states)
+    return tuple(load_forecast.observe(state, load, now_s) for state in states)
 
 
 def spike(
-    states: tuple[Forecast, ...], load: Reading, horizon_s: float, least_growth: float
+    states: tuple[LoadForecast, ...], load: Reading, horizon_s: float, least_growth: float
 ) -> Expected | None:
     """The growth of the load that is to be prepared for, if forecasts are good enough to speak of one.
 
@@ -41,7 +42,7 @@ def spike(
     """
     if not available(load) or load <= 0:
         return None
-    found = [e for e in (forecast.expect(state, horizon_s) for state in states) if e is not None]
+    found = [e for e in (load_forecast.expect(state, horizon_s) for state in states) if e is not None]
     seasonal = [e for e in found if e.season_s > 0]
     for expected in (*seasonal, *found[:1]):
         growth = expected.load_per_s / load

@@ -14,7 +14,6 @@ from perphd.admission import blind, culprit, inferer, memory, outcomes, pregrow,
 from perphd.admission import cause as causes
 from perphd.admission.context import batch_is_quiet, batch_is_there
 from perphd.admission.detector import UNKNOWN_NOISE_SD, Judgement, Target, judge, rearm, standing, target_of
-from perphd.admission.forecast import Expected
 from perphd.admission.gathering import Awaiting, gathered_by
 from perphd.admission.giveback import GiveBack
 from perphd.admission.inferer import Assessed
@@ -30,6 +29,7 @@ from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
 from perphd.domain.reading import Unavailable, available, value_or
 from perphd.domain.sample import Sample, is_short
 from perphd.domain.signals import Performance, performance
+from perphd.forecast.load import Expected
 
 ALERT_S = 30.0
 """For so long after batch arrived, trouble is expected and believed sooner."""

@@ -15,7 +15,11 @@ from typing import Any, Final
 
 from perphd.domain.errors import PerphError
 
-_ALLOWED: Final = ("perphd.admission.", "perphd.domain.", "perphd.predictor.", "tools.bench.policies.")
+_ALLOWED: Final = (
+    "perphd.admission.", "perphd.domain.", "perphd.forecast.", "perphd.predictor.", "tools.bench.policies.",
+)  # fmt: skip
+_MOVED: Final = {"perphd.admission.forecast:Forecast": "perphd.forecast.load:LoadForecast"}
+"""Classes that recordings of earlier versions name, and where they are now."""
 _SEQUENCES: Final[dict[str, Callable[[Any], Any]]] = {
     "tuple": tuple,
     "list": list,
@@ -94,7 +98,7 @@ def _name(made: type) -> str:
 
 
 def _class(name: str) -> Any:
-    module, _, inner = name.partition(":")
+    module, _, inner = _MOVED.get(name, name).partition(":")
     if not module.startswith(_ALLOWED):
         raise TaggedError(f"{name[:80]!r} is no class of a policy's memory")
     try:

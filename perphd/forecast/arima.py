@@ -30,7 +30,7 @@ GREATEST_Q: Final = 2
 _CONDITIONED: Final = GREATEST_P + GREATEST_D
 _LONG_LAGS: Final = 8
 _STEPS, _HALVINGS = 25, 6
-_CONVERGED: Final = 1e-7
+_CONVERGED: Final = 1e-4
 _UNIT_MARGIN: Final = 1e-3
 _EXPLODES: Final = 1.001
 
@@ -144,6 +144,14 @@ def _solve(columns: Floats, wanted: Floats) -> Floats:
     return np.asarray(np.linalg.lstsq(columns, wanted, rcond=None)[0], dtype=np.float64)
 
 
+def _step(slopes: Floats, wanted: Floats) -> Floats:
+    """A step of Gauss and Newton by the normal equations: a poor one is halved, so accuracy buys nothing."""
+    try:
+        return np.asarray(np.linalg.solve(slopes.T @ slopes, slopes.T @ wanted), dtype=np.float64)
+    except np.linalg.LinAlgError:
+        return _solve(slopes, wanted)
+
+
 def _start(w: Floats, p: int, q: int, with_constant: bool, start: int) -> Floats:
     columns = _regressors(w, p, with_constant, start)
     if not q:
@@ -166,16 +174,27 @@ def _errors(w: Floats, constant: float, phi: Floats, theta: Floats, start: int) 
 
 def _filtered(signal: Floats, theta: Floats) -> Floats:
     """``signal`` through 1 / theta(L), from errors of 0."""
-    if not len(theta):
-        return signal
+    return np.array(_recursion(signal.tolist(), theta)) if len(theta) else signal
+
+
+def _recursion(signal: list[float], theta: Floats) -> list[float]:
     first = float(theta[0])
     second = float(theta[1]) if len(theta) > 1 else 0.0
     before, last = 0.0, 0.0
     found = []
-    for value in signal.tolist():
+    for value in signal:
         before, last = last, value - first * last - second * before
         found.append(last)
-    return np.array(found)
+    return found
+
+
+def _filtered_columns(columns: Floats, theta: Floats) -> Floats:
+    """Every column through 1 / theta(L): the filter's response to one impulse, as a matrix, times the columns."""
+    n = len(columns)
+    response = np.array([0.0] * (n - 1) + _recursion([1.0] + [0.0] * (n - 1), theta))
+    size = response.itemsize
+    matrix = np.lib.stride_tricks.as_strided(response[n - 1 :], (n, n), (size, -size), writeable=False)
+    return np.asarray(matrix @ columns, dtype=np.float64)
 
 
 def _least_squares(
@@ -188,16 +207,14 @@ def _least_squares(
     columns = _regressors(w, p, with_constant, start)
     squares = float(found @ found)
     for _ in range(_STEPS):
-        theta = coefficients[len(coefficients) - q :]
-        slopes = np.stack(
-            [_filtered(column, theta) for column in np.hstack((columns, _lagged(found, q, 0))).T], axis=1
-        )
-        step = _solve(slopes, found)
+        slopes = _filtered_columns(np.hstack((columns, _lagged(found, q, 0))), coefficients[-q:])
+        step = _step(slopes, found)
         for _ in range(_HALVINGS):
             tried = coefficients + step
-            errors = _errors(w, *_split(tried, p, with_constant), start)
-            if _invertible(tried[len(tried) - q :]) and float(errors @ errors) < squares:
-                break
+            if _invertible(tried[-q:]):
+                errors = _errors(w, *_split(tried, p, with_constant), start)
+                if float(errors @ errors) < squares:
+                    break
             step = step / 2
         else:
             break

@@ -66,10 +66,19 @@ def with_residual(calibration: Calibration, residual: float, missed: bool) -> Ca
     return replace(
         calibration,
         level=min(GREATEST_LEVEL, max(0.5, level)),
-        residuals=np.append(calibration.residuals[1 - KEPT_RESIDUALS :], residual),
+        residuals=appended(calibration.residuals, residual, KEPT_RESIDUALS),
     )
 
 
 def pinball(share: float, bound: float, value: float) -> float:
     """Pinball loss of a quantile: misses cost ``share``, slack costs 1 - ``share`` per unit."""
     return share * (value - bound) if value > bound else (1.0 - share) * (bound - value)
+
+
+def appended(values: Floats, value: float, most: int) -> Floats:
+    """The latest ``most`` of ``values`` and ``value``, as a new array."""
+    kept = min(len(values), most - 1)
+    found = np.empty(kept + 1)
+    found[:kept] = values[len(values) - kept :]
+    found[kept] = value
+    return found

@@ -75,15 +75,19 @@ class GaussianProcess:
 
     def _standardised(self, values: Floats) -> tuple[Floats, Floats | None, tuple[float, float]]:
         """Columns of all patterns, the one to forecast last; targets; middle and scale. No targets if constant."""
-        recent = values[-self.history :]
+        recent = np.ascontiguousarray(values[-self.history :])
         targets = recent[self.lags :]
         middle, scale = float(np.mean(targets)), float(np.std(targets))
         if scale <= 1e-9 * max(1e-300, float(np.max(np.abs(recent)))):
             return np.empty((0, 0)), None, (middle, 0.0)
-        lagged = np.lib.stride_tricks.sliding_window_view(recent, self.lags)
-        columns = np.column_stack((np.arange(len(lagged), dtype=np.float64), lagged))
-        spread = np.std(columns[:-1], axis=0)
-        columns = (columns - np.mean(columns[:-1], axis=0)) / np.where(spread > 0, spread, 1.0)
+        n = len(targets)
+        columns = np.empty((n + 1, self.lags + 1))
+        columns[:, 0] = np.arange(n + 1)
+        size = recent.itemsize
+        columns[:, 1:] = np.lib.stride_tricks.as_strided(recent, (n + 1, self.lags), (size, size))
+        columns -= np.add.reduce(columns[:-1]) / n
+        spread = np.sqrt(np.einsum("ij,ij->j", columns[:-1], columns[:-1]) / n)
+        columns /= np.where(spread > 0, spread, 1.0)
         return columns, (targets - middle) / scale, (middle, scale)
 
 
@@ -91,13 +95,19 @@ def conditioned(
     patterns: Floats, targets: Floats, pattern: Floats, length: float, noise: float, signal: float
 ) -> tuple[float, float]:
     """Mean and variance of the next observation, given targets of mean 0 (Eqs. 4.1 and 4.2, plus noise)."""
-    kernel = np.exp(-_distances(patterns, patterns) / length)
-    kernel[np.diag_indices_from(kernel)] += noise
-    to_new = np.exp(-np.sqrt(np.sum((patterns - pattern) ** 2, axis=1)) / length)
-    solved = np.linalg.solve(kernel, np.column_stack((targets, to_new)))
-    return float(to_new @ solved[:, 0]), signal * (1.0 + noise - float(to_new @ solved[:, 1]))
+    n = len(targets)
+    every = np.concatenate((patterns, pattern[None]))
+    kernel = np.exp(_distances(patterns, every) / -length)
+    to_new = kernel[:, n]
+    known = kernel[:, :n]
+    known.flat[:: n + 1] += noise
+    solved = np.linalg.solve(known, np.stack((targets, to_new), axis=1))
+    mean, explained = (to_new @ solved).tolist()
+    return mean, signal * (1.0 + noise - explained)
 
 
 def _distances(first: Floats, second: Floats) -> Floats:
-    squares = np.sum(first**2, axis=1)[:, None] + np.sum(second**2, axis=1)[None, :] - 2 * first @ second.T
-    return np.asarray(np.sqrt(np.maximum(squares, 0.0)), dtype=np.float64)
+    squares = first @ (-2.0 * second.T)
+    squares += np.einsum("ij,ij->i", first, first)[:, None]
+    squares += np.einsum("ij,ij->i", second, second)
+    return np.asarray(np.sqrt(np.maximum(squares, 0.0, out=squares), out=squares), dtype=np.float64)

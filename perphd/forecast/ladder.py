@@ -33,7 +33,7 @@ from typing import Final
 import numpy as np
 
 from perphd.forecast.arima import Arima
-from perphd.forecast.calibration import Calibration, pinball, with_residual
+from perphd.forecast.calibration import Calibration, appended, pinball, with_residual
 from perphd.forecast.gaussian_process import GaussianProcess
 from perphd.forecast.histogram import Floats
 from perphd.forecast.series import (
@@ -84,12 +84,12 @@ class Track:
     @property
     def loss(self) -> float:
         """Mean loss of the last scores; infinite without one."""
-        return float(np.mean(self.losses)) if len(self.losses) else math.inf
+        return float(np.add.reduce(self.losses)) / len(self.losses) if len(self.losses) else math.inf
 
     @property
     def misses(self) -> int:
         """Misses among the last scores."""
-        return int(np.sum(self.missed))
+        return int(np.add.reduce(self.missed))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -119,7 +119,7 @@ def observed(
     if not math.isfinite(value):
         raise ValueError(f"a series takes no {value!r}")
     tracks = {model.name: _scored(ladder.tracks.get(model.name, Track()), value) for model in models}
-    values = np.append(ladder.values[1 - kept :], value)
+    values = appended(ladder.values, value, kept)
     widening = _widened(ladder, value)
     return replace(ladder, values=values, seen=ladder.seen + 1, tracks=tracks, bound=None, widening=widening)
 
@@ -153,8 +153,9 @@ def with_fits(ladder: SeriesLadder, fits: Mapping[str, Fitted | None]) -> Series
 
 def forecast(ladder: SeriesLadder, models: Sequence[Forecaster] = MODELS) -> SeriesLadder:
     """The ladder with a forecast of every fitted model and the choice of the one that acts."""
+    least = LEAST_SPREAD_RATIO * max(float(np.max(np.abs(ladder.values), initial=0.0)), LEAST_VALUE)
     tracks = {
-        model.name: _forecast(ladder.tracks.get(model.name, Track()), model, ladder.values)
+        model.name: _forecast(ladder.tracks.get(model.name, Track()), model, ladder.values, least)
         for model in models
     }
     acting = _best(tracks, ladder.acting) if ladder.seen >= GRACE else None
@@ -172,8 +173,10 @@ def _is_due(track: Track, model: Forecaster, seen: int) -> bool:
         return True
     age = seen - track.fitted_at
     young = max(LEAST_AGE, track.fitted_at // 4)
-    surprised = age >= LEAST_AGE and int(np.sum(track.missed[-LEAST_AGE:])) >= SURPRISES
-    return age >= min(model.refit_every, young) or (surprised and model.refit_every < NEVER)
+    if age >= min(model.refit_every, young):
+        return True
+    surprising = model.refit_every < NEVER and age >= LEAST_AGE
+    return surprising and int(np.add.reduce(track.missed[-LEAST_AGE:])) >= SURPRISES
 
 
 def _scored(track: Track, value: float) -> Track:
@@ -187,20 +190,19 @@ def _scored(track: Track, value: float) -> Track:
         bound=math.nan,
         scale=math.nan,
         calibration=with_residual(track.calibration, error / track.scale, missed),
-        errors=np.append(track.errors[1 - WINDOW :], error),
-        losses=np.append(track.losses[1 - LOSSES :], pinball(COVERAGE, track.bound, value)),
-        missed=np.append(track.missed[1 - WINDOW :], float(missed)),
+        errors=appended(track.errors, error, WINDOW),
+        losses=appended(track.losses, pinball(COVERAGE, track.bound, value), LOSSES),
+        missed=appended(track.missed, float(missed), WINDOW),
     )
 
 
-def _forecast(track: Track, model: Forecaster, values: Floats) -> Track:
+def _forecast(track: Track, model: Forecaster, values: Floats, least: float) -> Track:
     if track.fitted is None:
         return track
     found = model.predict(track.fitted, values)
     if not (math.isfinite(found.mean) and math.isfinite(found.spread)):
         return replace(track, forecast=None, bound=math.nan)
-    least = LEAST_SPREAD_RATIO * max(float(np.max(np.abs(values))), LEAST_VALUE)
-    typical = math.sqrt(float(np.mean(track.errors**2))) if len(track.errors) else 0.0
+    typical = math.sqrt(float(track.errors @ track.errors) / len(track.errors)) if len(track.errors) else 0.0
     scale = max(math.hypot(found.spread, typical), least)
     return replace(
         track, forecast=found, scale=scale, bound=found.mean + track.calibration.multiplier * scale

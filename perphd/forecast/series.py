@@ -14,6 +14,7 @@ from typing import Final, Protocol, TypeAlias
 import numpy as np
 
 from perphd.forecast.histogram import Floats
+from perphd.forecast.season import season_of
 
 Fitted: TypeAlias = tuple[float, ...]
 """What a forecaster learned from a history: plain numbers, which travel between processes and into files."""
@@ -94,22 +95,27 @@ class Smoothing:
 
     def fit(self, values: Floats) -> Fitted | None:
         """The factor with the least squared one-step errors."""
-        _, found = _smoothed(values[-self.history - 1 :], SMOOTHING_GRID)
+        found = _one_step_errors(values[-self.history - 1 :], SMOOTHING_GRID)
         return (float(SMOOTHING_GRID[int(np.argmin(np.sum(found * found, axis=0)))]),)
 
     def predict(self, fitted: Fitted, values: Floats) -> SeriesForecast:
         """The level and the one-step errors' root mean square."""
-        level, found = _smoothed(values[-self.history - 1 :], np.array(fitted))
-        return SeriesForecast(float(level[0]), _rms(found[:, 0]))
+        first, *rest = values[-self.history - 1 :].tolist()
+        level, factor, squares = first, fitted[0], 0.0
+        for value in rest:
+            error = value - level
+            level += factor * error
+            squares += error * error
+        return SeriesForecast(level, math.sqrt(squares / len(rest)) if rest else 0.0)
 
 
-def _smoothed(values: Floats, factors: Floats) -> tuple[Floats, Floats]:
+def _one_step_errors(values: Floats, factors: Floats) -> Floats:
     level = np.full(len(factors), values[0])
     found = np.empty((len(values) - 1, len(factors)))
     for i, value in enumerate(values[1:]):
         found[i] = value - level
         level = level + factors * found[i]
-    return level, found
+    return found
 
 
 LEAST_CORRELATION: Final = 0.3
@@ -123,7 +129,7 @@ SEASONS: Final = 3
 class Seasonal:
     """The average of the last seasons at the same phase, plus the share of the last error that persists.
 
-    The season is the lag of the greatest autocorrelation; it must fit twice into the history.
+    The season (``season``) must fit twice into the history.
     """
 
     history: int = 720
@@ -134,10 +140,11 @@ class Seasonal:
     def fit(self, values: Floats) -> Fitted | None:
         """Season, persistence and spread; None without a season."""
         recent = values[-self.history :]
-        season = season_of(recent)
+        left = detrended(recent)
+        season = None if left is None else season_of(left, SHORTEST_SEASON, LEAST_CORRELATION)
         if season is None:
             return None
-        found = np.array([recent[t] - _phase_mean(recent, t, season) for t in range(season, len(recent))])
+        found = recent[season:] - _phase_means(recent, season)
         energy = float(found[:-1] @ found[:-1])
         persistence = min(1.0, max(0.0, float(found[1:] @ found[:-1]) / energy)) if energy > 0 else 0.0
         return float(season), persistence, _rms(found[1:] - persistence * found[:-1])
@@ -151,27 +158,16 @@ class Seasonal:
         return SeriesForecast(float(_phase_mean(recent, end, season) + persistence * error), spread)
 
 
-def season_of(values: Floats) -> int | None:
-    """The lag at which a series resembles itself most; None if it does not, or is too short to tell."""
+def detrended(values: Floats) -> Floats | None:
+    """The values less their linear trend; None if what is left is too little to have a season."""
     n = len(values)
-    times = np.arange(n)
-    slope, start = np.polyfit(times, values, 1) if n > 2 * SHORTEST_SEASON else (0.0, 0.0)
-    level = values - start - slope * times
-    scale = float(level @ level)
-    if n < 2 * SHORTEST_SEASON + 1 or scale <= 1e-12 * n * max(1e-300, float(np.max(np.abs(values))) ** 2):
+    if n <= 2 * SHORTEST_SEASON:
         return None
-    spectrum = np.fft.rfft(level, 2 * n)
-    lags = np.arange(n // 2 + 1)
-    correlation = np.fft.irfft(spectrum * np.conj(spectrum))[: n // 2 + 1] / scale * n / (n - lags)
-    # A season is a local greatest value after the correlation has first fallen below 0.
-    below = np.nonzero(correlation < 0)[0]
-    first = max(SHORTEST_SEASON, int(below[0])) if len(below) else len(correlation)
-    inner = correlation[first:-1]
-    peaks = (
-        np.nonzero((inner >= correlation[first - 1 : -2]) & (inner >= correlation[first + 1 :]))[0] + first
-    )
-    peaks = peaks[correlation[peaks] >= LEAST_CORRELATION]
-    return int(peaks[np.argmax(correlation[peaks])]) if len(peaks) else None
+    times = np.arange(n)
+    slope, start = np.polyfit(times, values, 1)
+    left = np.asarray(values - start - slope * times, dtype=np.float64)
+    flat = float(left @ left) <= 1e-12 * n * max(1e-300, float(np.max(np.abs(values))) ** 2)
+    return None if flat else left
 
 
 def _phase_mean(values: Floats, place: int, season: int) -> float:
@@ -180,5 +176,18 @@ def _phase_mean(values: Floats, place: int, season: int) -> float:
     )
 
 
+def _phase_means(values: Floats, season: int) -> Floats:
+    """``_phase_mean`` of every place from ``season`` on."""
+    n = len(values) - season
+    total, count = np.zeros(n), np.zeros(n)
+    for past in range(1, SEASONS + 1):
+        first = (past - 1) * season
+        if first >= n:
+            break
+        total[first:] += values[: n - first]
+        count[first:] += 1.0
+    return np.asarray(total / count, dtype=np.float64)
+
+
 def _rms(found: Floats) -> float:
-    return math.sqrt(float(np.mean(found * found))) if len(found) else 0.0
+    return math.sqrt(float(found @ found) / len(found)) if len(found) else 0.0

@@ -9,12 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.admission import forecast
-from perphd.admission.forecast import BIN_S, Forecast, expect, observe, season_of
+from perphd.control.tagged import decode_tagged, encode_tagged
+from perphd.forecast import load as forecast
+from perphd.forecast.load import BIN_S, LoadForecast, expect, observe, season_bins
 
 
-def fed(load: list[float], seconds: float = BIN_S) -> Forecast:
-    state = Forecast()
+def fed(load: list[float], seconds: float = BIN_S) -> LoadForecast:
+    state = LoadForecast()
     for index, value in enumerate(load):
         state = observe(state, value, index * seconds)
     return state
@@ -42,10 +43,10 @@ def test_a_season_is_found_and_followed(period: int) -> None:
 
 def test_noise_and_a_steady_load_have_no_season() -> None:
     rng = random.Random(3)
-    hits = sum(season_of(tuple(rng.gauss(0.0, 0.2) for _ in range(400))) > 0 for _ in range(20))
+    hits = sum(season_bins(tuple(rng.gauss(0.0, 0.2) for _ in range(400))) > 0 for _ in range(20))
     assert hits == 0
-    assert season_of((7.0,) * 400) == 0
-    assert season_of(tuple(0.01 * i for i in range(300))) == 0  # a trend is no season
+    assert season_bins((7.0,) * 400) == 0
+    assert season_bins(tuple(0.01 * i for i in range(300))) == 0  # a trend is no season
 
 
 def test_a_rising_load_is_expected_to_rise_further_and_a_steady_one_to_stay() -> None:
@@ -74,3 +75,10 @@ def test_whatever_comes_a_forecast_is_a_number(load: list[float], seconds: float
         assert found.load_per_s > 0
         assert found.error_factor >= 1.0
     assert len(fed(load, seconds).bins) <= forecast.KEPT_BINS
+
+
+def test_a_recording_of_an_earlier_version_finds_its_classes() -> None:
+    state = fed([100.0] * 40)
+    recorded = encode_tagged(state)
+    recorded["type"] = "perphd.admission.forecast:Forecast"
+    assert decode_tagged(recorded) == state

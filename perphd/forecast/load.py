@@ -1,8 +1,10 @@
-"""What an LRA's load will be soon: seasonal where there is a season, else a damped trend (Holt 1957).
+"""An LRA's greatest load within a horizon: seasonal where there is a season, else a damped trend (Holt 1957).
 
-The load is averaged over ``BIN_S`` and kept for some seasons; a season is a lag at which these averages resemble
-themselves. A forecast is evidence, never a verdict: it is told with how far off forecasts of late have been, and only
-what is idle may be given on its account. Pure; all state is a value.
+The load is averaged over ``BIN_S``; forecasts are made in logarithms of these averages. Each forecast comes with the
+typical error of recent ones.
+
+The forecasters of ``series`` look one window ahead and give a calibrated bound. This one looks several bins ahead,
+runs inside the loop, and keeps its state in a few numbers. Both find seasons with ``season``.
 """
 
 from __future__ import annotations
@@ -13,6 +15,8 @@ from typing import Final
 
 import numpy as np
 
+from perphd.forecast.season import season_of
+
 BIN_S: Final = 10.0
 """Loads are averaged over so long ..."""
 DAY_BIN_S: Final = 300.0
@@ -22,13 +26,15 @@ KEPT_BINS: Final = 1080
 LEAST_SEASON_BINS: Final = 6
 LEAST_CORRELATION: Final = 0.6
 """From this correlation with itself on a load has a season."""
+LEAST_VARIANCE: Final = 1e-4
+"""... if its logarithm scatters by at least a hundredth: a steady load has none."""
 SEARCH_EVERY_BINS: Final = 30
 _LEVEL_GAIN, _TREND_GAIN, _DAMPING = 0.5, 0.2, 0.9
 _ERROR_GAIN: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Forecast:
+class LoadForecast:
     """What was learned of one load.
 
     ``bin_s``: what is averaged over; ``bins``: logarithms of average loads, newest last; ``season_bins``: 0 if there
@@ -58,19 +64,19 @@ class Expected:
     season_s: float
 
 
-def observe(state: Forecast, load_per_s: float, now_s: float) -> Forecast:
+def observe(state: LoadForecast, load_per_s: float, now_s: float) -> LoadForecast:
     """Take in one load (positive, per second). A gap of more than two bins begins anew: nothing is known of it."""
     if not (math.isfinite(load_per_s) and load_per_s > 0):
         return state
     if math.isnan(state.since_s) or now_s - state.since_s > 3 * state.bin_s:
-        return Forecast(since_s=now_s, sum=load_per_s, count=1, bin_s=state.bin_s)
+        return LoadForecast(since_s=now_s, sum=load_per_s, count=1, bin_s=state.bin_s)
     if now_s - state.since_s < state.bin_s:
         return replace(state, sum=state.sum + load_per_s, count=state.count + 1)
     closed = _closed(state, math.log(state.sum / state.count))
     return replace(closed, since_s=state.since_s + state.bin_s, sum=load_per_s, count=1)
 
 
-def expect(state: Forecast, ahead_s: float) -> Expected | None:
+def expect(state: LoadForecast, ahead_s: float) -> Expected | None:
     """The highest load within ``ahead_s``; None while too little is known."""
     if len(state.bins) < LEAST_SEASON_BINS:
         return None
@@ -79,7 +85,7 @@ def expect(state: Forecast, ahead_s: float) -> Expected | None:
     return Expected(math.exp(most), math.exp(state.error), state.season_bins * state.bin_s)
 
 
-def _closed(state: Forecast, value: float) -> Forecast:
+def _closed(state: LoadForecast, value: float) -> LoadForecast:
     """One more average."""
     error = state.error
     if not math.isnan(state.told):
@@ -93,12 +99,12 @@ def _closed(state: Forecast, value: float) -> Forecast:
         trend = _TREND_GAIN * (level - before) + (1.0 - _TREND_GAIN) * _DAMPING * trend
     bins = (*state.bins, value)[-KEPT_BINS:]
     taken = state.taken + 1
-    season = season_of(bins) if taken % SEARCH_EVERY_BINS == 0 else state.season_bins
+    season = season_bins(bins) if taken % SEARCH_EVERY_BINS == 0 else state.season_bins
     new = replace(state, bins=bins, season_bins=season, level=level, trend=trend, error=error, taken=taken)
     return replace(new, told=_at(new, 1))
 
 
-def _at(state: Forecast, step: int) -> float:
+def _at(state: LoadForecast, step: int) -> float:
     """The logarithm of the load ``step`` bins ahead."""
     n, season = len(state.bins), state.season_bins
     if season and n >= season + 1:
@@ -112,33 +118,13 @@ def _at(state: Forecast, step: int) -> float:
     return state.level + damped * state.trend
 
 
-def season_of(bins: tuple[float, ...]) -> int:
-    """The lag, in bins, at which a series resembles itself most; 0 if it has no season."""
-    x = np.asarray(bins)
-    n = len(x)
+def season_bins(bins: tuple[float, ...]) -> int:
+    """The season in bins; 0 if there is none."""
+    values = np.asarray(bins)
+    n = len(values)
     if n < 2 * LEAST_SEASON_BINS:
         return 0
-    x = x - x.mean()
-    power = float(x @ x)
-    if power <= n * 1e-4:  # scatters by less than a hundredth: a steady load
+    centred = values - values.mean()
+    if float(centred @ centred) <= n * LEAST_VARIANCE:
         return 0
-    most = n // 2
-    size = 1 << (2 * n - 1).bit_length()
-    spectrum = np.fft.rfft(x, size)
-    own = np.fft.irfft(spectrum * np.conj(spectrum), size)[: most + 1]
-    own = own / power * n / (n - np.arange(most + 1))
-    # A slow load resembles itself at short lags, too: only beyond the first fall below nothing is it a return.
-    below = np.flatnonzero(own < 0.0)
-    if not len(below):
-        return 0
-    start = max(int(below[0]), LEAST_SEASON_BINS)
-    if start >= most:
-        return 0
-    seen = own[start : most + 1]
-    if seen.max() < LEAST_CORRELATION:
-        return 0
-    # Twice a season is one as well: the first return that is about as good is meant.
-    good = np.flatnonzero(seen >= max(LEAST_CORRELATION, 0.93 * seen.max()))
-    ends = np.flatnonzero(np.diff(good) > 1)
-    first = good[: int(ends[0]) + 1] if len(ends) else good
-    return start + int(first[int(np.argmax(seen[first]))])
+    return season_of(centred, LEAST_SEASON_BINS, LEAST_CORRELATION) or 0
