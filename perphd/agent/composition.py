@@ -54,6 +54,7 @@ from perphd.host.topology import Processors, read_topology
 from perphd.isolation.executor import Executor
 from perphd.isolation.journal import Journal
 from perphd.isolation.neighbours import Neighbours
+from perphd.monitor.host_account import HostAccounts
 from perphd.monitor.hostload import HostLoad
 from perphd.monitor.links import LinkLoad
 from perphd.monitor.residence import Residence
@@ -168,6 +169,7 @@ def build_agent(
         clock=clock,
     )
     host_load = HostLoad(fs, (topology.online | topology.offline) - topology.isolated)
+    accounts = HostAccounts(fs, hierarchies)
     processors = Processors(fs)
     links = LinkLoad(fs)
     tap = RoundTap(policy if policy is not None else POLICIES[config.daemon.policy](config))
@@ -178,6 +180,7 @@ def build_agent(
         capabilities=capabilities,
         monitor=monitor,
         host_load=host_load,
+        accounts=accounts,
         links=links,
         executor=executor,
         policy=tap if policy is not None else _policy(config, tap),
@@ -207,6 +210,7 @@ def build_agent(
         else None,
         owned=(
             host_load,
+            accounts,
             processors,
             links,
             *(() if neighbours is None else (neighbours,)),

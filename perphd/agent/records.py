@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from perphd.domain.decision import Action, Aftermath, Decision, Outcome
 from perphd.domain.event import Event, EventKind
+from perphd.domain.host_account import HostAccount, mean_account
 from perphd.domain.plan import ChangeSet, Write
 from perphd.domain.sample import Sample
 from perphd.domain.workload import Mode
@@ -19,6 +20,8 @@ KEPT_DECISIONS = 256
 """Decisions kept in memory per LRA, for explanations."""
 REPEAT_S = 60.0
 """An unchanged decision is written to the store again after so long."""
+HOST_S = 10.0
+"""The account of the host is stored as means over this time."""
 REMIND_S = 3600.0
 """A problem that goes on is logged again after so long."""
 QUIET_S = 60.0
@@ -62,6 +65,7 @@ class Records:
         self._told: dict[str, float] = {}
         self._observed: dict[str, Decision] = {}
         self._left: dict[str, None] = {}
+        self._accounts: list[HostAccount] = []
 
     # -- taking -------------------------------------------------------------------------------------
 
@@ -69,6 +73,15 @@ class Records:
         """Store the samples of one tick."""
         if self._store is not None and samples:
             self._store.add_samples(self._wall_clock(), samples)
+
+    def host(self, account: HostAccount | None) -> None:
+        """Store the mean account of every ``HOST_S`` seconds."""
+        if self._store is None or account is None:
+            return
+        self._accounts.append(account)
+        if sum(item.interval_s for item in self._accounts) >= HOST_S:
+            self._store.add_host(self._wall_clock(), mean_account(self._accounts))
+            self._accounts.clear()
 
     def decision(self, decision: Decision) -> None:
         """Remember a decision; store, log and announce it when it says something new."""

@@ -24,6 +24,7 @@ from perphd.domain.capability import Capabilities
 from perphd.domain.control import Actor
 from perphd.domain.errors import ConfigError
 from perphd.domain.event import Event, EventKind
+from perphd.domain.host_account import HostAccount
 from perphd.domain.plan import NotEnforceable
 from perphd.domain.policy import Policy
 from perphd.domain.sample import Sample
@@ -33,6 +34,7 @@ from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.actuators import Actuators
 from perphd.host.topology import Processors
 from perphd.isolation.executor import Executor
+from perphd.monitor.host_account import HostAccounts
 from perphd.monitor.hostload import HostLoad
 from perphd.monitor.links import LinkLoad
 from perphd.monitor.residence import Residence
@@ -61,6 +63,7 @@ class Parts:
     capabilities: Capabilities
     monitor: Monitor
     host_load: HostLoad
+    accounts: HostAccounts
     executor: Executor
     policy: Policy
     sli: SliBoard
@@ -115,7 +118,8 @@ class State:
     ``specs``: the workloads on the list, by name; ``declared``: those that are to be found; ``found``: those on the
     list that were. ``planned``: the settings that were last wanted, and when the kernel was read back for them; None:
     it is to be read back at once. ``detector_test``: of the start. ``sli_followed``: the sources of indicators are
-    those of the list. ``full_samples``: of each workload the last whose indicators were due. ``now_s``: of the last
+    those of the list. ``account``: of the whole host, at the last round.
+    ``full_samples``: of each workload the last whose indicators were due. ``now_s``: of the last
     round. ``attention``: whether the next one is wanted soon. ``lock``: held for a round, and by whatever must not
     fall into one.
     """
@@ -129,6 +133,7 @@ class State:
     declared: dict[str, WorkloadSpec]
     found: dict[str, FoundAs] = field(default_factory=dict)
     samples: dict[str, Sample] = field(default_factory=dict)
+    account: HostAccount | None = None
     full_samples: dict[str, Sample] = field(default_factory=dict)
     protections: dict[str, Protection] = field(default_factory=dict)
     enforceable: dict[str, Enforceable] = field(default_factory=dict)

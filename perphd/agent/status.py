@@ -41,6 +41,7 @@ def status_of(state: State, modes: Modes) -> AgentStatus:
         detector_test=state.detector_test,
         configured_mode=state.config.daemon.mode,
         pauses=state.parts.pauses.all(),
+        host=state.account,
     )
 
 

@@ -73,6 +73,9 @@ class Ticking:
             if self._state.parts.links is not None:
                 self._network_pct = self._state.parts.links.read(now_s)
             self._take_samples(samples)
+            self._state.account = self._state.parts.accounts.read(
+                now_s, self._state.parts.host_load.times, specs, self._state.samples
+            )
             self._look_where_they_run(now_s)
             snapshot = self.snapshot(now_s, period_s)
             self.learn(snapshot)
@@ -184,6 +187,7 @@ class Ticking:
                 mba_source=self._state.actuators.throttle.source,
                 mba_curves=self._state.actuators.throttle.curves,
                 network_pct=self._network_pct,
+                account=self._state.account,
             ),
             workloads=views,
             memory=self._state.memory,
@@ -276,6 +280,7 @@ class Ticking:
     def _record(self, target: TargetState, samples: tuple[Sample, ...], now_s: float) -> None:
         records = self._state.parts.records
         records.samples(samples)
+        records.host(self._state.account)
         for decision in target.decisions:
             spec = self._state.specs.get(decision.workload)
             mode = Mode.OBSERVE if spec is None else self._modes.of(spec)

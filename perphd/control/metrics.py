@@ -9,6 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
+from perphd.control.render_host import PARTS
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Action, Health
@@ -18,6 +19,8 @@ from perphd.domain.status import AgentStatus, WorkloadStatus
 from perphd.domain.workload import Kind, Mode
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
+_MOST_GROUPS = 10
+"""Undeclared groups that have a series: their names come and go."""
 
 
 class StatusCollector(Collector):
@@ -34,6 +37,7 @@ class StatusCollector(Collector):
         """All metrics of the status now."""
         status = self._status()
         yield from _agent(status)
+        yield from _host(status)
         yield from _samples(status.workloads)
         yield from _judgements(status.workloads)
         yield from _in_force(status.workloads)
@@ -99,6 +103,44 @@ def _detector(status: AgentStatus) -> Iterator[tuple[str, str, Reading]]:
         "Samples in which the self-test found a drop of two sigma, median.",
         test.found_after_samples,
     )
+
+
+def _host(status: AgentStatus) -> Iterator[Metric]:
+    """The account of the whole host; nothing before the second tick."""
+    account = status.host
+    if account is None:
+        return
+    cpu = GaugeMetricFamily(
+        "perphd_host_cpu_cores", "CPUs used by each part; they add up to the capacity.", labels=["part"]
+    )
+    for part in PARTS:
+        cpu.add_metric([part], getattr(account.cpu, part))
+    groups = GaugeMetricFamily(
+        "perphd_host_undeclared_cpu_cores", "CPUs used by control groups nobody declared.", labels=["group"]
+    )
+    for item in account.undeclared[:_MOST_GROUPS]:
+        groups.add_metric([item.group], item.cpu_cores)
+    yield from (cpu, groups)
+    yield _plain("perphd_host_capacity_cores", "CPUs that workloads may be given.", account.cpu.capacity)
+    readings: tuple[tuple[str, str, Reading], ...] = (
+        ("perphd_host_cpu_some_pct", "Time in which some task waited for a CPU.", account.cpu_some_pct),
+        (
+            "perphd_host_memory_some_pct",
+            "Time in which some task waited for memory.",
+            account.memory_some_pct,
+        ),
+        ("perphd_host_io_some_pct", "Time in which some task waited for a disk.", account.io_some_pct),
+        (
+            "perphd_host_memory_available_bytes",
+            "Memory that can still be given.",
+            account.memory_available_bytes,
+        ),
+        ("perphd_host_disk_bytes_per_s", "Read and written by all disks.", account.disk_bytes_per_s),
+        ("perphd_host_network_bytes_per_s", "Received and sent by all devices.", account.network_bytes_per_s),
+    )
+    for name, text, reading in readings:
+        if available(reading):
+            yield _plain(name, text, reading)
 
 
 def _samples(workloads: Sequence[WorkloadStatus]) -> Iterator[Metric]:

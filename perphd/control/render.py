@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 
+from perphd.control.render_host import host_line
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.capability import Area, Capability
@@ -39,7 +40,10 @@ def status_parts(status: AgentStatus, now_s: float) -> list[Part]:
     """``perphctl status``. ``now_s``: the daemon's monotonic clock, from which ages are told."""
     lras = [item for item in status.workloads if item.spec.kind is Kind.LRA]
     batch = [item for item in status.workloads if item.spec.kind is Kind.BATCH]
-    parts: list[Part] = [text(_headline(status), Styled(_cost(status.cost, status.journal_entries), "dim"))]
+    host = () if status.host is None else (host_line(status.host),)
+    parts: list[Part] = [
+        text(_headline(status), *host, Styled(_cost(status.cost, status.journal_entries), "dim"))
+    ]
     cache = any(_uses_cache(item) for item in status.workloads)
     if lras:
         heads, right = (_cache_heads(_LRA_HEADS), range(2, 10)) if cache else (_LRA_HEADS, range(2, 8))

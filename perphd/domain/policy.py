@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from perphd.domain.allocation import Allocation, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Decision, Outcome
+from perphd.domain.host_account import HostAccount
 from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import Sample
 from perphd.domain.throttle import ThrottleCurve, ThrottleSource
@@ -112,6 +113,7 @@ class HostView:
     links is, in the fuller direction. ``llc_classes``: CLOSIDs there are, the default group's with them; 0: not known.
     ``llc_shareable``: mask of the ways that devices fill, too.
     ``mba_source``: what is known of the levels; ``mba_curves``: what they deliver, where that was measured.
+    ``account``: who uses the host; None: not known.
     """
 
     topology: Topology
@@ -124,6 +126,7 @@ class HostView:
     llc_shareable: int = 0
     mba_source: ThrottleSource = ThrottleSource.NOMINAL
     mba_curves: tuple[ThrottleCurve, ...] = ()
+    account: HostAccount | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from perphd.domain.allocation import Allocation, Settings
 from perphd.domain.control import Pause
 from perphd.domain.decision import Decision, Outcome
+from perphd.domain.host_account import HostAccount
 from perphd.domain.plan import NotEnforceable
 from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import Sample
@@ -74,7 +75,8 @@ class AgentStatus:
     ``period_s``: the usual time between two samples; ``pace_s``: that until the next one, which is shorter while
     something is in flux: ``attentive`` says what (empty at the usual pace). ``extra_ticks``: looks between two
     samples that pressure, batch that started or a pushed reading asked for. ``configured_mode``: the mode in the
-    configuration, which holds again after a restart. ``pauses``: every pause in force.
+    configuration, which holds again after a restart. ``pauses``: every pause in force. ``host``: who uses the host;
+    None until two ticks were made.
     """
 
     version: str
@@ -94,3 +96,4 @@ class AgentStatus:
     detector_test: DetectorTest | None = None
     configured_mode: Mode = Mode.OBSERVE
     pauses: tuple[Pause, ...] = ()
+    host: HostAccount | None = None

@@ -8,10 +8,12 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import KernelError
 from perphd.domain.reading import Reading, Unavailable
 from perphd.host.fs import KernelFile, KernelFs
+from perphd.monitor.host_cpu import CpuTimes
 
 PATH = "/proc/stat"
-_IDLE_FIELDS = (3, 4)  # idle, iowait: proc(5)
-_GUEST_FIELDS = 8  # guest time is contained in user time already
+_FIELDS = (
+    8  # user nice system idle iowait irq softirq steal: proc(5); guest time is contained in user time already
+)
 
 
 class HostLoad:
@@ -26,36 +28,43 @@ class HostLoad:
         self._fs = fs
         self._lines = frozenset(f"cpu{cpu}".encode() for cpu in cpus)
         self._file: KernelFile | None = None
-        self._last: tuple[float, dict[bytes, int]] | None = None
+        self._last: tuple[float, dict[bytes, list[int]]] | None = None
         self._ticks_per_s = os.sysconf("SC_CLK_TCK")
+        self.times: CpuTimes | None = None
+        """What the CPUs did over the last interval; None where ``read`` did not give a number."""
 
     def read(self, now_s: float) -> Reading:
         """CPUs that were busy since the last call (user, system, interrupts, stolen time), in cores."""
+        self.times = None
         try:
             if self._file is None:
                 self._file = self._fs.open(PATH)
-            busy = self._busy(self._file.read())
+            seen = self._ticks(self._file.read())
         except (KernelError, ValueError) as exc:
             return Unavailable(f"{PATH}: {exc}")
-        if not busy:
+        if not seen:
             return Unavailable(f"{PATH}: it has none of the CPUs that workloads may be given")
-        before, self._last = self._last, (now_s, busy)
+        before, self._last = self._last, (now_s, seen)
         if before is None or now_s <= before[0]:
             return Unavailable("no interval yet")
         # A CPU that was just switched on brings no earlier reading: it counts from the next interval on.
-        ticks = sum(max(0, now - before[1][cpu]) for cpu, now in busy.items() if cpu in before[1])
-        return ticks / self._ticks_per_s / (now_s - before[0])
+        both = [(now, then) for cpu, now in seen.items() if (then := before[1].get(cpu)) is not None]
+        sums = [sum(max(0, now[n] - then[n]) for now, then in both) for n in range(_FIELDS)]
+        user, nice, system, idle, iowait, irq, softirq, steal = sums
+        self.times = CpuTimes(len(seen), user + nice + system, irq + softirq, steal, idle + iowait)
+        busy = user + nice + system + irq + softirq + steal
+        return busy / self._ticks_per_s / (now_s - before[0])
 
-    def _busy(self, text: bytes) -> dict[bytes, int]:
-        """Busy ticks since boot by CPU."""
-        found: dict[bytes, int] = {}
+    def _ticks(self, text: bytes) -> dict[bytes, list[int]]:
+        """Ticks since boot by CPU, in the order of the fields."""
+        found: dict[bytes, list[int]] = {}
         for line in text.split(b"\n"):
             if not line.startswith(b"cpu"):
                 break  # CPUs come first; the line of all interrupts that follows is long
-            name, *ticks = line.split()
+            name, *ticks = line.split(None, _FIELDS + 1)
             if name in self._lines:
-                fields = ticks[:_GUEST_FIELDS]
-                found[name] = sum(int(field) for n, field in enumerate(fields) if n not in _IDLE_FIELDS)
+                fields = [int(field) for field in ticks[:_FIELDS]]
+                found[name] = fields + [0] * (_FIELDS - len(fields))
         return found
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The store's tables, and opening a database file that has them.
 
 ``user_version`` of the file is SCHEMA_VERSION. A reading that is new in ``Sample`` only adds a column and
-needs no new version; whatever else changes does.
+needs no new version, nor does a new table; whatever else changes does.
 """
 
 from __future__ import annotations
@@ -16,9 +16,19 @@ from perphd.domain.sample import READINGS
 
 SCHEMA_VERSION: Final = 1
 
-TABLES: Final = ("samples", "decisions", "outcomes", "writes", "events")
+TABLES: Final = ("samples", "decisions", "outcomes", "writes", "events", "host")
 """Tables that hold time series: each has ``wall_s`` (seconds since the epoch) and is in order of time."""
 
+_HOST: Final = """
+CREATE TABLE IF NOT EXISTS host (
+    wall_s REAL NOT NULL, at_s REAL NOT NULL, interval_s REAL NOT NULL,
+    capacity REAL NOT NULL, lras REAL NOT NULL, batch REAL NOT NULL, undeclared REAL NOT NULL,  -- CPUs
+    kernel REAL NOT NULL, steal REAL NOT NULL, idle REAL NOT NULL,
+    cpu_some_pct REAL, memory_some_pct REAL, memory_full_pct REAL, io_some_pct REAL,
+    memory_total_bytes REAL, memory_available_bytes REAL, disk_bytes_per_s REAL, network_bytes_per_s REAL,
+    groups TEXT NOT NULL    -- JSON: {undeclared group: CPUs}
+);
+"""
 _DDL: Final = f"""
 CREATE TABLE samples (
     wall_s REAL NOT NULL, at_s REAL NOT NULL, interval_s REAL NOT NULL, workload TEXT NOT NULL,
@@ -44,6 +54,7 @@ CREATE TABLE writes (
     before TEXT NOT NULL, value TEXT NOT NULL, result TEXT NOT NULL
 );
 CREATE TABLE events (wall_s REAL NOT NULL, kind TEXT NOT NULL, data TEXT NOT NULL);
+{_HOST}
 PRAGMA user_version = {SCHEMA_VERSION};
 """
 
@@ -94,6 +105,7 @@ def _add_new_columns(connection: sqlite3.Connection) -> None:
     for name, kind in added.items():
         if name not in present:
             connection.execute(f"ALTER TABLE samples ADD COLUMN {name} {kind}")
+    connection.execute(_HOST)
     if "mode" not in {str(row[1]) for row in connection.execute("PRAGMA table_info(decisions)")}:
         connection.execute("ALTER TABLE decisions ADD COLUMN mode TEXT")
 

@@ -16,11 +16,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import fields
 from operator import attrgetter
 from pathlib import Path
 from typing import Final, TypeAlias
 
 from perphd.domain.decision import Decision, Outcome
+from perphd.domain.host_account import HostAccount
 from perphd.domain.plan import Write
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import READINGS, DomainUse, Sample
@@ -50,6 +52,7 @@ MAX_MOVED_ASIDE: Final = 3
 _log = logging.getLogger(__name__)
 Row: TypeAlias = tuple[object, ...]
 _values_of = attrgetter(*READINGS)
+_HOST_READINGS: Final = tuple(f.name for f in fields(HostAccount) if f.type == "Reading")
 _SAMPLE_COLUMNS = ("wall_s", "at_s", "interval_s", "workload", "quality", "reasons", "domains", *READINGS)
 _INSERT_SAMPLE = (
     f"INSERT INTO samples ({', '.join(_SAMPLE_COLUMNS)}) VALUES ({', '.join('?' * len(_SAMPLE_COLUMNS))})"
@@ -118,6 +121,18 @@ class Store:
                 *(write.before, write.value, result),
             )
             self._add_record("writes", row)
+
+    def add_host(self, wall_s: float, account: HostAccount) -> None:
+        """The account of the host over an interval."""
+        cpu = account.cpu
+        groups = {item.group: round(item.cpu_cores, 4) for item in account.undeclared}
+        row = (
+            *(wall_s, account.at_s, account.interval_s, cpu.capacity, cpu.lras, cpu.batch, cpu.undeclared),
+            *(cpu.kernel, cpu.steal, cpu.idle),
+            *(_number(getattr(account, name)) for name in _HOST_READINGS),
+            json.dumps(groups, ensure_ascii=False),
+        )
+        self._add_record("host", row)
 
     def add_event(self, wall_s: float, kind: str, data: str | Mapping[str, object]) -> None:
         """Something that happened; a mapping is stored as JSON."""

@@ -1,0 +1,78 @@
+"""Divide the host's CPU time among LRAs, batch, undeclared groups, the kernel, the hypervisor and idleness. Pure.
+
+The kernel keeps the parts in different books: /proc/stat counts ticks of CPUs, control groups count nanoseconds of
+tasks, and neither is read at the same instant. /proc/stat rules: its ticks are shares of the capacity. Groups that
+claim more than was busy are scaled down together; time that no group claims is the kernel's, or belongs to processes
+that lie in no group.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from perphd.domain.host_account import NO_GROUP, CpuAccount
+
+
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """Shares of the interval over all usable CPUs, in any unit: tasks, interrupts, stolen, idle. ``cpus``: how many."""
+
+    cpus: int
+    tasks: float
+    interrupts: float
+    steal: float
+    idle: float
+
+
+def divide(
+    times: CpuTimes, lras: float, batch: float, groups: Mapping[str, float], rest_is_kernel: bool
+) -> tuple[CpuAccount, dict[str, float]]:
+    """The account, and the CPUs of every undeclared group after scaling.
+
+    Args:
+        times: of the CPUs that workloads may be given.
+        lras: CPUs used by all LRAs.
+        batch: CPUs used by all batch.
+        groups: CPUs used by undeclared groups, without what declared groups below them use.
+        rest_is_kernel: tasks in no group are kernel threads; otherwise they count as the group ``/``.
+    """
+    capacity = float(times.cpus)
+    parts = [max(0.0, part) for part in (times.tasks, times.interrupts, times.steal, times.idle)]
+    whole = math.fsum(parts)
+    if whole <= 0.0:
+        parts, whole = [0.0, 0.0, 0.0, 1.0], 1.0
+    busy, kernel, steal, idle = (capacity * part / whole for part in parts)
+    claims = {group: max(0.0, cores) for group, cores in groups.items()}
+    lras, batch = max(0.0, lras), max(0.0, batch)
+    claimed = math.fsum((lras, batch, *claims.values()))
+    if claimed > busy:
+        scale = busy / claimed
+        lras, batch = lras * scale, batch * scale
+        claims = {group: cores * scale for group, cores in claims.items()}
+    elif rest_is_kernel:
+        kernel += busy - claimed
+    else:
+        claims[NO_GROUP] = claims.get(NO_GROUP, 0.0) + busy - claimed
+    undeclared = math.fsum(claims.values())
+    return CpuAccount(capacity, lras, batch, undeclared, kernel, steal, idle), claims
+
+
+def own_use(total: Mapping[str, float], declared: Mapping[str, float]) -> dict[str, float]:
+    """What each group uses beyond the groups below it.
+
+    Args:
+        total: CPUs by group, those below it included, for a forest of groups by path.
+        declared: the same for declared workloads, which may lie below a group of ``total`` or of one another.
+    """
+    own = dict(total)
+    for group, cores in (*total.items(), *declared.items()):
+        above = group
+        while above := above.rpartition("/")[0]:
+            if group not in total and above in declared:
+                break  # a declared group above it has it already
+            if above in total:
+                own[above] -= cores
+                break
+    return {group: max(0.0, cores) for group, cores in own.items()}
