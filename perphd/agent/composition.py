@@ -27,9 +27,11 @@ from perphd.agent.records import Records
 from perphd.agent.rounds import RoundTap
 from perphd.agent.sli import SliBoard, SliOpener
 from perphd.agent.state import Parts
+from perphd.agent.tally import Tally
 from perphd.agent.wake import Waker
 from perphd.domain.capability import Capabilities
 from perphd.domain.errors import KernelError, Unsupported
+from perphd.domain.plan import Write
 from perphd.domain.policy import Policy
 from perphd.domain.workload import Mode
 from perphd.host.actuators import Actuators, actuators
@@ -131,6 +133,7 @@ def build_agent(
         found = open_taskstats(os.getpid())
         taskstats = found if isinstance(found, TaskStats) else None
     kept = _store(config) if store and config.store.enabled else None
+    tally = Tally(wall_clock)
     records = Records(kept, wall_clock)
     pauses = Pauses(Path(config.daemon.state_dir), wall_clock, config.daemon.pause_file)
     pauses.look()
@@ -142,6 +145,12 @@ def build_agent(
     settable = hierarchies if egress is None else with_egress(hierarchies)
     neighbours = Neighbours(config.daemon.state_dir, executed, settable) if real else None
     journal = _journal(config, neighbours)
+
+    def on_write(write: Write, result: str) -> None:
+        tally.wrote(write, result)
+        if kept is not None:
+            kept.add_writes(wall_clock(), (write,), result)
+
     executor = Executor(
         executed,
         settable,
@@ -155,9 +164,7 @@ def build_agent(
         changes_per_s=config.isolation.changes_per_s,
         adopt_s=0.0 if pauses.all() else config.isolation.adopt_s,
         background=clock is not None,
-        on_write=None
-        if kept is None
-        else lambda write, result: kept.add_writes(wall_clock(), (write,), result),
+        on_write=on_write,
     )
     monitor = Monitor(
         fs,
@@ -191,6 +198,7 @@ def build_agent(
         ),
         records=records,
         pauses=pauses,
+        tally=tally,
         models=_models(
             config,
             records,

@@ -16,6 +16,7 @@ from typing import Any, Final, Literal
 
 from perphd.admission.settings import PolicySettings
 from perphd.agent.config_host import check_against_host
+from perphd.agent.config_metrics import MetricsConfig, check_metrics
 from perphd.agent.config_model import ModelConfig
 from perphd.agent.config_network import NetworkConfig
 from perphd.agent.config_schema import keys_of, read_values, setting, show, unknown_key
@@ -182,6 +183,7 @@ TABLES: Mapping[str, type] = {
     "resctrl": ResctrlConfig,
     "model": ModelConfig,
     "wake": WakeConfig,
+    "metrics": MetricsConfig,
 }
 """The tables that may stand once in a file; ``[[lra]]`` and ``[[batch]]`` may be repeated."""
 
@@ -204,6 +206,7 @@ class Config:
     resctrl: ResctrlConfig = field(default_factory=ResctrlConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     wake: WakeConfig = field(default_factory=WakeConfig)
+    metrics: MetricsConfig = field(default_factory=MetricsConfig)
     workloads: tuple[WorkloadSpec, ...] = ()
     matches: tuple[WorkloadSpec, ...] = ()
     sources: tuple[str, ...] = ()
@@ -363,6 +366,8 @@ def _assemble(parts: list[_Part]) -> Config:
             merged[name].update(values)
     declared = [item for part in parts for item in part.workloads]
     check_workloads(declared)
+    metrics = MetricsConfig(**merged["metrics"])
+    check_metrics(metrics, next((part.source for part in reversed(parts) if "metrics" in part.tables), ""))
     return Config(
         daemon=DaemonConfig(**merged["daemon"]),
         isolation=IsolationConfig(**merged["isolation"]),
@@ -373,6 +378,7 @@ def _assemble(parts: list[_Part]) -> Config:
         resctrl=ResctrlConfig(**merged["resctrl"]),
         model=ModelConfig(**merged["model"]),
         wake=WakeConfig(**merged["wake"]),
+        metrics=metrics,
         workloads=tuple(item.spec for item in declared if item.spec.cgroup),
         matches=tuple(item.spec for item in declared if not item.spec.cgroup),
         sources=tuple(part.source for part in parts),

@@ -27,6 +27,7 @@ ABOUT = {
     "network": "What batch may send. Off unless devices are named; see knobs.md for what is done to them.",
     "resctrl": "Cache and memory bandwidth through resctrl (Intel RDT, AMD QoS).",
     "model": "How what perphd believes about LRAs is learned; see predictor.md.",
+    "metrics": "Metrics for Prometheus over TCP or through a file; docs/metrics.md lists the series.",
     "lra": "One long-running application that is kept at its performance. May be repeated.",
     "batch": "Work that gives way. May be repeated.",
 }

@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 
 from perphd.agent.match import ALLOWED as MATCH_ALLOWED
 from perphd.agent.match import parse_match
+from perphd.domain.endpoint import ALLOWED as ENDPOINT_ALLOWED
+from perphd.domain.endpoint import endpoint_text, parse_endpoint
 from perphd.domain.errors import ConfigError, ParseError
 from perphd.domain.units import parse_size_bytes
 from perphd.host.cgroup.hierarchy import check_cgroup_path
@@ -281,6 +283,10 @@ def _group(text: str) -> str:
     return text
 
 
+def _endpoint(text: str) -> str:
+    return endpoint_text(*parse_endpoint(text)) if text else ""
+
+
 def _devices(text: str) -> str:
     return ",".join(check_network_device(name.strip()) for name in text.split(",") if name.strip())
 
@@ -312,6 +318,7 @@ _KINDS: Mapping[str, _Text] = {
     "rate": _Text(
         _rate, f'"0", or bytes per second from {MIN_EGRESS_BYTES} on, as a size in quotes, e.g. "100M"'
     ),
+    "endpoint": _Text(_endpoint, ENDPOINT_ALLOWED),
     "group": _Text(_group, "the name of a Unix group: lower-case letters, digits, _ and -"),
 }
 

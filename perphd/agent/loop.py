@@ -23,6 +23,7 @@ from perphd.agent.roster import Roster
 from perphd.agent.rounds import Round
 from perphd.agent.state import Parts, State
 from perphd.agent.status import status_of
+from perphd.agent.tally import Tally
 from perphd.agent.ticking import Ticking
 from perphd.agent.wake import Waker
 from perphd.domain.allocation import Settings
@@ -155,6 +156,11 @@ class Agent:
     def status(self) -> AgentStatus:
         """The agent as a whole, now."""
         return status_of(self._state, self._modes)
+
+    @property
+    def tally(self) -> Tally:
+        """What was counted since the start."""
+        return self._state.parts.tally
 
     def whatif(self, arrival: Arrival) -> WhatIf:
         """What would become of the LRAs if this work came now. Raises nothing; changes nothing."""

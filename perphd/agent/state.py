@@ -18,6 +18,7 @@ from perphd.agent.records import Records
 from perphd.agent.rounds import RoundTap
 from perphd.agent.selfcost import CostMeter
 from perphd.agent.sli import SliBoard
+from perphd.agent.tally import Tally
 from perphd.agent.wake import Waker
 from perphd.domain.allocation import Allocation, Settings
 from perphd.domain.capability import Capabilities
@@ -70,6 +71,7 @@ class Parts:
     records: Records
     models: Models
     pauses: Pauses
+    tally: Tally
     bounds: Actuators = Actuators()
     actuators: Callable[[], Actuators] = Actuators
     capabilities_now: Callable[[], Capabilities] | None = None

@@ -89,7 +89,9 @@ class Ticking:
             self._attend(snapshot, target)
             self._state.tick += 1
             # The wait for applications' answers is theirs, not ours.
-            self._state.cost.tick(now_s, time.perf_counter() - waited)
+            took_s = time.perf_counter() - waited
+            self._state.cost.tick(now_s, took_s)
+            self._state.parts.tally.ticked(took_s)
 
     def _show_notes(self, now_s: float) -> None:
         """What sources say of their own readings, for as long as they say it."""
@@ -241,7 +243,9 @@ class Ticking:
             self._protections.note(target, now_s, changed=False)
             return
         applied = await executor.apply(changes)
-        self._state.cost.wrote(time.perf_counter() - deciding)
+        took_s = time.perf_counter() - deciding
+        self._state.cost.wrote(took_s)
+        self._state.parts.tally.write_delays.add(took_s)
         if applied.ok:
             self._state.parts.records.change(now_s, changes, "written")
             self._state.parts.records.problem("apply", None, now_s)
@@ -278,15 +282,22 @@ class Ticking:
             self._state.parts.records.healed("released")
 
     def _record(self, target: TargetState, samples: tuple[Sample, ...], now_s: float) -> None:
-        records = self._state.parts.records
+        records, tally = self._state.parts.records, self._state.parts.tally
         records.samples(samples)
         records.host(self._state.account)
+        tally.follow(self._state.all_specs())
+        tally.sampled(samples)
+        tally.host(self._state.account)
         for decision in target.decisions:
             spec = self._state.specs.get(decision.workload)
             mode = Mode.OBSERVE if spec is None else self._modes.of(spec)
-            records.decision(_with_mode(decision, mode))
+            decided = _with_mode(decision, mode)
+            records.decision(decided)
+            if spec is not None:
+                tally.decided(decided, spec, self._state.full_samples.get(decision.workload))
         for outcome in target.outcomes:
             records.outcome(outcome)
+            tally.outcome(outcome)
         for name, spec in self._state.specs.items():
             missing = name not in self._state.samples or self._state.samples[name].has(Quality.GONE)
             text = None
@@ -301,4 +312,5 @@ class Ticking:
         for key, text in conflicts.items():
             records.problem(key, text, now_s)
         self._conflicts = set(conflicts)
+        tally.conflicts = len(conflicts)
         records.event(Event(now_s, EventKind.TICK, f"tick {self._state.tick}"))

@@ -55,12 +55,10 @@ def run(config_path: str, log_level: str | None) -> None:
         start_logging(log_level or config.daemon.log_level)
         from perphd.agent.service import Service
         from perphd.agent.upkeep import protect_self
-        from perphd.control.server import ControlServer
+        from perphd.control.servers import servers_of
 
         protect_self()
-        service = Service(
-            Path(config_path), config, lambda agent, reload: ControlServer(agent, config, reload=reload)
-        )
+        service = Service(Path(config_path), config, lambda agent, reload: servers_of(agent, config, reload))
         asyncio.run(service.run())
     except PerphError as exc:
         _refuse(exc)

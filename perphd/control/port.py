@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from perphd.agent.config import Config
 from perphd.agent.rounds import Round
+from perphd.agent.tally import Tally
 from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
 from perphd.domain.control import Actor, Pause
@@ -42,6 +43,10 @@ class AgentPort(Protocol):
     @property
     def topology(self) -> Topology:
         """The host's processors, as found at start."""
+
+    @property
+    def tally(self) -> Tally:
+        """What was counted since the start."""
 
     def status(self) -> AgentStatus:
         """The agent as a whole, now."""

@@ -104,7 +104,7 @@ class Routes:
         self._limits, self._access = limits, access
         self._queries = Queries(agent.config, limits)
         self._description: bytes | None = None
-        self._metrics = metrics.exposition(agent.status)
+        self._metrics = metrics.Collector(agent.status, lambda: agent.tally, lambda: agent.topology)
         self._streams = Streams(agent, limits, self._clock)
         self._recordings = Recordings(agent, limits)
         self._models = ModelRoutes(agent, limits, lambda name: self._check_lra(self._workload(name)))
@@ -213,7 +213,7 @@ class Routes:
         }
 
     async def _exposition(self, request: web.Request, peer: Peer) -> web.Response:
-        return web.Response(body=self._metrics(), headers={"Content-Type": metrics.CONTENT_TYPE})
+        return web.Response(body=self._metrics.text(), headers={"Content-Type": metrics.CONTENT_TYPE})
 
     async def _openapi(self, request: web.Request, peer: Peer) -> web.Response:
         if self._description is None:

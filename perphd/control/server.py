@@ -16,12 +16,12 @@ from contextvars import ContextVar
 from typing import Final
 
 from aiohttp import web
-from aiohttp.http_exceptions import HttpProcessingError
 
 from perphd.agent.config import Config
 from perphd.control import listen
 from perphd.control.access import Access, Peer, Right, peer_of
 from perphd.control.errors import ApiError, Code
+from perphd.control.gate import Gate, http_log
 from perphd.control.limits import Limits
 from perphd.control.port import AgentPort
 from perphd.control.routes import Hooks, Route, Routes
@@ -32,7 +32,6 @@ from perphd.domain.errors import ConfigError, PerphError
 
 _log = logging.getLogger(__name__)
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-_LINGER_S = 1.0
 _turn: ContextVar[Turn | None] = ContextVar("perphd_turn", default=None)
 """Of the request that is being answered."""
 _HTTP_CODES = {404: Code.NO_ROUTE, 405: Code.METHOD, 408: Code.TIMEOUT, 413: Code.TOO_LARGE}
@@ -93,7 +92,7 @@ class ControlServer:
                 self._application(),
                 handle_signals=False,
                 access_log=None,
-                logger=_http_log(),
+                logger=http_log(),
                 keepalive_timeout=self._limits.idle_s,
                 shutdown_timeout=self._limits.shutdown_s,
                 lingering_time=self._limits.body_s,
@@ -101,7 +100,7 @@ class ControlServer:
             await self._runner.setup()
             loop = asyncio.get_running_loop()
             self._server = await loop.create_unix_server(
-                lambda: _Gate(self._runner, self._most), sock=self._listener.socket, backlog=ONE_AT_A_TIME
+                lambda: Gate(self._runner, self._most), sock=self._listener.socket, backlog=ONE_AT_A_TIME
             )
             self._listener.socket.listen(listen.BACKLOG)  # asyncio has given the kernel its own number
         except BaseException:
@@ -209,19 +208,6 @@ class ControlServer:
             pass  # it went away
 
 
-def _http_log() -> logging.Logger:
-    """For aiohttp, without its lines on requests that are no HTTP: whoever can connect could fill the journal."""
-    log = logging.getLogger(f"{__name__}.http")
-    if not log.filters:
-        log.addFilter(_is_news)
-    return log
-
-
-def _is_news(record: logging.LogRecord) -> bool:
-    raised = record.exc_info[1] if record.exc_info else None
-    return not isinstance(raised, HttpProcessingError)
-
-
 def _error(exc: ApiError) -> web.Response:
     return web.Response(status=exc.code.status, text=json_of(exc.body()), content_type="application/json")
 
@@ -239,28 +225,3 @@ def _from_http(exc: web.HTTPException, request: web.Request, limits: Limits) -> 
         case Code.TOO_LARGE:
             return ApiError(code, "the body is too large", allowed=f"at most {limits.body_bytes} bytes")
     return ApiError(code, exc.reason)
-
-
-class _Gate(asyncio.Protocol):
-    """Lets a new connection through to aiohttp, or beyond the limit answers it with one sentence and closes it."""
-
-    def __init__(self, runner: web.AppRunner | None, most: Callable[[socket.socket | None], int]) -> None:
-        self._server = runner.server if runner is not None else None
-        self._most = most
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Decide at the last moment: several connections may have been accepted at once."""
-        assert isinstance(transport, asyncio.Transport)
-        limit = self._most(transport.get_extra_info("socket"))
-        if self._server is not None and len(self._server.connections) < limit:
-            handler = self._server()
-            transport.set_protocol(handler)
-            handler.connection_made(transport)
-            return
-        error = ApiError(Code.BUSY, f"{limit} connections are open already; try again")
-        body = json_of(error.body()).encode()
-        head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-        transport.write(head.encode() + b"\r\nConnection: close\r\n\r\n" + body)
-        # To close with its request unread would reset the connection and take the answer back.
-        transport.write_eof()
-        asyncio.get_running_loop().call_later(_LINGER_S, transport.close)

@@ -14,6 +14,7 @@ from perphd.control.cli_base import Out
 from perphd.control.render import status_parts
 from perphd.control.table import Part, Styled, plain, rich_parts, text
 from perphd.control.wire import decode
+from perphd.domain import signals
 from perphd.domain.reading import available
 from perphd.domain.signals import performance
 from perphd.domain.status import AgentStatus, WorkloadStatus
@@ -51,12 +52,8 @@ def score(item: WorkloadStatus) -> float | None:
     if item.sample is None or item.decision is None or not item.present:
         return None
     perf = performance(item.sample, item.spec.objective.latency_percentile)
-    scores = []
-    if available(perf.work) and available(item.decision.target_work) and item.decision.target_work > 0:
-        scores.append(perf.work / item.decision.target_work)
-    if available(perf.delay) and available(item.decision.target_delay) and perf.delay > 0:
-        scores.append(item.decision.target_delay / perf.delay)
-    return min(scores, default=None)
+    reached = signals.score(perf, item.decision.target_work, item.decision.target_delay)
+    return reached if available(reached) else None
 
 
 def spark(scores: Sequence[float | None]) -> str:

@@ -123,6 +123,16 @@ class Decision:
     mode: Mode | None = None
 
 
+def target_reachable(decision: Decision) -> bool | None:
+    """Whether any setting that was considered is predicted to meet a missed target.
+
+    None while the target is kept, or while nothing was compared.
+    """
+    if decision.verdict.health is not Health.DEGRADED or not decision.candidates:
+        return None
+    return any(item.prediction.score >= 1.0 for item in decision.candidates)
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What came of a decision, judged after the settle time: scores before and after, kept or rolled back."""

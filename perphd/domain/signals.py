@@ -77,6 +77,16 @@ def _delay(sample: Sample, percentile: str) -> tuple[Reading, str]:
     return Unavailable("no latency, schedstat or PSI"), "none"
 
 
+def score(perf: Performance, target_work: Reading, target_delay: Reading) -> Reading:
+    """Performance divided by target, the worse of work and delay: at 1 and above the target is met."""
+    scores = []
+    if available(perf.work) and available(target_work) and target_work > 0:
+        scores.append(perf.work / target_work)
+    if available(perf.delay) and available(target_delay) and perf.delay > 0:
+        scores.append(target_delay / perf.delay)
+    return min(scores) if scores else Unavailable("no target, or nothing to compare with it")
+
+
 def work_unit(source: str) -> str:
     """Unit of a work signal."""
     return {"sli": "/s", "mips": "MIPS", "cpu": "cores"}.get(source, "")

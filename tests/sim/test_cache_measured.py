@@ -10,7 +10,7 @@ from pathlib import Path
 from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, ResctrlConfig, StoreConfig
 from perphd.agent.simulated import simulated_sli
-from perphd.control.metrics import exposition
+from perphd.control.metrics import Collector
 from perphd.control.render import status_parts
 from perphd.control.table import plain
 from perphd.control.wire import encode
@@ -121,16 +121,24 @@ def near(a: float, b: float, share: float = 0.1) -> bool:
     return abs(a - b) <= share * max(abs(a), abs(b))
 
 
+def told(text: str, series: str) -> float:
+    """The value of one series in a scrape."""
+    line = next(one for one in text.splitlines() if one.startswith(series))
+    return float(line.removeprefix(series))
+
+
 async def test_status_store_and_metrics_say_what_the_tree_counts(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run(30)
         for name in ("db", "scan"):
             assert w.group_of(name) == f"mon_groups/perphd.{name}"
         before = {name: w.tree(name) for name in ("db", "scan")}
+        collector = Collector(w.agent.status, lambda: w.agent.tally, lambda: w.agent.topology)
+        text_before = collector.text().decode()
         await w.run(1)
         status = w.agent.status()
         shown = encode(status)
-        text = exposition(w.agent.status)().decode()
+        text = collector.text().decode()
         for item, seen in zip(status.workloads, shown["workloads"], strict=True):
             name, sample = item.spec.name, item.sample
             assert sample is not None
@@ -149,13 +157,15 @@ async def test_status_store_and_metrics_say_what_the_tree_counts(tmp_path: Path)
                 assert near(use.mbw_bytes_per_s, moved[use.domain])
             assert [use["domain"] for use in seen["sample"]["domains"]] == [0, 1]
             kind = item.spec.kind.value
-            line = f'perphd_workload_mbw_bytes_per_s{{kind="{kind}",workload="{name}"}} '
-            told = next(one for one in text.splitlines() if one.startswith(line))
-            assert near(float(told.removeprefix(line)), sum(moved))
-            assert (
-                f'perphd_workload_domain_llc_occupancy_bytes{{domain="1",kind="{kind}",workload="{name}"}}'
-                in text
-            )
+            for use in sample.domains:
+                of = f'{{workload="{name}",kind="{kind}",domain="{use.domain}"}} '
+                gauge, counter = (
+                    "perphd_workload_llc_occupancy_bytes",
+                    "perphd_workload_memory_traffic_bytes_total",
+                )
+                assert near(told(text, gauge + of), held[use.domain])
+                grown = told(text, counter + of) - told(text_before, counter + of)
+                assert near(grown, moved[use.domain])
         table = plain(status_parts(status, w.now_s))
         assert table.count("CACHE") == 2
         assert table.count("BANDWIDTH") == 2

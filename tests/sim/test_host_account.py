@@ -9,7 +9,7 @@ import pytest
 from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.simulated import simulated_sli
-from perphd.control.metrics import exposition
+from perphd.control.metrics import Collector
 from perphd.control.render import status_parts
 from perphd.control.table import plain
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
@@ -54,7 +54,7 @@ async def test_undeclared_work_is_in_the_account_by_name(tmp_path: Path) -> None
     assert account.undeclared[0].group == "/cron.slice/hog"
     assert account.undeclared[0].cpu_cores == pytest.approx(3.0, rel=0.1)
     assert "/cron.slice/hog 3" in plain(status_parts(agent.status(), 60.0))
-    shown = exposition(agent.status)().decode()
+    shown = Collector(agent.status, lambda: agent.tally, lambda: agent.topology).text().decode()
     assert 'perphd_host_undeclared_cpu_cores{group="/cron.slice/hog"}' in shown
-    assert 'perphd_host_cpu_cores{part="idle"}' in shown
+    assert 'perphd_host_cpu_seconds_total{part="idle"}' in shown
     await agent.stop(restore=False)

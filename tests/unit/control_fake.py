@@ -14,6 +14,7 @@ from typing import Any
 
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.rounds import Round
+from perphd.agent.tally import Tally
 from perphd.control.access import Access, Peer
 from perphd.control.limits import Limits
 from perphd.control.routes import Hooks
@@ -142,6 +143,7 @@ class FakeAgent:
     def __init__(self, config: Config) -> None:
         self.config = config
         self.capabilities = CAPABILITIES
+        self.tally = Tally(time.time)
         self.topology = TOPOLOGY
         self.calls: list[tuple[Any, ...]] = []
         self.specs: dict[str, WorkloadSpec] = {spec.name: spec for spec in (DB, CACHE, PI)}

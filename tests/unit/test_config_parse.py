@@ -134,6 +134,7 @@ def wrong_values(key: Key) -> list[object]:
                 "cgroup": ["", "/", "relative", "/a/", "/a//b", "/a/../b", "/a/.", "/a\nb"],
                 "match": ["", "unit:", "/a", "slice:*.slice", "pid:x"],
                 "devices": ["eth0/1", "a b", "..", "x" * 16, "ä"],
+                "endpoint": ["localhost:1", "127.0.0.1", "127.0.0.1:0", "1.2.3.4:70000", "::1:80"],
                 "": ["no-such-choice", "", "Observe"],
             }[key.kind]
     return found

@@ -248,15 +248,14 @@ def test_metrics(served: Served):
     connection = Client(served.socket)
     with connection._request("GET", "metrics", None) as response:
         text = response.read().decode()
-    assert 'perphd_workload_cpu_usage_cores{kind="lra",workload="db"} 2.31' in text
-    assert 'perphd_lra_health{health="degraded",workload="db"} 1.0' in text
-    assert 'perphd_in_force_cpu_weight{kind="batch",workload="pi"} 0.0' in text
-    assert 'perphd_limited{kind="batch",knob="memory_high_bytes",workload="pi"} 1.0' in text
-    assert 'workload="cache"} 0.0' in text  # present
+    assert 'perphd_batch_given_cores{workload="pi"} ' in text
+    assert 'perphd_lra_health{workload="db",health="degraded"} 1.0' in text
+    assert 'perphd_in_force_cpu_weight{workload="pi",kind="batch"} 0.0' in text
+    assert 'perphd_limited{workload="pi",kind="batch",knob="memory_high_bytes"} 1.0' in text
+    assert 'perphd_workload_present{workload="cache",kind="lra"} 0.0' in text
     # What is unavailable is absent, not 0.
-    assert "mips" not in text
-    assert "decide_to_written" not in text
-    assert 'target_delay{workload="db"' not in text
+    assert "instructions_total{" not in text
+    assert 'delay_target_seconds{workload="db"' not in text
 
 
 # --- the store -------------------------------------------------------------------------------------------------

@@ -41,6 +41,8 @@ PAGES = (
     "profiles.md",
     "architecture.md",
     "glossary.md",
+    "metrics.md",
+    "runbooks.md",
 )
 """Documents that the package installs beside the manual pages."""
 
@@ -56,3 +58,9 @@ def test_programs_that_perphd_calls_are_recommended() -> None:
     found = re.search(r"^Recommends: ((?:.+\n)(?: .+\n)*)", (DEBIAN / "control").read_text(), re.MULTILINE)
     assert found is not None
     assert {"dbus", "iproute2"} <= {name.strip() for name in found[1].split(",")}
+
+
+def test_the_monitoring_files_are_shipped() -> None:
+    assert "/usr/share/perphd/monitoring packaging/monitoring/*" in (DEBIAN / "rules").read_text()
+    names = {path.name for path in (ROOT / "packaging/monitoring").iterdir()}
+    assert names == {"perphd-dashboard.json", "perphd.rules.yml"}

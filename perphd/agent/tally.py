@@ -1,0 +1,210 @@
+"""Counters since the start: what workloads used, what was decided and written, how long LRAs were in which health.
+
+Scrapes come every 15 to 60 s and see gauges of a second only by chance. A counter loses nothing in between.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Final
+
+from perphd.domain.decision import Action, Decision, Outcome
+from perphd.domain.host_account import CpuAccount, HostAccount
+from perphd.domain.plan import Write
+from perphd.domain.reading import NOT_MEASURED, Reading, available
+from perphd.domain.sample import Quality, Sample
+from perphd.domain.signals import performance, score
+from perphd.domain.workload import Kind, Mode, WorkloadSpec
+
+COUNTED: Final[Mapping[str, float]] = {
+    "cpu_usage_cores": 1.0,
+    "run_delay_cores": 1.0,
+    "cpu_throttled_pct": 0.01,
+    "cpu_some_pct": 0.01,
+    "memory_some_pct": 0.01,
+    "memory_full_pct": 0.01,
+    "io_some_pct": 0.01,
+    "io_full_pct": 0.01,
+    "refaults_per_s": 1.0,
+    "major_faults_per_s": 1.0,
+    "read_bytes_per_s": 1.0,
+    "write_bytes_per_s": 1.0,
+    "context_switches_per_s": 1.0,
+    "mips": 1e6,
+    "work_rate_per_s": 1.0,
+    "load_per_s": 1.0,
+}
+"""Readings that are rates, and the factor that makes base units of them: what is added up is rate x interval."""
+
+CPU_PARTS: Final = tuple(part.name for part in fields(CpuAccount) if part.name != "capacity")
+"""Who can have used the host's CPUs."""
+
+HOST_COUNTED: Final[Mapping[str, float]] = {
+    "cpu_some_pct": 0.01,
+    "memory_some_pct": 0.01,
+    "memory_full_pct": 0.01,
+    "io_some_pct": 0.01,
+    "disk_bytes_per_s": 1.0,
+    "network_bytes_per_s": 1.0,
+}
+"""The same of the host's account."""
+
+DURATION_BOUNDS_S: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Upper bounds of the buckets of durations, in seconds."""
+
+LONGEST_STEP_S: Final = 60.0
+"""Most that one round adds to a time: a host that slept was not healthy for the night."""
+
+
+class Histogram:
+    """Durations in buckets, as Prometheus counts them."""
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(DURATION_BOUNDS_S) + 1)
+        self.sum_s = 0.0
+
+    def add(self, duration_s: float) -> None:
+        """Count one duration."""
+        self.counts[bisect_left(DURATION_BOUNDS_S, duration_s)] += 1
+        self.sum_s += duration_s
+
+
+@dataclass(slots=True)
+class LraTimes:
+    """Seconds of one LRA.
+
+    ``judged_s``: with performance and target known; ``below_s``: of them below the target; ``wanted_s``: in observe,
+    with protection wanted; ``wanted_core_s``: core-seconds that batch would have lost to it.
+    """
+
+    by_health_s: dict[str, float]
+    judged_s: float = 0.0
+    below_s: float = 0.0
+    wanted_s: float = 0.0
+    wanted_core_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The last decision about an LRA: when, and which change of which mode is counted already."""
+
+    at_s: float
+    change: tuple[object, ...]
+
+
+class Tally:
+    """Adds up. ``wall_clock``: seconds since 1970, for times that people compare with their own."""
+
+    def __init__(self, wall_clock: Callable[[], float]) -> None:
+        self._wall_clock = wall_clock
+        self._seen: dict[str, _Seen] = {}
+        self._host_s: float | None = None
+        self.ticks, self.write_delays = Histogram(), Histogram()
+        self.used: dict[str, dict[str, float]] = {}
+        self.traffic_bytes: dict[tuple[str, int], float] = {}
+        self.sli_missing: defaultdict[str, int] = defaultdict(int)
+        self.times: dict[str, LraTimes] = {}
+        self.decisions: defaultdict[tuple[str, Action, Mode], int] = defaultdict(int)
+        self.outcomes: defaultdict[tuple[str, bool], int] = defaultdict(int)
+        self.writes: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.last_change_unix_s: dict[str, float] = {}
+        self.last_tick_unix_s: Reading = NOT_MEASURED
+        self.host_cpu_s: dict[str, float] = {}
+        self.host_used: dict[str, float] = {}
+        self.conflicts = 0
+
+    def ticked(self, duration_s: float) -> None:
+        """A round ended that took so long."""
+        self.ticks.add(duration_s)
+        self.last_tick_unix_s = self._wall_clock()
+
+    def sampled(self, samples: Iterable[Sample]) -> None:
+        """Add what the workloads used in the interval of these samples."""
+        for sample in samples:
+            used = self.used.get(sample.workload)
+            if used is None:
+                used = self.used[sample.workload] = {}
+            interval_s = sample.interval_s
+            for name, factor in COUNTED.items():
+                reading = getattr(sample, name)
+                if available(reading) and reading >= 0:
+                    used[name] = used.get(name, 0.0) + reading * factor * interval_s
+            for use in sample.domains:
+                if available(use.mbw_bytes_per_s):
+                    key = (sample.workload, use.domain)
+                    moved = use.mbw_bytes_per_s * interval_s
+                    self.traffic_bytes[key] = self.traffic_bytes.get(key, 0.0) + moved
+            if sample.has(Quality.SLI_MISSING):
+                self.sli_missing[sample.workload] += 1
+
+    def host(self, account: HostAccount | None) -> None:
+        """Add what the whole host did in the interval of this account, once."""
+        if account is None or account.at_s == self._host_s:
+            return
+        self._host_s = account.at_s
+        step_s = min(account.interval_s, LONGEST_STEP_S)
+        for part in CPU_PARTS:
+            self.host_cpu_s[part] = self.host_cpu_s.get(part, 0.0) + getattr(account.cpu, part) * step_s
+        for name, factor in HOST_COUNTED.items():
+            reading = getattr(account, name)
+            if available(reading):
+                self.host_used[name] = self.host_used.get(name, 0.0) + reading * factor * step_s
+
+    def decided(self, decision: Decision, spec: WorkloadSpec, sample: Sample | None) -> None:
+        """Add the time since the last decision about this LRA, and count this one if it is a new change."""
+        name, verdict = decision.workload, decision.verdict
+        seen = self._seen.get(name)
+        change = (decision.mode, decision.action, decision.chosen)
+        self._seen[name] = _Seen(decision.at_s, change)
+        if decision.action is not Action.HOLD and (seen is None or seen.change != change):
+            self.decisions[name, decision.action, decision.mode or Mode.OBSERVE] += 1
+        step_s = _step(seen.at_s, decision.at_s) if seen is not None else 0.0
+        times = self.times.setdefault(name, LraTimes({}))
+        times.by_health_s[verdict.health] = times.by_health_s.get(verdict.health, 0.0) + step_s
+        if sample is not None:
+            perf = performance(sample, spec.objective.latency_percentile)
+            reached = score(perf, decision.target_work, decision.target_delay)
+            if available(reached):
+                times.judged_s += step_s
+                times.below_s += step_s if reached < 1.0 else 0.0
+        if decision.mode is Mode.OBSERVE and decision.chosen != decision.current:
+            times.wanted_s += step_s
+            cost = (c.batch_cores_lost for c in decision.candidates if c.allocation == decision.chosen)
+            times.wanted_core_s += max(0.0, next(cost, 0.0)) * step_s
+
+    def outcome(self, outcome: Outcome) -> None:
+        """Count a change that was judged."""
+        self.outcomes[outcome.workload, outcome.kept] += 1
+
+    def wrote(self, write: Write, result: str) -> None:
+        """Count one kernel write by what came of it (``written``, ``undone``, ``restored``, ``failed: ...``)."""
+        kind = result.partition(":")[0]
+        self.writes[write.knob, kind] += 1
+        if kind != "failed":
+            self.last_change_unix_s[write.workload] = self._wall_clock()
+
+    def follow(self, specs: Iterable[WorkloadSpec]) -> None:
+        """Forget the workloads that are not on the list any more."""
+        names = {spec.name for spec in specs}
+        lras = {spec.name for spec in specs if spec.kind is Kind.LRA}
+        for kept in (self.used, self.sli_missing, self.last_change_unix_s):
+            for name in kept.keys() - names:
+                del kept[name]
+        for name in self.times.keys() - lras:
+            del self.times[name]
+            self._seen.pop(name, None)
+        for key in [key for key in self.traffic_bytes if key[0] not in names]:
+            del self.traffic_bytes[key]
+        for change in [key for key in self.decisions if key[0] not in lras]:
+            del self.decisions[change]
+        for came in [key for key in self.outcomes if key[0] not in names]:
+            del self.outcomes[came]
+
+
+def _step(before_s: float, now_s: float) -> float:
+    return min(max(0.0, now_s - before_s), LONGEST_STEP_S)

@@ -1,0 +1,157 @@
+"""Answers GET /metrics over TCP, for Prometheus: on loopback, or with TLS and a bearer token."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import hmac
+import logging
+import os
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from aiohttp import web
+
+from perphd.agent.config_metrics import MetricsConfig
+from perphd.control.errors import ApiError
+from perphd.control.gate import Gate, http_log
+from perphd.control.limits import Limits
+from perphd.control.metrics.text import CONTENT_TYPE
+from perphd.control.turns import Turns
+from perphd.domain.endpoint import parse_endpoint
+from perphd.domain.errors import ConfigError
+
+log = logging.getLogger("perphd")
+
+AGAIN_S: Final = 30.0
+"""An address that cannot be had is tried again after so long."""
+MAX_CONNECTIONS: Final = 16
+MIN_TOKEN: Final = 16
+"""Fewest characters of a token."""
+
+
+class Listener:
+    """Serves the metrics on one TCP address.
+
+    An address that is taken, or not there yet, must not keep the daemon from its work: it is tried again.
+
+    Args:
+        config: what the operator said; ``listen`` is not empty.
+        page: the metrics now.
+        limits: of connections and times.
+    """
+
+    def __init__(
+        self, config: MetricsConfig, page: Callable[[], bytes], limits: Limits | None = None
+    ) -> None:
+        self._config, self._page = config, page
+        self._limits = limits if limits is not None else Limits()
+        self._turns = Turns(self._limits)
+        self._token = read_token(config.bearer_token_file) if config.bearer_token_file else b""
+        self._tls = _context(config) if config.tls_cert else None
+        self._runner: web.AppRunner | None = None
+        self._server: asyncio.Server | None = None
+        self._again: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen, now or as soon as the address can be had."""
+        app = web.Application()
+        app.router.add_get("/metrics", self._metrics)
+        app.router.add_get("/-/healthy", self._healthy)
+        self._runner = web.AppRunner(
+            app,
+            handle_signals=False,
+            access_log=None,
+            logger=http_log(),
+            keepalive_timeout=self._limits.idle_s,
+            shutdown_timeout=self._limits.shutdown_s,
+        )
+        await self._runner.setup()
+        if not await self._listen():
+            self._again = asyncio.create_task(self._keep_trying())
+
+    async def stop(self) -> None:
+        """Stop listening. Stopping twice is fine."""
+        if self._again is not None:
+            self._again.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._again
+            self._again = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+
+    async def _listen(self) -> bool:
+        address, port = parse_endpoint(self._config.listen)
+        gate = functools.partial(Gate, self._runner, lambda _: MAX_CONNECTIONS)
+        try:
+            self._server = await asyncio.get_running_loop().create_server(gate, address, port, ssl=self._tls)
+        except OSError as exc:
+            log.error("metrics.listen: %s: %s; tried again every %g s", self._config.listen, exc, AGAIN_S)
+            return False
+        log.info("metrics: http%s://%s/metrics", "s" if self._tls else "", self._config.listen)
+        return True
+
+    async def _keep_trying(self) -> None:
+        while True:
+            await asyncio.sleep(AGAIN_S)
+            if await self._listen():
+                return
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        if self._token and not _is_bearer(request.headers.get("Authorization", ""), self._token):
+            return web.Response(
+                status=401, text="a bearer token is needed\n", headers={"WWW-Authenticate": "Bearer"}
+            )
+        try:
+            turn = await self._turns.take()
+        except ApiError as exc:
+            return web.Response(status=exc.code.status, text=f"{exc}\n")
+        try:
+            return web.Response(body=self._page(), headers={"Content-Type": CONTENT_TYPE})
+        finally:
+            turn.end()
+
+    async def _healthy(self, _: web.Request) -> web.Response:
+        return web.Response(text="perphd answers\n")
+
+
+def read_token(path: str) -> bytes:
+    """The first line of a token file.
+
+    Raises:
+        ConfigError: it cannot be read, everybody may read it, or the token is too short to be one.
+    """
+    key = "metrics.bearer_token_file"
+    try:
+        with Path(path).open("rb") as file:
+            open_to_all = os.fstat(file.fileno()).st_mode & 0o007
+            token = file.readline(4096).strip()
+    except OSError as exc:
+        raise ConfigError(path, key, f"cannot be read: {exc.strerror}") from exc
+    if open_to_all:
+        raise ConfigError(path, key, "is open to everybody; take that right away (chmod o=)")
+    if len(token) < MIN_TOKEN:
+        raise ConfigError(path, key, "has no token in its first line", f"at least {MIN_TOKEN} characters")
+    return token
+
+
+def _is_bearer(header: str, token: bytes) -> bool:
+    scheme, _, given = header.partition(" ")
+    return scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode("utf-8", "replace"), token)
+
+
+def _context(config: MetricsConfig) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(config.tls_cert, config.tls_key)
+    except (OSError, ssl.SSLError) as exc:
+        raise ConfigError(config.tls_cert, "metrics.tls_cert", f"cannot be used with its key: {exc}") from exc
+    return context

@@ -1,0 +1,248 @@
+"""Every series that perphd exports: name, type, labels, and what the value means.
+
+docs/metrics.md is made of this table, the dashboard and the rules are checked against it, and nothing that is not in it
+can be exported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+Type = Literal["gauge", "counter", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One metric. ``text``: its help, a sentence that says what a value means."""
+
+    name: str
+    type: Type
+    text: str
+    labels: tuple[str, ...] = ()
+
+
+_OF = ("workload", "kind")
+_LRA = ("workload",)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Series:
+    return Series(name, "gauge", text, labels)
+
+
+def _counter(name: str, text: str, *labels: str) -> Series:
+    return Series(name, "counter", text, labels)
+
+
+GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
+    "The daemon itself": (
+        _gauge("perphd_info", "Always 1; the labels say what runs.", "version", "policy"),
+        _gauge("perphd_enforcing", "1 if the general mode is enforce, 0 if it is observe."),
+        _gauge("perphd_pauses", "Pauses in force, of single workloads and of all."),
+        _gauge("perphd_problems", "Conditions that need an operator; perphctl status names them."),
+        _gauge("perphd_conflicts", "Kernel settings left to another writer that changed them twice."),
+        _gauge("perphd_journal_entries", "Kernel settings whose original value is kept, to be restored."),
+        _gauge("perphd_sampling_period_seconds", "Configured time between two samples."),
+        _gauge("perphd_sampling_pace_seconds", "Time to the next sample; shorter while something changes."),
+        _counter("perphd_ticks_total", "Rounds of sampling, deciding and writing."),
+        _counter("perphd_extra_ticks_total", "Rounds made early because pressure or new batch asked for one."),
+        _counter("perphd_missed_ticks_total", "Rounds left out because the daemon was late."),
+        _gauge("perphd_last_tick_timestamp_seconds", "Unix time at which the last round ended."),
+        Series("perphd_tick_duration_seconds", "histogram", "Duration of a round."),
+        Series(
+            "perphd_write_delay_seconds", "histogram", "Time from the start of a decision to its last write."
+        ),
+        _counter("process_cpu_seconds_total", "CPU time that the daemon has used, user and system."),
+        _gauge("process_resident_memory_bytes", "Resident memory of the daemon."),
+        _gauge("process_open_fds", "Open file descriptors of the daemon."),
+        _gauge("process_start_time_seconds", "Unix time at which the daemon started."),
+        _gauge(
+            "perphd_detector_accepted_false_alarms_per_day", "Configured false alarms per LRA and day."
+        ),
+        _gauge(
+            "perphd_detector_test_expected_false_alarms_per_day",
+            "False alarms per day that the detector's self-test at start promises.",
+        ),
+        _gauge(
+            "perphd_detector_test_found_after_samples",
+            "Samples after which the self-test detects a drop of two standard deviations (median).",
+        ),
+    ),
+    "The host": (
+        _gauge("perphd_host_cpus", "Logical CPUs that workloads may be given."),
+        _counter(
+            "perphd_host_cpu_seconds_total",
+            "CPU time of those CPUs by part: lras, batch, undeclared (groups that no configuration names), kernel, "
+            "steal and idle add up to all of it.",
+            "part",
+        ),
+        _gauge(
+            "perphd_host_undeclared_cpu_cores", "CPUs used by each of the ten busiest undeclared control groups.",
+            "group",
+        ),
+        _counter(
+            "perphd_host_pressure_seconds_total",
+            "Time in which some or all tasks of the host were stalled on a resource (PSI).",
+            "resource", "share",
+        ),
+        _gauge("perphd_host_memory_bytes", "Memory of the host."),
+        _gauge("perphd_host_memory_available_bytes", "Memory that can still be given."),
+        _counter("perphd_host_disk_bytes_total", "Bytes read and written by all disks."),
+        _counter("perphd_host_network_bytes_total", "Bytes received and sent by all network devices."),
+    ),
+    "Every workload": (
+        _gauge("perphd_workload_present", "1 if the control group exists.", *_OF),
+        _gauge("perphd_workload_enforcing", "1 if perphd may write for this workload.", *_OF),
+        _gauge("perphd_workload_paused", "1 if a pause keeps perphd from changing this workload.", *_OF),
+        _counter("perphd_workload_cpu_seconds_total", "CPU time used.", *_OF),
+        _counter(
+            "perphd_workload_run_delay_seconds_total", "Time that threads waited for a CPU, summed.", *_OF
+        ),
+        _counter(
+            "perphd_workload_cpu_throttled_seconds_total", "Time throttled by its own CPU limit.", *_OF
+        ),
+        _counter(
+            "perphd_workload_pressure_seconds_total",
+            "Time in which some or all of its tasks were stalled on a resource (PSI).",
+            *_OF, "resource", "share",
+        ),
+        _counter("perphd_workload_read_bytes_total", "Bytes read from disks.", *_OF),
+        _counter("perphd_workload_written_bytes_total", "Bytes written to disks.", *_OF),
+        _counter("perphd_workload_refaults_total", "Pages read again shortly after they were evicted.", *_OF),
+        _counter("perphd_workload_major_faults_total", "Page faults that needed a disk.", *_OF),
+        _counter("perphd_workload_context_switches_total", "Context switches.", *_OF),
+        _counter("perphd_workload_instructions_total", "Instructions retired.", *_OF),
+        _counter(
+            "perphd_workload_memory_traffic_bytes_total",
+            "Bytes moved between memory and one last-level cache (domain).",
+            *_OF, "domain",
+        ),
+        _gauge("perphd_workload_threads", "Threads.", *_OF),
+        _gauge("perphd_workload_memory_bytes", "Memory charged to the control group.", *_OF),
+        _gauge("perphd_workload_memory_working_set_bytes", "Memory without inactive file pages.", *_OF),
+        _gauge(
+            "perphd_workload_llc_occupancy_bytes", "Space used in one last-level cache (domain).",
+            *_OF, "domain",
+        ),
+        _gauge("perphd_workload_cycles_per_instruction", "CPU cycles per instruction retired.", *_OF),
+        _gauge(
+            "perphd_workload_llc_misses_per_instruction", "Last-level cache misses per instruction.", *_OF
+        ),
+        _gauge("perphd_workload_backend_stall_ratio", "Share of cycles in which nothing executed.", *_OF),
+        _gauge(
+            "perphd_workload_memory_stall_ratio", "Share of those cycles that waited for memory.", *_OF
+        ),
+    ),
+    "LRAs: performance and health": (
+        _counter("perphd_lra_work_total", "Units of work done, by the application's own indicator.", *_LRA),
+        _counter("perphd_lra_load_total", "Units of work asked of the application.", *_LRA),
+        _gauge(
+            "perphd_lra_latency_seconds", "Latency reported by the application, by percentile.",
+            *_LRA, "percentile",
+        ),
+        _gauge("perphd_lra_sli_up", "1 if the indicator's source answered; absent without a source.", *_LRA),
+        _counter("perphd_lra_sli_missing_samples_total", "Samples for which the source had no answer.", *_LRA),
+        _gauge("perphd_lra_sli_window_seconds", "Time that the latest reading of the source covers.", *_LRA),
+        _gauge("perphd_lra_sli_resolution_seconds", "How often the source reports.", *_LRA),
+        _gauge(
+            "perphd_lra_work_rate",
+            "Work per second as it is judged; signal: sli (units), mips (millions of instructions), cpu (cores).",
+            *_LRA, "signal",
+        ),
+        _gauge("perphd_lra_work_rate_target", "Least work per second, in the same unit.", *_LRA, "signal"),
+        _gauge(
+            "perphd_lra_delay_seconds",
+            "Delay as it is judged, where it is a time: latency, or waiting for a CPU per unit of work.",
+            *_LRA, "signal",
+        ),
+        _gauge("perphd_lra_delay_target_seconds", "Greatest delay that meets the target.", *_LRA, "signal"),
+        _gauge(
+            "perphd_lra_delay_ratio",
+            "Delay as it is judged, where it is a ratio: waiting per CPU time, or 1 + CPU pressure.",
+            *_LRA, "signal",
+        ),
+        _gauge("perphd_lra_delay_target_ratio", "Greatest ratio that meets the target.", *_LRA, "signal"),
+        _gauge(
+            "perphd_lra_score_ratio",
+            "Performance divided by target, the worse of work and delay: 1 and above meets the target.",
+            *_LRA,
+        ),
+        _gauge("perphd_lra_health", "1 for the present health, 0 for the others.", *_LRA, "health"),
+        _counter("perphd_lra_health_seconds_total", "Time spent in each health.", *_LRA, "health"),
+        _gauge(
+            "perphd_lra_contended", "1 for the resource that the LRA is short of; absent otherwise.",
+            *_LRA, "resource",
+        ),
+        _counter("perphd_lra_judged_seconds_total", "Time in which performance and target were known.", *_LRA),
+        _counter("perphd_lra_below_target_seconds_total", "Part of that time spent below the target.", *_LRA),
+        _gauge(
+            "perphd_lra_target_reachable",
+            "0 if no setting is predicted to meet a missed target, 1 if one is; absent while the target is kept.",
+            *_LRA,
+        ),
+        _gauge(
+            "perphd_lra_expected_false_alarms_per_day",
+            "False alarms per day that this LRA's own noise promises of the detector.",
+            *_LRA,
+        ),
+    ),
+    "Batch": (
+        _gauge("perphd_batch_given_cores", "CPUs that batch really used in the last sample.", *_LRA),
+        _gauge(
+            "perphd_batch_wanted_cores", "CPUs that batch used or waited for in the last sample.", *_LRA
+        ),
+    ),
+    "Decisions and writes": (
+        _counter(
+            "perphd_decisions_total",
+            "Decided changes. In mode observe these would have been made: nothing was written.",
+            *_LRA, "action", "mode",
+        ),
+        _counter(
+            "perphd_outcomes_total", "Judged changes; result is kept or rolled_back.", *_LRA, "result"
+        ),
+        _counter(
+            "perphd_writes_total", "Kernel writes; result is written, undone, restored or failed.",
+            "knob", "result",
+        ),
+        _gauge(
+            "perphd_last_change_timestamp_seconds", "Unix time of the last write for this workload.", *_OF
+        ),
+        _counter(
+            "perphd_lra_unprotected_seconds_total",
+            "Time in mode observe in which enforce would have protected this LRA.",
+            *_LRA,
+        ),
+        _counter(
+            "perphd_lra_would_take_core_seconds_total",
+            "CPU time that enforce would have taken from batch for this LRA, as predicted, in mode observe.",
+            *_LRA,
+        ),
+    ),
+    "In force (absent: as perphd found it)": (
+        _gauge("perphd_in_force_cpus", "Logical CPUs that perphd keeps the workload on.", *_OF),
+        _gauge("perphd_in_force_cpu_weight", "CPU weight, 1 to 10000; 0 is the idle class.", *_OF),
+        _gauge("perphd_in_force_cpu_max_cores", "CPU limit in cores.", *_OF),
+        _gauge("perphd_in_force_memory_low_bytes", "Memory that is protected from reclaim.", *_OF),
+        _gauge("perphd_in_force_memory_min_bytes", "Memory that is never reclaimed.", *_OF),
+        _gauge("perphd_in_force_memory_high_bytes", "Limit above which it is slowed; +Inf: none.", *_OF),
+        _gauge(
+            "perphd_in_force_memory_max_bytes", "Limit above which the kernel kills; +Inf: none.", *_OF
+        ),
+        _gauge("perphd_in_force_llc_ways", "Ways of one last-level cache.", *_OF, "domain"),
+        _gauge(
+            "perphd_in_force_memory_bandwidth_ratio", "Share of one cache's memory bandwidth.",
+            *_OF, "domain",
+        ),
+        _gauge("perphd_in_force_io_weight", "Disk weight, 1 to 10000.", *_OF),
+        _gauge("perphd_in_force_frozen", "1 if its processes are stopped.", *_OF),
+        _gauge(
+            "perphd_limited",
+            "1 for a setting that is wanted and not, or not fully, in force; perphctl status says why.",
+            *_OF, "knob",
+        ),
+    ),
+}  # fmt: skip
+
+SERIES: Final[Mapping[str, Series]] = {item.name: item for group in GROUPS.values() for item in group}

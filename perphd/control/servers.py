@@ -1,0 +1,63 @@
+"""Everything that answers for one agent, started and stopped as one."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from typing import Protocol
+
+from perphd.agent.config import Config
+from perphd.control.metrics import Collector
+from perphd.control.metrics.listener import Listener
+from perphd.control.metrics.textfile import Textfile
+from perphd.control.port import AgentPort
+from perphd.control.server import ControlServer
+from perphd.domain.control import Actor
+
+
+class Server(Protocol):
+    """One of them."""
+
+    async def start(self) -> None:
+        """Begin to serve."""
+
+    async def stop(self) -> None:
+        """End serving."""
+
+
+class Servers:
+    """Starts its servers in order and stops them in the reverse one."""
+
+    def __init__(self, servers: Sequence[Server]) -> None:
+        self._servers = tuple(servers)
+        self._stack = AsyncExitStack()
+
+    async def start(self) -> None:
+        """Start all. Raises what one of them raises; those before it are stopped."""
+        try:
+            for server in self._servers:
+                await server.start()
+                self._stack.push_async_callback(server.stop)
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """Stop all that were started. Stopping twice is fine."""
+        await self._stack.pop_all().aclose()
+
+
+def servers_of(agent: AgentPort, config: Config, reload: Callable[[Actor], Awaitable[Config]]) -> Servers:
+    """The control socket, and what ``[metrics]`` asks for.
+
+    Raises:
+        ConfigError: the token or the certificate of the metrics' listener cannot be used.
+    """
+    metrics = config.metrics
+    page = Collector(agent.status, lambda: agent.tally, lambda: agent.topology).text
+    servers: list[Server] = [ControlServer(agent, config, reload=reload)]
+    if metrics.listen:
+        servers.append(Listener(metrics, page))
+    if metrics.textfile:
+        servers.append(Textfile(metrics.textfile, metrics.textfile_period_s, page))
+    return Servers(servers)

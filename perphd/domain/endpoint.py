@@ -1,0 +1,27 @@
+"""An IP address with a port, as people write it: ``127.0.0.1:9464`` or ``[::1]:9464``."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import Final
+
+ALLOWED: Final = "an IP address and a port such as 127.0.0.1:9464 or [::1]:9464"
+_FORM: Final = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([0-9.]+)):([0-9]{1,5})")
+
+
+def parse_endpoint(text: str) -> tuple[str, int]:
+    """The address and the port. Raises ValueError; a name is refused, since it can change its meaning."""
+    found = _FORM.fullmatch(text)
+    if found is None:
+        raise ValueError("is not an IP address with a port")
+    six, four, port = found.groups()
+    address = ipaddress.IPv6Address(six) if six else ipaddress.IPv4Address(four)
+    if not 0 < int(port) < 1 << 16:
+        raise ValueError("has a port out of range")
+    return str(address), int(port)
+
+
+def endpoint_text(address: str, port: int) -> str:
+    """The text that ``parse_endpoint`` reads back."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
