@@ -10,6 +10,7 @@ from perphd.admission import culprit, pregrow, probing
 from perphd.admission.detector import DetectorState, Target, rearm
 from perphd.admission.outcomes import Pending, Regret
 from perphd.admission.quarantine import Quarantine
+from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Health
 from perphd.domain.reading import Reading, available
 from perphd.forecast.load import LoadForecast
@@ -35,7 +36,8 @@ class LraState:
     ``stride``: how many units may be given back at once: twice as many after each step back that left more than
     enough, one after anything else.
     ``moments``: shortfall and batch's samples of the last ticks, to find out who is to blame. ``loads``: what was asked
-    of it in the last ticks. ``standing``: of the last sample that was judged.
+    of it in the last ticks. ``standing``: of the last sample that was judged. ``chosen``: at the last tick.
+    ``awaited``: the same while its cache and bandwidth wait for their write.
     """
 
     first_seen_s: float
@@ -54,6 +56,8 @@ class LraState:
     aside: probing.Probing = probing.Probing()
     loads: tuple[float, ...] = ()
     standing: Standing | None = None
+    chosen: Allocation | None = None
+    awaited: Allocation | None = None
 
     @classmethod
     def new(cls, now_s: float) -> LraState:
@@ -83,6 +87,7 @@ class LraState:
             moments=(),
             aside=self.aside.back(),
             standing=None,
+            awaited=None,
         )
 
     def beside(self, quiet: bool, now_s: float) -> LraState:

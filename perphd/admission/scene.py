@@ -90,6 +90,10 @@ class Scene:
         cores = self.floor_cores() if knobs.batch_cpus else total
         return replace(self.nothing, cpu=CpuGrant(total, cores, IDLE if knobs.batch_weight else 100))
 
+    def cache_waits(self) -> bool:
+        """True if batch's ways or bandwidth are still to be written."""
+        return any(view.waiting & {"llc_masks", "mba_pct"} for view in self.giving())
+
     def is_clean(self) -> bool:
         """True if the sample's whole interval lies after the last change plus the settle time."""
         sample = self.view.sample

@@ -10,7 +10,18 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from perphd.admission import blind, culprit, inferer, memory, outcomes, pregrow, probing, quarantine, sequel
+from perphd.admission import (
+    awaited,
+    blind,
+    culprit,
+    inferer,
+    memory,
+    outcomes,
+    pregrow,
+    probing,
+    quarantine,
+    sequel,
+)
 from perphd.admission import cause as causes
 from perphd.admission.context import batch_is_quiet, batch_is_there
 from perphd.admission.detector import UNKNOWN_NOISE_SD, Judgement, Target, judge, rearm, standing, target_of
@@ -74,7 +85,7 @@ class Turn:
 
     def _judged(self, view: WorkloadView, sample: Sample, model: ResPerfModel) -> Decision:
         perf = performance(sample, view.spec.objective.latency_percentile)
-        self.state = sequel.in_force(self.scene, self.state)
+        self._follow_in_force()
         self.target = target_of(view.spec.objective, model, perf, self.settings)
         self.state = self.state.beside(self._batch_is_quiet(), self.now_s)
         rising = self.state.is_rising(perf.load)
@@ -111,6 +122,7 @@ class Turn:
         move = self._move(judged, perf, model, clean)
         if foreseen is not None and judged.verdict.health is Health.HEALTHY and clean:
             move = self._prepare(move, model, perf, foreseen)
+        move = awaited.of_cpus(self.scene, self.state.awaited, move)
         if move.chosen != self.current and view.enforced:
             self.state = sequel.decided(self.scene, self.state, move, judged)
         verdict = judged.verdict
@@ -127,7 +139,7 @@ class Turn:
 
     def _stand(self, awaiting: Awaiting, model: ResPerfModel) -> Decision:
         """A tick whose sample cannot be judged yet: the last verdict stands, and only batch that came is acted on."""
-        self.state = sequel.in_force(self.scene, self.state)
+        self._follow_in_force()
         self.state = self.state.beside(self._batch_is_quiet(), self.now_s)
         known, verdict = self.state.standing, standing(self.state.detector, awaiting)
         if known is not None:
@@ -142,6 +154,7 @@ class Turn:
             is_blind = self.target.work_band is None and self.target.delay_band is None
             if not is_blind and not self._quarantined and self._foresees_trouble(model):
                 move = self._rescue(judged, model, COME)
+                move = awaited.of_cpus(self.scene, self.state.awaited, move)
                 if move.chosen != self.current and self.view.enforced:
                     self.state = sequel.decided(self.scene, self.state, move, judged)
         if verdict.health is Health.HEALTHY and self.state.slack_since_s is not None:
@@ -391,7 +404,12 @@ class Turn:
     def _hold(self, reason: str) -> Move:
         return Move(Action.HOLD, self.current, reason)
 
+    def _follow_in_force(self) -> None:
+        self.state = sequel.in_force(self.scene, awaited.follow(self.scene, self.state))
+
     def _record(self, verdict: Verdict, move: Move) -> Decision:
+        move = awaited.still_wanted(self.state.awaited, move)
+        self.state = replace(self.state, chosen=move.chosen)
         return Decision(
             at_s=self.now_s,
             workload=self.view.spec.name,

@@ -63,13 +63,24 @@ class Protections:
                 self._state.actuators = found
 
     def look(self, now_s: float) -> bool:
-        """Follow a resctrl that was mounted, unmounted or mounted otherwise. True if it was."""
-        if not self._state.parts.executor.caches.look(now_s):
+        """Follow a resctrl that was mounted, unmounted or mounted otherwise. True if it was.
+
+        Where somebody else has changed what protects an LRA, its sample says nothing of what perphd has set.
+        """
+        if not self._state.parts.executor.follow_mount(now_s):
+            if self._state.parts.executor.groups_disturbed():
+                self._disturbed(now_s)
             return False
         self._state.actuators = self._state.parts.actuators()
         self._state.enforceable.clear()
         self._state.planned = None
         return True
+
+    def _disturbed(self, now_s: float) -> None:
+        self._state.planned = None
+        for protection in self._state.protections.values():
+            if protection.allocation.llc_ways or protection.allocation.mbw_pct < 100:
+                protection.since_s = self._state.time_s(now_s)
 
     def without_cpus(self, now_s: float) -> None:
         """Forget what is in force on CPUs; keep what is in force on caches, bandwidth and memory."""

@@ -212,6 +212,7 @@ class Ticking:
             enforced=self._modes.of(spec) is Mode.ENFORCE,
             allowed=home.allowed,
             seen_domains=home.domains,
+            waiting=self._state.parts.executor.waiting(spec.name),
         )
 
     def learn(self, snapshot: Snapshot) -> None:

@@ -91,7 +91,7 @@ class WorkloadView:
     wants it enforced (else it is only observed).
     ``model``, ``protection`` (what is in force for it) and ``protected_since_s``: only LRAs have them.
     ``allowed``: the CPUs that its cgroup may use; None: not known. ``seen_domains``: the L3 domains in which its
-    threads have lately run; empty: not known.
+    threads have lately run; empty: not known. ``waiting``: knobs that are still to be written as they were last wanted.
     """
 
     spec: WorkloadSpec
@@ -103,6 +103,7 @@ class WorkloadView:
     enforced: bool = False
     allowed: CpuSet | None = None
     seen_domains: tuple[int, ...] = ()
+    waiting: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,15 +55,15 @@ class _TwoFaced(Protocol):
         """The same files with plain OSError, and directories that can be made."""
 
 
-def open_monitoring(fs: KernelFs, prefix: str = PREFIX) -> rdt.Groups | str:
+def open_monitoring(fs: KernelFs, lock_timeout_s: float) -> rdt.Groups | str:
     """Perphd's groups where cache occupancy or memory bandwidth can be counted, or why they cannot. Waits for no id."""
-    groups = _open(fs, prefix)
+    groups = _open(fs, PREFIX, lock_timeout_s)
     if isinstance(groups, str):
         return groups
     monitoring = groups.resctrl.info.monitoring
     if monitoring is None or not set(monitoring.features) & {OCCUPANCY, TOTAL}:
         return "this machine counts neither cache occupancy (CMT) nor memory bandwidth (MBM)"
-    return rdt.Groups(groups.resctrl, prefix, limits=rdt.Limits(busy_wait_s=0.0, fill_passes=3))
+    return rdt.Groups(groups.resctrl, PREFIX, limits=rdt.Limits(busy_wait_s=0.0, fill_passes=3))
 
 
 def _open(fs: KernelFs, prefix: str, lock_timeout_s: float | None = LOCK_WAIT_S) -> rdt.Groups | str:

@@ -49,12 +49,16 @@ KNOB: Final = "llc_masks"
 
 @dataclass(frozen=True, slots=True)
 class CachePlan:
-    """What is to be done about groups, as writes for people. ``pending``: the knobs that these writes set."""
+    """What is to be done about groups, as writes for people.
+
+    ``pending``: the knobs that these writes set. ``waiting``: the workloads whose writes wait for the lock.
+    """
 
     writes: tuple[Write, ...] = ()
     skipped: tuple[NotEnforceable, ...] = ()
     limited: tuple[NotEnforceable, ...] = ()
     pending: tuple[Key, ...] = ()
+    waiting: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +90,12 @@ class _Draft:
     skipped: list[NotEnforceable]
     limited: list[NotEnforceable]
     pending: list[Key]
+    waiting: set[str]
+
+    def wait(self, name: str) -> None:
+        """This workload's settings are as wanted when the lock is free."""
+        self.skip(name, self.locked)
+        self.waiting.add(name)
 
     def skip(self, name: str, reason: str, settings: Iterable[str] = RESCTRL_SETTINGS) -> None:
         """These settings of the workload are not as wanted, for this reason."""
@@ -119,6 +129,7 @@ class Caches:
         self._jobs = GroupJobs(cgroups, journal, self._changes, refusals, self._note, lock_wait_s)
         self._targets: dict[str, Settings] = {}
         self._members: dict[str, frozenset[str]] = {}
+        self._anew = False
         self._leaving: dict[str, WorkloadSpec] = {}
         self._last = CachePlan()
         self._pools: tuple[object, tuple[Pool, ...]] = (None, ())
@@ -141,7 +152,19 @@ class Caches:
         if changed:
             self._changes.forget_all()
             self._members.clear()
+            self._anew = True
         return changed
+
+    def mounted_anew(self, now_s: float) -> bool:
+        """As ``look``, but of all looks since this was last asked: a plan may have been the first to see it."""
+        self.look(now_s)
+        anew, self._anew = self._anew, False
+        return anew
+
+    def disturbed(self) -> bool:
+        """True if a group is gone, or has other values, since it was last read or written: the next plan says more."""
+        groups = self._mounted.found
+        return groups is not None and self._changes.disturbed(groups.resctrl)
 
     def placement(self) -> Mapping[str, Placement]:
         """The control group of every workload that perphd has put into one; all others are in the default group."""
@@ -191,7 +214,11 @@ class Caches:
         pending = dict.fromkeys((*last.pending, *changed))
         held = self._held_by_others()
         told = tuple(NotEnforceable(*key, held) for key in pending) if held else ()
-        return CachePlan((), (*last.skipped, *told), last.limited, tuple(pending))
+        return CachePlan((), (*last.skipped, *told), last.limited, tuple(pending), last.waiting)
+
+    def waits(self, name: str) -> bool:
+        """True if what was last planned for this workload waits for the lock."""
+        return name in self._last.waiting
 
     def _held_by_others(self) -> str:
         """Whom the writes wait for; empty if nobody else holds resctrl's lock."""
@@ -222,7 +249,7 @@ class Caches:
         look = self._read(groups, asked, specs, made)
         self._changes.look(look.seen, self._members, look.threads, self._jobs.foreign)
         self._find_homes(look)
-        draft = _Draft(look, targets, self._jobs.locked(look.groups), [], [], [], [])
+        draft = _Draft(look, targets, self._jobs.locked(look.groups), [], [], [], [], set())
         there = [spec for spec in asked if spec.name in look.threads]
         left_alone = {spec.name for spec in specs if self._changes.yielded(spec.name)}
         theirs = {key: names & left_alone for key, names in self._members.items() if key in look.seen}
@@ -249,7 +276,11 @@ class Caches:
         for spec in specs:
             self._note(spec.name)
         return CachePlan(
-            tuple(draft.writes), tuple(draft.skipped), tuple(draft.limited), tuple(draft.pending)
+            tuple(draft.writes),
+            tuple(draft.skipped),
+            tuple(draft.limited),
+            tuple(draft.pending),
+            frozenset(draft.waiting),
         )
 
     def _read(
@@ -392,7 +423,7 @@ class Caches:
         if now is None or not same_schemata(info, pool.schemata, now.schemata):
             if draft.locked:
                 for spec in members:
-                    draft.skip(spec.name, draft.locked)
+                    draft.wait(spec.name)
                 return
             text, before = str(pool.schemata), "" if now is None else str(now.schemata)
             write = Write(members[0].name, KNOB, f"{path}/schemata", text, before, Stage.SHRINK)
@@ -412,7 +443,7 @@ class Caches:
             if not threads - inside - foreign:
                 continue
             if draft.locked:
-                draft.skip(spec.name, draft.locked)
+                draft.wait(spec.name)
                 continue
             own = [key for key in keys if key[0] == spec.name]
             write = Write(spec.name, KNOB, f"{path}/tasks", spec.cgroup, "", Stage.SHRINK)

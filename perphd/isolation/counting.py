@@ -24,8 +24,10 @@ log = logging.getLogger("perphd")
 MOVED: Final = Unavailable("its threads are being moved to another resctrl group")
 LEAST_PAUSE_S: Final = 0.9
 """Two looks begin at least this far apart, whatever changes meanwhile."""
-PATIENCE_S: Final = 4.0
-"""A restore waits this long for a look that is under way."""
+LOOK_S: Final = 4.0
+"""A look that takes longer goes on by itself; its result is not used."""
+PATIENCE_S: Final = 1.0
+"""A restore waits this long for a look that is under way, which ends at its next workload or at a lock that is held."""
 
 Placement: TypeAlias = Mapping[str, Placed]
 
@@ -44,7 +46,7 @@ class Counting:
         self, groups: MonitorGroups, placement: Callable[[], Placement], *, in_thread: bool, background: bool
     ) -> None:
         self._groups, self._placement = groups, placement
-        self._worker = Worker(in_thread, PATIENCE_S)
+        self._worker = Worker(in_thread, LOOK_S)
         self._background = background and in_thread
         self._result: CountedGroups = NOTHING_COUNTED
         self._placed: dict[str, tuple[object, bool]] = {}
@@ -52,6 +54,7 @@ class Counting:
         self._looked_s = -math.inf
         self._task: asyncio.Task[None] | None = None
         self._hidden: tuple[frozenset[str], CountedGroups] = (frozenset(), NOTHING_COUNTED)
+        self._anew = self._closed = False
 
     @property
     def counted(self) -> CountedGroups:
@@ -71,7 +74,7 @@ class Counting:
         names = frozenset(one.spec.name for one in asked)
         placement = dict(self._placement())
         changed = names != self._names or any(one.fresh for one in asked) or _plain(placement) != self._placed
-        if not changed and now_s < self._groups.next_s:
+        if not changed and not self._anew and now_s < self._groups.next_s:
             return
         if (changed and 0 <= now_s - self._looked_s < LEAST_PAUSE_S) or self._task is not None:
             return
@@ -89,16 +92,24 @@ class Counting:
             log.error("monitor groups: a look failed", exc_info=failure)
 
     async def _look(self, asked: Sequence[Asked], placement: Placement, now_s: float) -> None:
-        done = await self._worker.run(lambda: self._groups.look(asked, placement, now_s))
-        if isinstance(done, Busy):
-            self._names = frozenset()  # looked again at the next round
+        anew, self._anew = self._anew, False
+        if not self._worker.is_busy:
+            self._groups.stopping = self._closed
+        done = await self._worker.run(lambda: self._groups.look(asked, placement, now_s, anew))
+        if isinstance(done, Busy) or self._groups.stopping:
+            self._names, self._anew = frozenset(), self._anew or anew  # looked again at the next round
             return
         self._result, self._placed = done, _plain(placement)
         self._hidden = (frozenset(), NOTHING_COUNTED)
 
+    def look_anew(self) -> None:
+        """Another resctrl (or none) is mounted: the next round looks at it, however long ago the last look was."""
+        self._anew = True
+
     async def idle(self) -> None:
-        """Wait, for a bounded time, until no look is under way."""
+        """End a look that is under way at its next workload, and wait for that, for a bounded time."""
         if self._task is not None:
+            self._groups.stopping = True
             await asyncio.wait({self._task}, timeout=PATIENCE_S)
 
     def forget(self) -> None:
@@ -107,7 +118,7 @@ class Counting:
 
     def close(self) -> None:
         """End the thread; a look that is under way ends at the next workload."""
-        self._groups.stopping = True
+        self._closed = self._groups.stopping = True
         self._worker.close()
 
 

@@ -161,6 +161,18 @@ class Executor:
         """
         return self._standing.blocked(name)
 
+    def waiting(self, name: str) -> frozenset[str]:
+        """Cache ways and bandwidth of this workload that are still to be written as the last plan wanted them.
+
+        Their writer is late, or somebody holds resctrl's lock.
+        """
+        waits = RESCTRL_SETTINGS if self._caches.waits(name) else ()
+        return self._standing.pending(name).intersection(RESCTRL_SETTINGS) | frozenset(waits)
+
+    def groups_disturbed(self) -> bool:
+        """True if somebody has removed or changed a resctrl group of perphd's since it was last looked at."""
+        return not self._groups.is_busy and self._caches.disturbed()
+
     def conflicts(self) -> tuple[Conflict, ...]:
         """Knobs that somebody else has written to since perphd did."""
         return self._watch.conflicts
@@ -170,6 +182,13 @@ class Executor:
         self._watch.reset(workload)
         self._refusals.reset(workload)
         self._adopted -= self._adopted if workload is None else {workload}
+
+    def follow_mount(self, now_s: float) -> bool:
+        """True if another resctrl (or none) is mounted than when this was last asked; counting looks at it at once."""
+        if not self._caches.mounted_anew(now_s):
+            return False
+        self._counting.look_anew()
+        return True
 
     @property
     def caches(self) -> Caches:

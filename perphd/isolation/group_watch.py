@@ -34,7 +34,7 @@ class _Inside:
 
 
 class GroupWatch:
-    """Notes conflicts in ``Watch``. Reads nothing itself: it is given what was read."""
+    """Notes conflicts in ``Watch``, from what it is given."""
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
@@ -82,6 +82,18 @@ class GroupWatch:
                 self._conflict([name], f"{group.path}/tasks", f"emptied of {len(out)} of its threads")
             self._inside[name] = _Inside(inside.key, threads.get(name, frozenset()) & group.tasks)
         self._left.update(seen)
+
+    def disturbed(self, resctrl: rdt.Resctrl) -> bool:
+        """True if a group is gone, or reads otherwise than it was left. Notes no conflict: ``look`` will."""
+        for left in list(self._left.values()):
+            try:
+                if differs(left.schemata, resctrl.schemata(left.group)):
+                    return True
+            except rdt.Gone:
+                return True
+            except rdt.ResctrlError:
+                continue
+        return False
 
     def _conflict(
         self, names: Iterable[str], path: str, what: str, found: str = "", expected: str = ""

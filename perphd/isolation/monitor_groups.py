@@ -48,6 +48,8 @@ SPARE_RMIDS: Final = 2
 """Ids left to other programs."""
 LOOK_AGAIN_S: Final = 30.0
 """Where resctrl has no monitoring it is looked for again this often."""
+LOCK_WAIT_S: Final = 0.2
+"""How long a look waits for resctrl's lock. It is made again by itself, and a restore waits for it."""
 FIRST_PAUSE_S: Final = 1.0
 """After a refusal: the kernel looks once a second whether an id in limbo can be used again. Doubles with each."""
 LONGEST_PAUSE_S: Final = 30.0
@@ -148,14 +150,19 @@ class MonitorGroups:
         self.stopping = False
         """True ends a look between two workloads."""
 
-    def look(self, asked: Sequence[Asked], placement: Mapping[str, Placed], now_s: float) -> CountedGroups:
+    def look(
+        self, asked: Sequence[Asked], placement: Mapping[str, Placed], now_s: float, anew: bool = False
+    ) -> CountedGroups:
         """Bring the groups in line with who is to be counted; who is, and in which group. Never raises for the kernel.
 
         Args:
             asked: the workloads that are to be counted; all other monitor groups of perphd's are removed.
             placement: the control groups that perphd has put workloads into.
             now_s: monotonic time.
+            anew: another resctrl may be mounted than at the last look.
         """
+        if anew and isinstance(self._groups, str):
+            self._groups = None
         try:
             self._last = self._look(asked, placement, now_s)
             self._locked.over()
@@ -184,7 +191,7 @@ class MonitorGroups:
             self._groups = None  # unmounted, or mounted again
         stale = isinstance(self._groups, str) and not 0 <= now_s - self._looked_s < LOOK_AGAIN_S
         if self._groups is None or stale:
-            self._groups, self._looked_s = open_monitoring(self._fs), now_s
+            self._groups, self._looked_s = open_monitoring(self._fs, LOCK_WAIT_S), now_s
             self._states.clear()
             self._domains = ()
             if isinstance(self._groups, rdt.Groups):

@@ -56,6 +56,10 @@ class Standing:
         missing |= {knob for workload, knob in list(self._pending) if workload == name}
         return tuple(field.name for field in fields(Settings) if field.name in missing)
 
+    def pending(self, name: str) -> frozenset[str]:
+        """Fields of ``Settings`` of this workload that are still to be written."""
+        return frozenset(knob for workload, knob in list(self._pending) if workload == name)
+
     # -- what happened -------------------------------------------------------------------------------------------
 
     def planned(

@@ -22,8 +22,10 @@ RESCTRL = "/sys/fs/resctrl"
 OWN = "perphd."
 TARGET_MS = 24.0
 """The application's objective: it has 16 ms alone, and 40 ms beside batch that may have everything."""
-NARROW = 0.5
-"""Batch with less than this share of the ways is held back by perphd: the ladder begins with fewer."""
+NARROW = 0.75
+"""With more of the ways batch keeps the application from its objective, however little bandwidth is left to it."""
+SOCKETS = {0: {0, 1}, 1: {2, 3}}
+"""The processors of each domain."""
 ALONE_S = 20
 PATIENCE_S = 240.0
 """For what takes perphd a few periods on a real host: emulated processors are twenty times slower."""
@@ -40,12 +42,11 @@ deadline_s = 30.0
 
 @dataclass(frozen=True)
 class Application:
-    """A long-running application on these CPUs and domains, slowed down by one batch job."""
+    """A long-running application on these CPUs, slowed down by one batch job."""
 
     name: str
     batch: str
     cpus: str = "0-3"
-    domains: tuple[int, ...] = (0, 1)
     traffic: str = "600 2048 1 60"
 
     @property
@@ -57,8 +58,7 @@ class Application:
 
     @property
     def unit(self) -> str:
-        domains = " ".join(map(str, self.domains))
-        command = f"/usr/bin/python3 /opt/rdt/app.py /run/rdt/{self.name} /batch.slice/{self.batch}.service {domains}"
+        command = f"/usr/bin/python3 /opt/rdt/app.py /run/rdt/{self.name} /batch.slice/{self.batch}.service"
         shell = f"/opt/rdt/traffic {self.traffic} & exec {command}"
         more = f"Slice=lra.slice\nAllowedCPUs={self.cpus}"
         return UNIT.format(name=self.name, more=more, command=f"/bin/sh -c {shlex.quote(shell)}")
@@ -137,6 +137,9 @@ class Bed:
         """Plainly, if it is not mounted."""
         self.vm.sh(f"mountpoint -q {RESCTRL} || mount -t resctrl resctrl {RESCTRL}")
 
+    def umount_if_needed(self) -> None:
+        self.vm.sh(f"! mountpoint -q {RESCTRL} || umount {RESCTRL}")
+
     def umount(self) -> None:
         """As an operator does while perphd measures, which keeps counters open until it sees that the mount is gone."""
         self.vm.sh(f"umount -l {RESCTRL}")
@@ -181,14 +184,31 @@ class Bed:
         parts += ["mon_groups", monitor] if monitor else []
         return "/".join([*parts, "mon_data"])
 
-    def limits_of(self, work: str) -> tuple[float, float]:
-        """What a unit may have: the mean share of the ways, and of the bandwidth, over the domains that are there."""
+    def limits_of(self, work: str, beside: str = "app") -> tuple[float, float]:
+        """What a unit may have: the mean share of the ways, and of the bandwidth, over the domains of an application.
+
+        These are where its processors are now; perphd narrows nobody elsewhere.
+        """
         values, whole = self.values(self.group_of(work)), self.values()
         full = max(mask for name, found in whole.items() if name != "MB" for mask in found.values())
-        masks = [mask for name, found in values.items() if name != "MB" for mask in found.values()]
+        here = self.domains_of(beside)
+        masks = [
+            found[at] for name, found in values.items() if name != "MB" for at in here.intersection(found)
+        ]
         ways = sum(mask.bit_count() for mask in masks) / len(masks) / full.bit_count()
-        shares = [min(100, value) / 100 for value in values.get("MB", {}).values()]
+        bandwidth = values.get("MB", {})
+        shares = [min(100, bandwidth[at]) / 100 for at in here.intersection(bandwidth)]
         return ways, sum(shares) / len(shares) if shares else 1.0
+
+    def domains_of(self, work: str) -> set[int]:
+        """The domains of the processors that a unit's main process may run on now."""
+        pid = self.vm.sh(f"systemctl show -p MainPID --value {work}")
+        told = self.vm.sh(f"sed -n 's/^Cpus_allowed_list:\\s*//p' /proc/{pid}/status")
+        cpus: set[int] = set()
+        for part in told.split(","):
+            first, _, last = part.partition("-")
+            cpus |= set(range(int(first), int(last or first) + 1))
+        return {domain for domain, there in SOCKETS.items() if there & cpus}
 
     def is_narrowed(self, work: str = "hog") -> bool:
         """Whether batch's caches are confined, as the kernel has it."""
@@ -208,6 +228,29 @@ class Bed:
     def workload(self, name: str) -> dict[str, Any]:
         return next(dict(one) for one in self.status()["workloads"] if one["spec"]["name"] == name)
 
+    def doctor(self) -> dict[str, tuple[bool, str]]:
+        """Every capability: is it there, and what is said of it."""
+        told = json.loads(self.vm.sh("perphctl doctor --json"))
+        return {one["name"]: (one["present"], one["detail"]) for one in told["capabilities"]}
+
+    def now_s(self) -> float:
+        """The machine's monotonic time, as samples have it."""
+        return float(self.vm.sh("cut -d ' ' -f 1 /proc/uptime"))
+
+    def rounds_without_occupancy(self, name: str, since_s: float) -> int:
+        """So many samples of a workload since then lack its cache occupancy, up to the first that has it."""
+        asked = (
+            f"SELECT llc_occupancy_bytes IS NULL AS lacks FROM samples WHERE workload = '{name}' AND at_s > {since_s} "
+            "ORDER BY at_s"
+        )
+        lacks = [bool(row["lacks"]) for row in self._query(asked)]
+        assert not all(lacks), f"{name} is not measured: {len(lacks)} samples"
+        return lacks.index(False)
+
+    def _query(self, asked: str) -> list[dict[str, Any]]:
+        told = json.loads(self.vm.sh(f"perphctl query --json {shlex.quote(asked)}"))
+        return [dict(zip(told["columns"], row, strict=True)) for row in told["rows"]]
+
     def samples(self, name: str, from_s: float, to_s: float) -> list[dict[str, float]]:
         """What perphd has stored of a workload whose whole interval lies between these monotonic seconds."""
         asked = (
@@ -215,11 +258,7 @@ class Bed:
             f"WHERE workload = '{name}' AND at_s - interval_s >= {from_s} AND at_s <= {to_s} "
             "AND mbw_bytes_per_s IS NOT NULL AND llc_occupancy_bytes IS NOT NULL ORDER BY at_s"
         )
-        told = json.loads(self.vm.sh(f"perphctl query --json {shlex.quote(asked)}"))
-        rows = told["rows"] if isinstance(told, dict) else told
-        if rows and not isinstance(rows[0], dict):
-            rows = [dict(zip(told["columns"], row, strict=True)) for row in rows]
-        return [{key: float(value) for key, value in row.items()} for row in rows]
+        return [{key: float(value) for key, value in row.items()} for row in self._query(asked)]
 
     def latency_ms(self, name: str = "app") -> float:
         """What the application itself measures."""

@@ -14,7 +14,7 @@ import statistics
 
 import pytest
 
-from tests.rdt.bed import APP, HOG, OWN, RESCTRL, Bed
+from tests.rdt.bed import APP, HOG, OWN, RESCTRL, TARGET_MS, Bed
 
 pytestmark = pytest.mark.requires_vm
 HOLD_S = 12.0
@@ -22,12 +22,15 @@ HOLD_S = 12.0
 WATCHED_S = 30.0
 CLOSE = 0.1
 SCORES: dict[str, float] = {}
+"""Of the application in some scenes: its objective over what it had."""
+UNSEEN_ROUNDS = 4
+"""A mount is seen in the round after it, and measured in the next; a slow machine takes a round or two to look."""
 
 
 @pytest.fixture(scope="module")
-def protecting(bed: Bed) -> Bed:
-    """perphd enforces on resctrl mounted plainly; batch has come and been narrowed."""
-    bed.mount_if_needed()
+def enforcing(bed: Bed) -> Bed:
+    """perphd was started while nobody had mounted resctrl, and enforces; batch has come."""
+    bed.umount_if_needed()
     bed.set_up([APP, HOG])
     bed.start()
     bed.batch("hog")
@@ -35,9 +38,9 @@ def protecting(bed: Bed) -> Bed:
 
 
 @pytest.fixture
-def scene(protecting: Bed) -> Bed:
+def scene(enforcing: Bed) -> Bed:
     """Protected, whatever the scene before left."""
-    bed = protecting
+    bed = enforcing
     bed.mount_if_needed()
     bed.vm.sh("perphctl mode enforce")  # conflicts of the scene before are forgotten
     bed.wait_until(bed.is_narrowed, "batch was not narrowed before the scene")
@@ -45,9 +48,33 @@ def scene(protecting: Bed) -> Bed:
     return bed
 
 
-def latency(bed: Bed) -> float:
+def score(bed: Bed) -> float:
     """The application's, in the middle of some readings."""
-    return statistics.median(bed.latency_ms() for _ in range(9))
+    return statistics.median(TARGET_MS / bed.latency_ms() for _ in range(9))
+
+
+def test_mounted_late(enforcing: Bed) -> None:
+    bed = enforcing
+    bed.wait_until(lambda: "not mounted" in bed.said(), "that resctrl is not mounted was not told")
+    before = bed.doctor()
+    assert before["resctrl"] == (False, "the kernel has it, but it is not mounted")
+    assert not any(before[name][0] for name in before if name.startswith("resctrl."))
+    assert not isinstance(bed.workload("app")["sample"]["llc_occupancy_bytes"], float)
+    assert not bed.is_protected(), "batch must slow the application down for this to say anything"
+    mounted_s = bed.now_s()
+    bed.mount()
+    bed.wait_until(bed.is_narrowed, "resctrl that was mounted late was not used")
+    bed.wait_for_protection("by resctrl that was mounted late")
+    unseen = bed.rounds_without_occupancy("app", mounted_s)
+    print(f"mounted late: not measured for {unseen} rounds")
+    assert unseen <= UNSEEN_ROUNDS
+    assert "not mounted" not in bed.said()
+    after = bed.doctor()
+    assert after["resctrl"] == (True, f"mounted at {RESCTRL}")
+    assert all(after[name][0] for name in ("resctrl.l3_cat", "resctrl.mba", "resctrl.cmt", "resctrl.mbm")), (
+        after
+    )
+    assert after["resctrl.monitoring"][1].endswith("2 of 2 workloads are measured"), after
 
 
 def test_plain(scene: Bed) -> None:
@@ -55,7 +82,7 @@ def test_plain(scene: Bed) -> None:
     assert group.startswith(OWN)
     scene.wait_until(lambda: scene.outside("hog", group) == 0, "threads of batch were left outside")
     assert scene.limits_of("app") == (1.0, 1.0), "the application itself is never throttled"
-    SCORES["plain"] = latency(scene)
+    SCORES["plain"] = score(scene)
 
 
 def test_samples_say_what_the_kernel_counts(scene: Bed) -> None:
@@ -211,7 +238,10 @@ def test_a_socket_goes_and_comes_back(scene: Bed) -> None:
     finally:
         scene.processors((2, 3), on=True)
     scene.wait_until(
-        lambda: (found := scene.values(scene.group_of("hog"))["L3"])[1] == found[0],
+        lambda: (
+            1 not in scene.domains_of("app")
+            or scene.values(scene.group_of("hog"))["L3"].get(1, 0x7FF) < 0x7FF
+        ),
         "the socket that came back was left as the kernel gave it",
     )
     scene.wait_until(scene.is_narrowed, "batch was not narrowed after the socket came back")
@@ -256,7 +286,8 @@ def test_code_and_data_prioritisation(scene: Bed) -> None:
         )
         told = scene.vm.try_("perphctl doctor").stdout
         assert re.search(r"resctrl\.l3_cat +yes", told), told
-        SCORES["cdp"] = latency(scene)
+        SCORES["cdp"] = score(scene)
     finally:
         scene.remount()
-    assert SCORES["cdp"] <= SCORES.get("plain", SCORES["cdp"]) * 1.15, SCORES
+    print(", ".join(f"score {found:.2f} {name}" for name, found in SCORES.items()))
+    assert SCORES["cdp"] >= SCORES.get("plain", SCORES["cdp"]) / 1.15, SCORES

@@ -7,8 +7,8 @@ import pytest
 from tests.rdt.bed import OWN, Application, Bed, Job
 
 pytestmark = pytest.mark.requires_vm
-LEFT = Application("left", "hog0", cpus="0-1", domains=(0,))
-RIGHT = Application("right", "hog1", cpus="2-3", domains=(1,))
+LEFT = Application("left", "hog0", cpus="0-1")
+RIGHT = Application("right", "hog1", cpus="2-3")
 HOG0, HOG1 = (
     Job("hog0", cpus="0-1", traffic="4000 8192 1 100"),
     Job("hog1", cpus="2-3", traffic="4000 8192 1 100"),

@@ -18,6 +18,7 @@ from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Action, Cause, Decision, Health, Verdict
 from perphd.domain.policy import Snapshot, TargetState
 from perphd.domain.reading import NOT_MEASURED
+from perphd.domain.sample import Quality
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.sim.host import SimHost
 from perphd.sim.kernel.proc import foreign_lock
@@ -40,11 +41,13 @@ class Fixed:
     settings: Settings = SETTINGS
     told: list[Allocation | None] = field(default_factory=list)
     knobs: list[frozenset[str]] = field(default_factory=list)
+    waiting: list[frozenset[str]] = field(default_factory=list)
 
     def decide(self, snapshot: Snapshot) -> TargetState:
         views = {view.spec.name: view for view in snapshot.workloads}
         self.told.append(views["db"].protection)
         self.knobs.append(views["pi"].enforceable)
+        self.waiting.append(views["pi"].waiting)
         decision = Decision(
             snapshot.at_s, "db", Verdict(Health.HEALTHY, Cause.UNKNOWN, snapshot.at_s, ()), Action.HOLD, NOT_MEASURED,
             NOT_MEASURED, self.chosen, self.chosen, (), "as always", self.name,
@@ -123,6 +126,46 @@ async def test_a_yielded_group_costs_the_cpus_nothing_and_is_told_as_it_is(rig: 
     await rig.run(8)
     assert rig.in_force == SETTINGS
     assert rig.policy.told[-1] == CONFINED
+
+
+@pytest.mark.parametrize("what", ["removed", "changed"])
+async def test_what_others_do_to_a_group_is_seen_in_the_next_round_and_not_judged(
+    rig: Rig, what: str
+) -> None:
+    await rig.run(12)
+    if what == "removed":
+        rig.host.fs.raw.rmdir(SCHEMATA.removesuffix("/schemata"))
+    else:
+        rig.host.fs.write(SCHEMATA, b"MB:0=90;1=90\n")
+    await rig.run(1)
+    assert rig.agent._state.samples["db"].has(Quality.SETTLING), "it was not as perphd had set it"
+    assert rig.in_force == SETTINGS
+    assert rig.policy.told[-1] == CONFINED
+    assert [c.count for c in rig.agent._state.parts.executor.conflicts()] == [1, 1]
+    await rig.run(5)
+    assert not rig.agent._state.samples["db"].has(Quality.SETTLING)
+
+
+async def test_what_waits_for_a_lock_is_told_to_the_policy(rig: Rig) -> None:
+    await rig.run(2)
+    assert rig.policy.waiting[-1] == frozenset()
+    assert rig.host.resctrl is not None
+    with foreign_lock(rig.host.fs.root, rig.host.resctrl.directory, pid=99):
+        rig.host.fs.raw.rmdir(SCHEMATA.removesuffix("/schemata"))
+        for _ in range(200):  # virtual time runs ahead of the thread that waits for the lock
+            await asyncio.sleep(0.02)
+            await rig.run(1)
+            assert rig.policy.waiting[-1] <= {"llc_masks", "mba_pct"}
+            if rig.policy.told[-1] == Allocation(CONFINED.cpu) and rig.policy.waiting[-1]:
+                break
+        assert rig.policy.waiting[-1] == {"llc_masks", "mba_pct"}
+    for _ in range(200):
+        await asyncio.sleep(0.02)
+        await rig.run(1)
+        if not rig.policy.waiting[-1]:
+            break
+    assert rig.policy.told[-1] == CONFINED
+    assert rig.policy.waiting[-1] == frozenset()
 
 
 async def test_a_group_that_cannot_be_made_leaves_the_cpus_in_force(rig: Rig) -> None:

@@ -71,6 +71,14 @@ class World:
         """The host as the policy sees it; worlds with a cache override it."""
         return HostView(topology(self.cores))
 
+    def put_in_force(self, chosen: Allocation) -> Allocation:
+        """What comes of a choice; worlds in which something keeps it from coming into force override it."""
+        return chosen
+
+    def waiting(self) -> frozenset[str]:
+        """Batch's knobs that are still to be written."""
+        return frozenset()
+
     def counted(self, sample: Sample) -> Sample:
         """What the processor's counters add to the LRA's sample."""
         return sample
@@ -143,7 +151,13 @@ class World:
                 enforceable=KNOBS,
                 enforced=self.enforced,
             ),
-            WorkloadView(self.batch, pi, enforceable=self.batch_knobs, enforced=self.enforced),
+            WorkloadView(
+                self.batch,
+                pi,
+                enforceable=self.batch_knobs,
+                enforced=self.enforced,
+                waiting=self.waiting(),
+            ),
             *self.more_batch,
         )
         snapshot = Snapshot(self.tick, self.now_s, 1.0, self.host(), views, self.memory)
@@ -153,8 +167,9 @@ class World:
         decision = target.decisions[0]
         self.history.append(decision)
         self.targets.append(target)
-        if self.enforced and decision.chosen != self.protection:
-            self.protection, self.since_s = decision.chosen, self.now_s
+        came = self.put_in_force(decision.chosen)
+        if self.enforced and came != self.protection:
+            self.protection, self.since_s = came, self.now_s
 
     def _learn(self, snapshot: Snapshot) -> None:
         quiet = batch_is_quiet(snapshot, self.settings.batch_idle_cores, False)

@@ -250,7 +250,41 @@ def test_a_look_in_the_background_keeps_nobody_waiting(bench: Bench, monkeypatch
         await counting.follow(bench.asked(fresh=True), 3.0)  # the first one is under way still: nothing waits
         assert counting.counted.counters == {}
         go.set()
-        await counting.idle()
+        while not counting.counted.counters:
+            await asyncio.sleep(0.01)
+        assert set(counting.counted.counters) == set(bench.names)
+        counting.close()
+
+    asyncio.run(scene())
+
+
+def test_who_gives_back_waits_for_one_workload_of_a_look_and_the_rest_is_looked_at_later(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, begun, looked_at = threading.Event(), threading.Event(), []
+    count = bench.groups._count
+
+    def slow(*args: object) -> object:
+        looked_at.append(args[1])
+        begun.set()
+        assert go.wait(60)
+        return count(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(bench.groups, "_count", slow)
+
+    async def scene() -> None:
+        counting = Counting(bench.groups, lambda: bench.placement, in_thread=True, background=True)
+        await counting.follow(bench.asked(), 1.0)
+        await asyncio.to_thread(begun.wait, 60)
+        waiting = asyncio.create_task(counting.idle())
+        await asyncio.sleep(0)
+        go.set()
+        await waiting
+        assert len(looked_at) == 1
+        assert counting.counted.counters == {}, "half a look says nothing of the other half"
+        await counting.follow(bench.asked(), 2.0)
+        while not counting.counted.counters:
+            await asyncio.sleep(0.01)
         assert set(counting.counted.counters) == set(bench.names)
         counting.close()
 
@@ -352,6 +386,21 @@ def test_a_remount_and_a_host_without_resctrl(bench: Bench) -> None:
     counted = bench.look(after_s=module.LOOK_AGAIN_S)
     assert set(counted.counters) == set(bench.names)
     assert len(bench.monitors()) == len(bench.names)
+
+
+async def test_resctrl_mounted_late_is_counted_in_the_round_that_sees_it(bench: Bench) -> None:
+    bench.tree.umount()
+    executor = Executor(bench.host.fs, discover(bench.host.fs), bench.journal, in_thread=False)
+    assert not executor.follow_mount(1.0)
+    await executor.follow_counted(bench.asked(), 1.0)
+    assert ROOT in executor.counted.otherwise.reason
+    bench.tree.mount("")
+    executor.caches.missing("llc_masks", 2.0)  # whoever sees it first does not keep it to himself
+    assert executor.follow_mount(2.0)
+    assert not executor.follow_mount(2.0)
+    await executor.follow_counted(bench.asked(), 2.0)
+    assert set(executor.counted.counters) == set(bench.names)
+    executor.close()
 
 
 KINDS = ("four-closids", "monitoring-only", "cdp", "mba-mbps", "amd", "snc", "captured", "captured-6.12")

@@ -1,0 +1,102 @@
+"""Cache and bandwidth that wait for their write: they stay wanted, and nothing is learned of what was not in force."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from perphd.admission import awaited
+from perphd.admission.inferer import untouched
+from perphd.admission.perph import PerphMemory
+from perphd.admission.rescue import Move
+from perphd.domain.allocation import IDLE, Allocation, CpuGrant
+from perphd.domain.decision import Action
+from perphd.domain.workload import Objective
+from tests.unit.test_admission_ladder import CacheWorld
+
+NARROW = (5, 40)
+
+
+@dataclass
+class LockedWorld(CacheWorld):
+    """Where somebody holds resctrl's lock, or does not: while it is held, batch keeps the cache that it has."""
+
+    is_locked: bool = False
+    wanted: Allocation = field(default_factory=lambda: untouched(8))
+
+    def put_in_force(self, chosen: Allocation) -> Allocation:
+        self.wanted = chosen
+        if not self.is_locked:
+            return chosen
+        return replace(chosen, llc_ways=self.protection.llc_ways, mbw_pct=self.protection.mbw_pct)
+
+    def waiting(self) -> frozenset[str]:
+        waits = self.is_locked and cache(self.wanted) != cache(self.protection)
+        return frozenset({"llc_masks", "mba_pct"}) if waits else frozenset()
+
+    def lose_the_group(self) -> None:
+        self.protection = replace(self.protection, llc_ways=0, mbw_pct=100)
+        self.since_s = self.now_s
+
+
+def cache(allocation: Allocation) -> tuple[int, int]:
+    return allocation.llc_ways, allocation.mbw_pct
+
+
+def world_with_batch(seconds: int, **changes: object) -> LockedWorld:
+    world = LockedWorld(objective=Objective(tolerance_pct=10.0, delay_tolerance_pct=15.0), **changes)  # type: ignore[arg-type]
+    world.step(20)
+    world.antagonist(True)
+    world.step(seconds)
+    return world
+
+
+def regretted_caches(world: LockedWorld) -> set[tuple[int, int]]:
+    assert isinstance(world.memory, PerphMemory)
+    return {cache(regret.allocation) for regret in world.memory.lras["db"].regrets}
+
+
+def test_a_group_that_is_lost_behind_a_lock_stays_wanted_as_it_was_and_is_back_at_once() -> None:
+    world = world_with_batch(40)
+    had, regretted = cache(world.protection), regretted_caches(world)
+    assert had[0] >= world.enough_ways - 1
+    world.is_locked = True
+    world.lose_the_group()
+    world.step(45)
+    assert {cache(decision.chosen) for decision in world.history[-45:]} == {had}
+    assert cache(world.protection) == (0, 100)
+    assert regretted_caches(world) <= {*regretted, (0, 100)}, "nothing is held against what was not in force"
+    world.is_locked = False
+    world.step(1)
+    assert cache(world.protection) == had
+    world.step(8)
+    assert world.true_work() >= 0.87 * world.work_alone
+
+
+def test_a_first_step_that_waits_is_decided_once_and_its_ladder_is_not_climbed() -> None:
+    world = world_with_batch(0, is_locked=True)
+    world.step(45)
+    chosen = [cache(decision.chosen) for decision in world.history[20:]]
+    assert len(set(chosen) - {(0, 100)}) == 1, chosen
+    assert not regretted_caches(world) - {(0, 100)}
+    world.is_locked = False
+    world.step(30)
+    assert world.true_work() >= 0.87 * world.work_alone
+
+
+def test_processors_are_decided_on_and_come_into_force_beside_what_waits() -> None:
+    world = world_with_batch(0, is_locked=True, lra_demand=7.0)
+    world.step(30)
+    assert world.protection.cpu != untouched(8).cpu
+    assert cache(world.protection) == (0, 100)
+    assert cache(world.wanted) != (0, 100)
+    assert world.wanted.cpu == world.protection.cpu
+
+
+def test_what_waits_is_given_up_only_with_everything() -> None:
+    waits = replace(untouched(4), llc_ways=NARROW[0], mbw_pct=NARROW[1])
+    cpu = replace(untouched(4), cpu=CpuGrant(4, 2, IDLE))
+    assert cache(awaited.still_wanted(waits, Move(Action.GROW, cpu, "")).chosen) == NARROW
+    assert awaited.still_wanted(waits, Move(Action.GROW, cpu, "")).chosen.cpu == cpu.cpu
+    gone = Move(Action.RELEASE, untouched(4), "")
+    assert awaited.still_wanted(waits, gone) is gone
+    assert awaited.still_wanted(None, Move(Action.GROW, cpu, "")).chosen == cpu
