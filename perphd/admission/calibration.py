@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterator
 from typing import Final
 
-from perphd.admission import cusum
+from perphd.admission import cusum, windowed
 from perphd.admission.cusum import Baseline
 from perphd.admission.detector import expected_false_alarms
 from perphd.admission.egress import memory_within
@@ -30,7 +30,7 @@ TOO_OFTEN: Final = 3.0
 
 def expected(memory: object, name: str, settings: PolicySettings, period_s: float) -> Reading:
     """False alarms a day that an LRA's own noise promises. ``memory``: the policy's."""
-    memory = memory_within(memory)
+    memory = windowed.memory_within(memory_within(memory))
     if not isinstance(memory, PerphMemory):
         return Unavailable("the policy has no such detector")
     if memory.crowd is not None and name in memory.crowd.members:

@@ -17,7 +17,7 @@ from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble, pr
 from perphd.admission.domains import domains_of
 from perphd.admission.lra_state import LraState
 from perphd.admission.own_ways import OwnWays
-from perphd.admission.settings import PolicySettings, at_pace, settings_for
+from perphd.admission.settings import PolicySettings, at_pace, settings_for, without_trials
 from perphd.admission.streaming import Lras, Streaming
 from perphd.admission.turn import Turn
 from perphd.domain.allocation import Allocation
@@ -53,8 +53,9 @@ class PerphPolicy:
     def decide(self, snapshot: Snapshot) -> TargetState:
         """Decide for every LRA, reconcile all protections into settings, then see which batch streams."""
         memory = snapshot.memory if isinstance(snapshot.memory, PerphMemory) else PerphMemory()
-        target = self._for_lras(snapshot, memory)
-        own = own_ways.advance(memory.own_ways, snapshot, target, self._settings)
+        settings = self._settings if snapshot.host.window_open else without_trials(self._settings)
+        target = self._for_lras(snapshot, memory, settings)
+        own = own_ways.advance(memory.own_ways, snapshot, target, settings)
         target = replace(
             target,
             settings=own.settings,
@@ -63,7 +64,7 @@ class PerphPolicy:
             memory=replace(target.memory, own_ways=own.own),
         )
         step = streaming.advance(
-            memory.streaming, snapshot, target.settings, _how_lras_fare(snapshot, target), self._settings
+            memory.streaming, snapshot, target.settings, _how_lras_fare(snapshot, target), settings
         )
         return replace(
             target,
@@ -73,10 +74,10 @@ class PerphPolicy:
             memory=replace(target.memory, streaming=step.streaming),
         )
 
-    def _for_lras(self, snapshot: Snapshot, memory: PerphMemory) -> TargetState:
+    def _for_lras(self, snapshot: Snapshot, memory: PerphMemory, wanted: PolicySettings) -> TargetState:
         partable = can_part(snapshot)
         if memory.crowd is not None and partable:
-            return self._together(snapshot, memory)
+            return self._together(snapshot, memory, wanted)
         known = memory.lras
         if memory.crowd is not None:
             snapshot = sharing_again(snapshot)
@@ -90,7 +91,7 @@ class PerphPolicy:
             # Nothing is in force for an LRA while no batch may be written.
             view = replace(declared, enforced=declared.enforced and batch_gives)
             state = known.get(view.spec.name) or LraState.new(snapshot.at_s)
-            own = at_pace(settings_for(self._settings, view.spec), snapshot.period_s)
+            own = at_pace(settings_for(wanted, view.spec), snapshot.period_s)
             turn = Turn(own, snapshot, view, state)
             decision = turn.run()
             states[view.spec.name] = turn.state
@@ -100,16 +101,14 @@ class PerphPolicy:
             if turn.outcome is not None:
                 outcomes.append(turn.outcome)
         if partable and in_trouble(decisions, {name: state.scores for name, state in states.items()}):
-            return self._together(snapshot, PerphMemory(states))
-        settings = arbiter.arbitrate(
-            snapshot.host, lras(snapshot), batches(snapshot), protections, self._settings
-        )
+            return self._together(snapshot, PerphMemory(states), wanted)
+        settings = arbiter.arbitrate(snapshot.host, lras(snapshot), batches(snapshot), protections, wanted)
         return TargetState(settings, tuple(decisions), tuple(outcomes), PerphMemory(states))
 
-    def _together(self, snapshot: Snapshot, memory: PerphMemory) -> TargetState:
+    def _together(self, snapshot: Snapshot, memory: PerphMemory, wanted: PolicySettings) -> TargetState:
         """Decide for several LRAs at once, each on cores of its own."""
         detectors = {name: state.detector for name, state in memory.lras.items()}
-        paced = at_pace(self._settings, snapshot.period_s)
+        paced = at_pace(wanted, snapshot.period_s)
         result: Result = CrowdTick(paced, snapshot, memory.crowd, detectors).run()
         decisions = tuple(replace(d, policy=self.name) for d in result.decisions)
         crowd = result.crowd if result.crowd is not None else Crowd()
@@ -118,7 +117,7 @@ class PerphPolicy:
             lras(snapshot),
             batches(snapshot),
             result.protections,
-            self._settings,
+            wanted,
             crowd.placed,
             crowd.lent,
         )

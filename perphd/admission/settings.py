@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
@@ -250,6 +251,19 @@ class PolicySettings:
     memory_reserve_pct: float = _key(
         5.0, 0.0, 50.0, "%", "share of the host's memory given to nobody when memory is divided"
     )
+
+
+TRIALS_OFF: Final[Mapping[str, Any]] = {
+    "step_aside_per_h": 0.0,
+    "probe_reference": False,
+    "confine_streaming": False,
+}
+"""The values of keys that switch off what is tried without need."""
+
+
+def without_trials(settings: PolicySettings) -> PolicySettings:
+    """The settings for a time in which nothing may be tried."""
+    return replace(settings, **TRIALS_OFF)
 
 
 def settings_for(settings: PolicySettings, spec: WorkloadSpec) -> PolicySettings:

@@ -17,6 +17,7 @@ from perphd.admission.peers.koordinator import KoordinatorPolicy
 from perphd.admission.peers.parties import PartiesPolicy
 from perphd.admission.peers.perph_literal import PerphLiteralPolicy
 from perphd.admission.perph import PerphPolicy
+from perphd.admission.windowed import Windowed
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.loop import Agent
@@ -29,6 +30,7 @@ from perphd.agent.sli import SliBoard, SliOpener
 from perphd.agent.state import Parts
 from perphd.agent.tally import Tally
 from perphd.agent.wake import Waker
+from perphd.agent.window import Window
 from perphd.domain.capability import Capabilities
 from perphd.domain.errors import KernelError, Unsupported
 from perphd.domain.plan import Write
@@ -188,9 +190,10 @@ def build_agent(
         monitor=monitor,
         host_load=host_load,
         accounts=accounts,
+        window=Window(config.window.allow, wall_clock),
         links=links,
         executor=executor,
-        policy=tap if policy is not None else _policy(config, tap),
+        policy=tap if policy is not None else _policy(config, _windowed(config, tap)),
         rounds=tap,
         sli=SliBoard(
             sli_opener or (lambda spec, cgroup: open_source(spec, cgroup, hierarchies)),
@@ -271,6 +274,10 @@ def _policy(config: Config, policy: Policy) -> Policy:
         network.release_s,
     )
     return EgressCeiling(policy, rule)
+
+
+def _windowed(config: Config, policy: Policy) -> Policy:
+    return Windowed(policy) if config.window.allow else policy
 
 
 def probe_simulated(fs: KernelFs, hierarchies: Hierarchies) -> Capabilities:

@@ -19,7 +19,10 @@ from perphd.agent.config_host import check_against_host
 from perphd.agent.config_metrics import MetricsConfig, check_metrics
 from perphd.agent.config_model import ModelConfig
 from perphd.agent.config_network import NetworkConfig
+from perphd.agent.config_notify import TABLE as NOTIFY
+from perphd.agent.config_notify import NotifyConfig, check_names, read_notify
 from perphd.agent.config_schema import keys_of, read_values, setting, show, unknown_key
+from perphd.agent.config_window import WindowConfig
 from perphd.agent.config_workloads import Declared, check_workloads, read_runtime, read_workloads
 from perphd.agent.wake import WakeConfig
 from perphd.domain.errors import ConfigError
@@ -184,8 +187,9 @@ TABLES: Mapping[str, type] = {
     "model": ModelConfig,
     "wake": WakeConfig,
     "metrics": MetricsConfig,
+    "window": WindowConfig,
 }
-"""The tables that may stand once in a file; ``[[lra]]`` and ``[[batch]]`` may be repeated."""
+"""The tables that may stand once in a file; ``[[lra]]``, ``[[batch]]`` and ``[[notify]]`` may be repeated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +211,8 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     wake: WakeConfig = field(default_factory=WakeConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
+    window: WindowConfig = field(default_factory=WindowConfig)
+    notify: tuple[NotifyConfig, ...] = ()
     workloads: tuple[WorkloadSpec, ...] = ()
     matches: tuple[WorkloadSpec, ...] = ()
     sources: tuple[str, ...] = ()
@@ -249,7 +255,9 @@ def reloaded(running: Config, read: Config) -> tuple[Config, tuple[str, ...]]:
     daemon = replace(running.daemon, **{name: getattr(read.daemon, name) for name in RELOADED})
     kept = {table: getattr(running, table) for table in TABLES} | {"daemon": daemon}
     kept |= {table: getattr(read, table) for table in RELOADED_TABLES}
-    return replace(read, **kept), tuple(waiting)
+    if running.notify != read.notify:
+        waiting.append(NOTIFY)
+    return replace(read, **kept, notify=running.notify), tuple(waiting)
 
 
 def parse(text: str, source: str) -> Config:
@@ -307,18 +315,19 @@ class _Part:
     source: str
     tables: Mapping[str, Mapping[str, Any]]
     workloads: tuple[Declared, ...]
+    notify: tuple[NotifyConfig, ...]
 
 
 def _parse_part(text: str, source: str) -> _Part:
     raw = _toml(text, source)
-    known = [*TABLES, *(kind.value for kind in Kind)]
+    known = [*TABLES, NOTIFY, *(kind.value for kind in Kind)]
     for name in raw:
         if name not in known:
             raise _unknown_table(source, name, known)
     tables = {
         name: read_values(table, raw[name], source, name) for name, table in TABLES.items() if name in raw
     }
-    return _Part(source, tables, read_workloads(raw, source))
+    return _Part(source, tables, read_workloads(raw, source), read_notify(raw, source))
 
 
 def _unknown_table(source: str, name: str, known: list[str]) -> ConfigError:
@@ -368,6 +377,8 @@ def _assemble(parts: list[_Part]) -> Config:
     check_workloads(declared)
     metrics = MetricsConfig(**merged["metrics"])
     check_metrics(metrics, next((part.source for part in reversed(parts) if "metrics" in part.tables), ""))
+    receivers = tuple(receiver for part in parts for receiver in part.notify)
+    check_names(receivers, parts[-1].source)
     return Config(
         daemon=DaemonConfig(**merged["daemon"]),
         isolation=IsolationConfig(**merged["isolation"]),
@@ -379,6 +390,8 @@ def _assemble(parts: list[_Part]) -> Config:
         model=ModelConfig(**merged["model"]),
         wake=WakeConfig(**merged["wake"]),
         metrics=metrics,
+        window=WindowConfig(**merged["window"]),
+        notify=receivers,
         workloads=tuple(item.spec for item in declared if item.spec.cgroup),
         matches=tuple(item.spec for item in declared if not item.spec.cgroup),
         sources=tuple(part.source for part in parts),

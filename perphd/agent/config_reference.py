@@ -11,6 +11,8 @@ import re
 from pathlib import Path
 
 from perphd.agent.config import DEFAULT_PATH, TABLES
+from perphd.agent.config_notify import TABLE as NOTIFY
+from perphd.agent.config_notify import NotifyConfig
 from perphd.agent.config_schema import Key, keys_of, size_text
 from perphd.agent.config_workloads import RUNTIME_FILE, WORKLOAD_TABLES
 from perphd.agent.discovery import MAX_INSTANCES
@@ -28,6 +30,8 @@ ABOUT = {
     "resctrl": "Cache and memory bandwidth through resctrl (Intel RDT, AMD QoS).",
     "model": "How what perphd believes about LRAs is learned; see predictor.md.",
     "metrics": "Metrics for Prometheus over TCP or through a file; docs/metrics.md lists the series.",
+    "window": "When riskier changes are allowed.",
+    "notify": "One receiver of notices: a webhook or a command. May be repeated.",
     "lra": "One long-running application that is kept at its performance. May be repeated.",
     "batch": "Work that gives way. May be repeated.",
 }
@@ -114,6 +118,9 @@ match = "unit:worker@*.service"    # workers.1, workers.2 ...
 """
 
 
+_REPEATED = (NOTIFY, *Kind)
+
+
 def default_text(key: Key) -> str:
     """The default as it would stand in a file."""
     if key.required:
@@ -143,7 +150,7 @@ def markdown() -> str:
         "\n".join(f"- {rule}" for rule in RULES),
     ]
     for name, table in _tables():
-        head = f"[[{name}]]" if name in tuple(Kind) else f"[{name}]"
+        head = f"[[{name}]]" if name in _REPEATED else f"[{name}]"
         rows = [
             f"| `{key.name}` | {key.type_name} | {_code(default_text(key))} | {_cell(key.allowed)} | {_cell(key.doc)} |"
             for key in keys_of(table)
@@ -187,7 +194,7 @@ def man() -> str:
     for rule in RULES:
         lines += [".PP", _man(rule)]
     for name, table in _tables():
-        head = f"[[{name}]]" if name in tuple(Kind) else f"[{name}]"
+        head = f"[[{name}]]" if name in _REPEATED else f"[{name}]"
         lines += [f'.SH "TABLE {head}"', _man(ABOUT[name])]
         for key in keys_of(table):
             lines += [
@@ -224,7 +231,11 @@ def write(docs: Path) -> None:
 
 
 def _tables() -> list[tuple[str, type]]:
-    return [*TABLES.items(), *((kind.value, table) for kind, table in WORKLOAD_TABLES.items())]
+    return [
+        *TABLES.items(),
+        (NOTIFY, NotifyConfig),
+        *((kind.value, table) for kind, table in WORKLOAD_TABLES.items()),
+    ]
 
 
 def _sentence(text: str) -> str:

@@ -13,18 +13,23 @@ import enum
 import functools
 import math
 import re
+import shlex
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 from perphd.agent.match import ALLOWED as MATCH_ALLOWED
 from perphd.agent.match import parse_match
 from perphd.domain.endpoint import ALLOWED as ENDPOINT_ALLOWED
 from perphd.domain.endpoint import endpoint_text, parse_endpoint
 from perphd.domain.errors import ConfigError, ParseError
+from perphd.domain.incident import IncidentKind
 from perphd.domain.units import parse_size_bytes
+from perphd.domain.window import ALLOWED as WINDOW_ALLOWED
+from perphd.domain.window import parse_window
 from perphd.host.cgroup.hierarchy import check_cgroup_path
 from perphd.host.cgroup.knobs import MAX_EGRESS_BYTES, MIN_EGRESS_BYTES, check_network_device
 
@@ -283,6 +288,36 @@ def _group(text: str) -> str:
     return text
 
 
+def _window(text: str) -> str:
+    parse_window(text)
+    return text
+
+
+def _url(text: str) -> str:
+    parts = urlsplit(_printable(text))
+    if text and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise ValueError("is not an http:// or https:// URL")
+    return text
+
+
+def _command(text: str) -> str:
+    try:
+        words = shlex.split(_printable(text))
+    except ValueError as exc:
+        raise ValueError(f"cannot be taken apart: {exc}") from exc
+    if text and not (words and words[0].startswith("/")):
+        raise ValueError("does not begin with an absolute path")
+    return text
+
+
+def _incidents(text: str) -> str:
+    names = [name.strip() for name in text.split(",")]
+    unknown = [name for name in names if name not in tuple(IncidentKind)]
+    if unknown:
+        raise ValueError(f"names {unknown[0]!r}, which is nothing that can be told of")
+    return ",".join(dict.fromkeys(names))
+
+
 def _endpoint(text: str) -> str:
     return endpoint_text(*parse_endpoint(text)) if text else ""
 
@@ -318,6 +353,12 @@ _KINDS: Mapping[str, _Text] = {
     "rate": _Text(
         _rate, f'"0", or bytes per second from {MIN_EGRESS_BYTES} on, as a size in quotes, e.g. "100M"'
     ),
+    "window": _Text(_window, WINDOW_ALLOWED),
+    "optional-command": _Text(
+        _command, "the absolute path of a program, with arguments quoted as in a shell"
+    ),
+    "optional-url": _Text(_url, "an http:// or https:// URL"),
+    "incidents": _Text(_incidents, f"one or more of {', '.join(IncidentKind)}, between commas"),
     "endpoint": _Text(_endpoint, ENDPOINT_ALLOWED),
     "group": _Text(_group, "the name of a Unix group: lower-case letters, digits, _ and -"),
 }

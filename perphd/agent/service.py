@@ -15,7 +15,7 @@ from perphd.agent.config import Config, load, reloaded
 from perphd.agent.config_host import check_against_host
 from perphd.agent.config_workloads import WorkloadNames
 from perphd.agent.loop import Agent
-from perphd.agent.notify import Notifier
+from perphd.agent.sd_notify import Notifier
 from perphd.agent.upkeep import Complaints, give_back_memory, spare_the_start
 from perphd.agent.wake import Waker
 from perphd.domain.control import Actor

@@ -20,6 +20,7 @@ from perphd.agent.selfcost import CostMeter
 from perphd.agent.sli import SliBoard
 from perphd.agent.tally import Tally
 from perphd.agent.wake import Waker
+from perphd.agent.window import Window
 from perphd.domain.allocation import Allocation, Settings
 from perphd.domain.capability import Capabilities
 from perphd.domain.control import Actor
@@ -72,6 +73,7 @@ class Parts:
     models: Models
     pauses: Pauses
     tally: Tally
+    window: Window
     bounds: Actuators = Actuators()
     actuators: Callable[[], Actuators] = Actuators
     capabilities_now: Callable[[], Capabilities] | None = None

@@ -37,12 +37,19 @@ def status_of(state: State, modes: Modes) -> AgentStatus:
         journal_entries=state.parts.executor.journal_entries,
         cost=state.cost.cost(),
         problems=(*state.config.warnings, *records.problems, *_untrue(state.detector_test)),
-        notes=(*counting.notes(state, modes),),
+        notes=(*_closed(state), *counting.notes(state, modes)),
         detector_test=state.detector_test,
         configured_mode=state.config.daemon.mode,
         pauses=state.parts.pauses.all(),
         host=state.account,
     )
+
+
+def _closed(state: State) -> tuple[str, ...]:
+    if state.parts.window.is_open():
+        return ()
+    allow = state.config.window.allow
+    return (f"the change window is closed ({allow}): LRAs' own settings stay as they are, nothing is tried",)
 
 
 def _untrue(test: DetectorTest | None) -> tuple[str, ...]:

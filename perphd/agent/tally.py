@@ -116,7 +116,7 @@ class Tally:
         self.last_tick_unix_s: Reading = NOT_MEASURED
         self.host_cpu_s: dict[str, float] = {}
         self.host_used: dict[str, float] = {}
-        self.conflicts = 0
+        self.conflicts: tuple[tuple[str, str, str], ...] = ()
 
     def ticked(self, duration_s: float) -> None:
         """A round ended that took so long."""

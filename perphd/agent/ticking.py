@@ -190,6 +190,7 @@ class Ticking:
                 mba_curves=self._state.actuators.throttle.curves,
                 network_pct=self._network_pct,
                 account=self._state.account,
+                window_open=self._state.parts.window.is_open(),
             ),
             workloads=views,
             memory=self._state.memory,
@@ -313,5 +314,7 @@ class Ticking:
         for key, text in conflicts.items():
             records.problem(key, text, now_s)
         self._conflicts = set(conflicts)
-        tally.conflicts = len(conflicts)
+        tally.conflicts = tuple(
+            (c.workload, c.path, str(c)) for c in self._state.parts.executor.conflicts() if c.yielded
+        )
         records.event(Event(now_s, EventKind.TICK, f"tick {self._state.tick}"))

@@ -60,4 +60,8 @@ def servers_of(agent: AgentPort, config: Config, reload: Callable[[Actor], Await
         servers.append(Listener(metrics, page))
     if metrics.textfile:
         servers.append(Textfile(metrics.textfile, metrics.textfile_period_s, page))
+    if config.notify:
+        from perphd.control.hooks import Hooks  # brings aiohttp's client
+
+        servers.append(Hooks(config.notify, agent.status, lambda: agent.tally))
     return Servers(servers)

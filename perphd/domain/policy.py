@@ -114,7 +114,8 @@ class HostView:
     links is, in the fuller direction. ``llc_classes``: CLOSIDs there are, the default group's with them; 0: not known.
     ``llc_shareable``: mask of the ways that devices fill, too.
     ``mba_source``: what is known of the levels; ``mba_curves``: what they deliver, where that was measured.
-    ``account``: who uses the host; None: not known.
+    ``account``: who uses the host; None: not known. ``window_open``: the operator allows changes of LRAs' own settings,
+    and trials.
     """
 
     topology: Topology
@@ -128,6 +129,7 @@ class HostView:
     mba_source: ThrottleSource = ThrottleSource.NOMINAL
     mba_curves: tuple[ThrottleCurve, ...] = ()
     account: HostAccount | None = None
+    window_open: bool = True
 
 
 @dataclass(frozen=True, slots=True)

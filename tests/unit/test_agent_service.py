@@ -14,7 +14,7 @@ import pytest
 from perphd.agent import service as module
 from perphd.agent.config import Config, DaemonConfig, IsolationConfig
 from perphd.agent.loop import Agent
-from perphd.agent.notify import Notifier
+from perphd.agent.sd_notify import Notifier
 from perphd.agent.service import Server, Service
 from perphd.domain.errors import PerphError
 from perphd.domain.workload import Kind, Mode, WorkloadSpec

@@ -134,6 +134,10 @@ def wrong_values(key: Key) -> list[object]:
                 "cgroup": ["", "/", "relative", "/a/", "/a//b", "/a/../b", "/a/.", "/a\nb"],
                 "match": ["", "unit:", "/a", "slice:*.slice", "pid:x"],
                 "devices": ["eth0/1", "a b", "..", "x" * 16, "ä"],
+                "window": ["mon", "25:00-26:00", "x 01:00-02:00"],
+                "optional-command": ["true", "/bin/sh '"],
+                "optional-url": ["x", "ftp://x", "http://"],
+                "incidents": ["", "slow"],
                 "endpoint": ["localhost:1", "127.0.0.1", "127.0.0.1:0", "1.2.3.4:70000", "::1:80"],
                 "": ["no-such-choice", "", "Observe"],
             }[key.kind]

@@ -88,7 +88,7 @@ def _agent(page: Page, status: AgentStatus, tally: Tally, began_s: float) -> Non
     page.add("perphd_enforcing", status.mode is Mode.ENFORCE)
     page.add("perphd_pauses", len(status.pauses))
     page.add("perphd_problems", len(status.problems))
-    page.add("perphd_conflicts", tally.conflicts)
+    page.add("perphd_conflicts", len(tally.conflicts))
     page.add("perphd_journal_entries", status.journal_entries)
     page.add("perphd_sampling_period_seconds", status.period_s)
     page.add("perphd_sampling_pace_seconds", status.pace_s)

@@ -1,0 +1,65 @@
+"""Keeps a policy's riskier changes within the operator's change window. Around any other policy; pure.
+
+Outside of the window no setting of an LRA itself changes, and nothing is tried that no need calls for: no step aside,
+no probe of an LRA's reference, no trial with one batch job's cache. Batch can still be taken back at any time, which
+is what relieves an LRA.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from perphd.admission.settings import TRIALS_OFF
+from perphd.domain.allocation import UNTOUCHED, Settings
+from perphd.domain.policy import Policy, Snapshot, TargetState, WorkloadView
+from perphd.domain.workload import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    """``own``: the LRAs' own settings when the window was last open."""
+
+    inner: Any = None
+    own: Mapping[str, Settings] = field(default_factory=dict)
+
+
+class Windowed:
+    """``policy``, outside of the window with the LRAs' own settings held.
+
+    That nothing is tried then is the policy's own part: it sees ``HostView.window_open``.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    @property
+    def name(self) -> str:
+        """As the policy within."""
+        return self._policy.name
+
+    def decide(self, snapshot: Snapshot) -> TargetState:
+        """As the policy within; outside of the window without what that forbids."""
+        memory = snapshot.memory if isinstance(snapshot.memory, _Memory) else _Memory()
+        names = {view.spec.name for view in snapshot.workloads if view.spec.kind is Kind.LRA}
+        if snapshot.host.window_open:
+            target = self._policy.decide(replace(snapshot, memory=memory.inner))
+            own = {name: target.settings.get(name, UNTOUCHED) for name in names}
+            return replace(target, memory=_Memory(target.memory, own))
+        held = {name: memory.own.get(name, UNTOUCHED) for name in names}
+        views = tuple(_held(view, held) if view.spec.name in held else view for view in snapshot.workloads)
+        target = self._policy.decide(replace(snapshot, workloads=views, memory=memory.inner))
+        return replace(target, settings={**target.settings, **held}, memory=_Memory(target.memory, held))
+
+
+def _held(view: WorkloadView, held: Mapping[str, Settings]) -> WorkloadView:
+    """The view of an LRA whose own settings stay: where nothing is set, the policy plans with batch alone."""
+    policy = tuple(pair for pair in view.spec.policy if pair[0] not in TRIALS_OFF)
+    knobs = frozenset() if held[view.spec.name].is_untouched() else view.enforceable
+    return replace(view, spec=replace(view.spec, policy=policy), enforceable=knobs)
+
+
+def memory_within(memory: object) -> object:
+    """What the policy within a window remembers; any other memory as it is."""
+    return memory.inner if isinstance(memory, _Memory) else memory

@@ -1,0 +1,195 @@
+"""Tells receivers of what is wrong: webhooks and commands of ``[[notify]]``, beside the loop and never in its way."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import datetime
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from perphd import __version__
+from perphd.agent.config_notify import NotifyConfig
+from perphd.agent.incidents import conditions
+from perphd.agent.tally import Tally
+from perphd.control.wire import encode, json_of
+from perphd.domain.incident import Notice, NoticeFilter
+from perphd.domain.status import AgentStatus
+
+log = logging.getLogger("perphd")
+
+LOOK_EVERY_S: Final = 5.0
+RETRY_S: Final = (2.0, 10.0)
+"""Pauses before the second and the third try."""
+MOST_WAITING: Final = 32
+"""Notices that may wait for one receiver; the oldest is dropped beyond that."""
+SCHEMA: Final = 1
+
+
+class DeliveryError(Exception):
+    """A receiver did not take a notice."""
+
+
+class Hooks:
+    """Looks at the status every few seconds and delivers what is due, one notice at a time for each receiver.
+
+    Args:
+        receivers: of the configuration.
+        status, tally: of the agent, now.
+        clock, wall: monotonic seconds, and seconds since 1970.
+        every_s: time between two looks.
+    """
+
+    def __init__(
+        self,
+        receivers: Sequence[NotifyConfig],
+        status: Callable[[], AgentStatus],
+        tally: Callable[[], Tally],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        every_s: float = LOOK_EVERY_S,
+    ) -> None:
+        self._receivers = [(receiver, NoticeFilter(receiver.rule)) for receiver in receivers]
+        self._status, self._tally, self._clock, self._wall = status, tally, clock, wall
+        self._every_s = every_s
+        self._tasks: list[asyncio.Task[None]] = []
+        self._queues: list[asyncio.Queue[dict[str, Any]]] = []
+
+    async def start(self) -> None:
+        """Begin to look."""
+        for receiver, _ in self._receivers:
+            queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(MOST_WAITING)
+            self._queues.append(queue)
+            self._tasks.append(asyncio.create_task(_deliver_all(receiver, queue)))
+        self._tasks.append(asyncio.create_task(self._look_on()))
+
+    async def stop(self) -> None:
+        """Stop; notices that still wait are dropped."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        self._queues.clear()
+
+    async def _look_on(self) -> None:
+        while True:
+            await asyncio.sleep(self._every_s)
+            try:
+                self.look()
+            except Exception:
+                log.exception("notify: looking failed")
+
+    def look(self) -> None:
+        """Queue the notices that are due."""
+        now_s, found = self._clock(), conditions(self._status(), self._tally())
+        for (_, filtered), queue in zip(self._receivers, self._queues, strict=True):
+            for notice in filtered.look(now_s, found):
+                if queue.full():
+                    queue.get_nowait()
+                queue.put_nowait(payload(notice, now_s, self._wall()))
+
+
+def payload(notice: Notice, now_s: float, wall_s: float) -> dict[str, Any]:
+    """What a receiver gets."""
+    condition = notice.condition
+    body: dict[str, Any] = {
+        "schema": SCHEMA,
+        "perphd": __version__,
+        "host": socket.gethostname(),
+        "at": _rfc3339(wall_s),
+        "state": "began" if notice.began else "ended",
+        "kind": condition.kind.value,
+        "workload": condition.workload,
+        "text": condition.text,
+        "since": _rfc3339(wall_s - (now_s - notice.since_s)),
+        "left_out": notice.left_out,
+        "decision": encode(condition.decision),
+    }
+    return body
+
+
+def _rfc3339(wall_s: float) -> str:
+    return datetime.datetime.fromtimestamp(wall_s, datetime.UTC).isoformat(timespec="seconds")
+
+
+async def _deliver_all(receiver: NotifyConfig, queue: asyncio.Queue[dict[str, Any]]) -> None:
+    """Deliver what comes, one after the other. A receiver that fails is logged when that begins and when it ends."""
+    failing = False
+    while True:
+        body = await queue.get()
+        error = await _deliver_with_retries(receiver, body)
+        if error is not None and not failing:
+            log.error(
+                "notify %s: %s %s not delivered: %s", receiver.name, body["kind"], body["workload"], error
+            )
+        elif error is None and failing:
+            log.info("notify %s: delivers again", receiver.name)
+        failing = error is not None
+
+
+async def _deliver_with_retries(receiver: NotifyConfig, body: dict[str, Any]) -> DeliveryError | None:
+    """None if it was taken, else the last error."""
+    error: DeliveryError | None = None
+    for pause_s in (0.0, *RETRY_S):
+        await asyncio.sleep(pause_s)
+        try:
+            async with asyncio.timeout(receiver.timeout_s):
+                await (_post(receiver, body) if receiver.url else _run(receiver, body))
+        except TimeoutError:
+            error = DeliveryError(f"no end within {receiver.timeout_s:g} s")
+        except DeliveryError as exc:
+            error = exc
+        else:
+            return None
+    return error
+
+
+async def _post(receiver: NotifyConfig, body: dict[str, Any]) -> None:
+    headers = {"Content-Type": "application/json", "User-Agent": f"perphd/{__version__}"}
+    try:
+        if receiver.bearer_token_file:
+            token = Path(receiver.bearer_token_file).read_text().partition("\n")[0].strip()
+            headers["Authorization"] = f"Bearer {token}"
+        async with (
+            aiohttp.ClientSession() as session,
+            session.post(
+                receiver.url, data=json_of(body).encode(), headers=headers, allow_redirects=False
+            ) as answer,
+        ):
+            if answer.status >= 300:
+                raise DeliveryError(f"the webhook answered {answer.status}")
+    except (OSError, ValueError, aiohttp.ClientError) as exc:
+        raise DeliveryError(str(exc) or type(exc).__name__) from exc
+
+
+async def _run(receiver: NotifyConfig, body: dict[str, Any]) -> None:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *receiver.argv,
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as exc:
+        raise DeliveryError(f"{receiver.argv[0]} cannot be run: {exc.strerror or exc}") from exc
+    try:
+        with contextlib.suppress(ConnectionError):  # it need not read
+            await process.communicate(json_of(body).encode())
+        status = await process.wait()
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        if process.returncode is None:
+            await asyncio.shield(process.wait())
+    if status != 0:
+        raise DeliveryError(f"{receiver.argv[0]} ended with status {status}")
