@@ -17,6 +17,7 @@ from typing import Final
 from perphd.admission.context import batches, once, total_cores
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Cause, Evidence
+from perphd.domain.host_account import HostAccount
 from perphd.domain.policy import ResPerfModel, Snapshot
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available, value_or
 from perphd.domain.sample import Sample
@@ -31,7 +32,6 @@ _MOST_SHARE: Final = 0.99  # a stall share from which the number of stalled thre
 _TAIL: Final = 2.0
 _AMPLIFIED: Final = 3.0
 _SHARES: Final = {"latency_p50_ms": 0.5, "latency_p95_ms": 0.05, "latency_p99_ms": 0.01}
-_CLEAR_STALL: Final = 0.5  # extra threads that stall: from here on the stall is real, whatever else grew
 _WAITING_BATCH_PCT: Final = 5.0
 _RUNS_CORES: Final = 0.01  # CPU use from which a workload counts as running
 _GIGABYTE: Final = 1e9
@@ -41,16 +41,6 @@ MORE_TRAFFIC: Final = 1.2
 """Growth of memory traffic per unit of work that counts as more misses."""
 _TAKEN_BY_BATCH: Final = 0.5  # of what it lost, batch must hold at least this share
 _MOST_TRAFFIC: Final = 0.5  # of the memory traffic, batch must make at least this share to be its cause
-_NOTHING_TO_GIVE: Final = {
-    Cause.NETWORK: "the network is full: no CPU, cache or memory of batch's would help",
-    Cause.THROTTLED: "its own CPU limit holds it back: nothing of batch's would help, raising cpu.max would",
-    Cause.REMOTE: "no resource of this host explains it: what it waits for is slower elsewhere, and nothing is given",
-}
-
-
-def nothing_to_give(found: Cause) -> str:
-    """Why nothing that is taken from batch would cure this; empty if something might."""
-    return _NOTHING_TO_GIVE.get(found, "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +50,7 @@ class Surroundings:
     ``siblings_busy``: more CPUs are busy than there are cores; ``batch_waits``: batch itself waits for processors, as
     it must where it competes for them; ``confined``: perphd keeps batch to some of the cores, where it waits because of
     that; ``traffic_bytes_per_s``: memory traffic of all workloads per physical core; ``batch_traffic_bytes_per_s`` and
-    ``batch_occupancy_bytes``: memory traffic and cache occupancy of all batch.
+    ``batch_occupancy_bytes``: memory traffic and cache occupancy of all batch; ``account``: who uses the host.
     """
 
     siblings_busy: bool = True
@@ -70,6 +60,7 @@ class Surroundings:
     batch_traffic_bytes_per_s: Reading = NOT_MEASURED
     batch_occupancy_bytes: Reading = NOT_MEASURED
     network_pct: Reading = NOT_MEASURED
+    account: HostAccount | None = None
 
 
 @once
@@ -95,6 +86,7 @@ def surroundings(snapshot: Snapshot) -> Surroundings:
         batch_traffic_bytes_per_s=_sum_of([sample.mbw_bytes_per_s for sample in batch]),
         batch_occupancy_bytes=_sum_of([sample.llc_occupancy_bytes for sample in batch]),
         network_pct=snapshot.host.network_pct,
+        account=snapshot.host.account,
     )
 
 
@@ -331,13 +323,6 @@ def _without_misses(
     return shared, f"with no busy hyperthread to blame: {place}" if not crowded else f"with {place}"
 
 
-def _made_elsewhere(extra: Ledger, settings: PolicySettings) -> bool:
-    """True if latency grew and what its threads wait and run longer could not make that, wherever it fell."""
-    if max(extra.memory, extra.disk) >= _CLEAR_STALL:  # NaN compares as False
-        return False
-    return 100.0 * extra.explained < settings.unexplained_pct  # as it does here
-
-
 def cause(
     extra: Ledger,
     hierarchy: Cause,
@@ -346,18 +331,9 @@ def cause(
     settings: PolicySettings,
     evidence: list[Evidence],
 ) -> Cause:
-    """The resource that most of the extra time goes to; UNKNOWN if it cannot be told."""
+    """The resource of this host that most of the extra time goes to; UNKNOWN if it cannot be told."""
     if math.isnan(extra.queue) and math.isnan(extra.running):
         return Cause.UNKNOWN
-    if _made_elsewhere(extra, settings):
-        full = around.network_pct
-        if available(full) and full >= settings.network_full_pct:
-            text = "its latency grew with a full link; processors, memory and disks do not explain it"
-            evidence.append(Evidence("network_pct", full, settings.network_full_pct, "%", text))
-            return Cause.NETWORK
-        text = "of its extra latency, at most: no resource of this host explains the rest"
-        evidence.append(Evidence("explained here", 100.0 * extra.explained, 100.0, "%", text))
-        return Cause.REMOTE
     queue, running = (0.0 if math.isnan(v) else max(0.0, v) for v in (extra.queue, extra.running))
     parts: dict[Cause, float] = {
         c: v for c, v in ((Cause.MEMORY, extra.memory), (Cause.IO, extra.disk)) if not math.isnan(v)

@@ -18,7 +18,6 @@ from typing import Final
 
 from perphd.admission import crowd_records, memory, partition
 from perphd.admission.backoff import doubled_s
-from perphd.admission.cause import nothing_to_give
 from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, total_cores
 from perphd.admission.crowd_cores import SharedCores, Shares, divide
 from perphd.admission.crowd_records import Draft
@@ -40,6 +39,7 @@ from perphd.admission.member import (
     look_at,
     take_in,
 )
+from perphd.admission.origin import nothing_to_give
 from perphd.admission.placement import Cores, lend, place
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant, Weight
@@ -198,7 +198,7 @@ class CrowdTick:
         return self._spared(name, member, draft)
 
     def _rescued(self, name: str, member: Member, look: Look, draft: Draft) -> int:
-        if why_not := nothing_to_give(look.judged.verdict.cause):
+        if why_not := nothing_to_give(look.judged.verdict.cause, self.snapshot.host.account):
             draft.reason = why_not
             return member.cores
         trial = member.trial

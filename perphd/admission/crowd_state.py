@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from perphd.admission.cause import nothing_to_give
 from perphd.admission.context import batches, lras, total_cores
 from perphd.admission.crowd_cache import CacheState
 from perphd.admission.member import Member
+from perphd.admission.origin import nothing_to_give
 from perphd.admission.placement import Cores
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Decision, Health, Outcome
+from perphd.domain.host_account import HostAccount
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.sample import Quality
 
@@ -82,12 +83,14 @@ def floor_cores(snapshot: Snapshot, view: WorkloadView, settings: PolicySettings
     return Scene(settings, snapshot, view).floor_cores()
 
 
-def in_trouble(decisions: Sequence[Decision], scores: Mapping[str, Sequence[float]]) -> bool:
+def in_trouble(
+    decisions: Sequence[Decision], scores: Mapping[str, Sequence[float]], account: HostAccount | None = None
+) -> bool:
     """True if some LRA is below its target: for a reason that was seen, or plainly while others run beside it.
 
-    ``scores``: the clean scores of each since its last change, newest last.
+    ``scores``: the clean scores of each since its last change, newest last; ``account``: of the host.
     """
-    curable = {d.workload for d in decisions if not nothing_to_give(d.verdict.cause)}
+    curable = {d.workload for d in decisions if not nothing_to_give(d.verdict.cause, account)}
     if any(d.verdict.health is Health.DEGRADED and d.workload in curable for d in decisions):
         return True
     return any(len(s) >= PLAIN and max(s[-PLAIN:]) < PLAINLY for name, s in scores.items() if name in curable)

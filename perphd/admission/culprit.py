@@ -1,9 +1,16 @@
-"""Whose fault is it: which batch workload's use moves with the LRA's shortfall.
+"""Whose fault is it: which batch workload's or undeclared group's use moves with the LRA's shortfall.
 
 The largest correlation over a few lags between what a batch workload used and how far the LRA fell short, if it is
 significant: more than chance explains among so many candidates and lags (Fisher's transform, one-sided,
 Bonferroni-corrected). Among several that are, how much their use swings counts as well. What does not vary explains
 nothing and accuses nobody.
+
+Undeclared work that fills the host accuses itself: of its groups, the one that uses most is named even if its use does
+not vary. CPI2's correlation is then the evidence, which also holds for constant use:
+
+    sum over samples of  u x (1 - t / c) if c > t,  u x (c / t - 1) if c < t
+
+with u the sample's share of all use in the window, c / t the LRA's slowness relative to its target; it lies in -1 .. 1.
 """
 
 from __future__ import annotations
@@ -18,10 +25,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from perphd.admission.context import batch_samples, once
-from perphd.domain.decision import Cause
+from perphd.domain.decision import Cause, Evidence
 from perphd.domain.policy import Snapshot
 from perphd.domain.quick import maker
-from perphd.domain.reading import Reading, available
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available, value_or
 from perphd.domain.sample import Sample
 
 WINDOW = 60
@@ -34,12 +41,18 @@ LEVEL = 0.01
 LEAST_CORRELATION = 0.35
 """Below it nobody is accused, however long the record (the bound that CPI2 uses)."""
 _CONSTANT = 1e-9
+_NO_SPLIT = Unavailable("reads and writes of undeclared groups are counted together")
+RECENT: Final = 10
+"""Samples over which the use of undeclared groups is compared."""
 Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a batch workload used in one tick: of its sample, what accuses; the rest is not kept for so long."""
+    """What a batch workload or an undeclared group used in one tick; the rest of a sample is not kept for so long.
+
+    Paths of groups begin with a slash, names of workloads do not.
+    """
 
     workload: str
     cpu_usage_cores: Reading
@@ -66,8 +79,19 @@ def use_of(sample: Sample) -> Use:
 
 @once
 def uses(snapshot: Snapshot) -> tuple[Use, ...]:
-    """What every batch workload that has a sample used, by name; the same tuple to every LRA that asks."""
-    return tuple([use_of(sample) for sample in batch_samples(snapshot)])
+    """What every batch workload that has a sample, and every undeclared group that is named, used.
+
+    The same tuple to every LRA that asks.
+    """
+    account = snapshot.host.account
+    groups = account.undeclared if account is not None else ()
+    return (
+        *[use_of(sample) for sample in batch_samples(snapshot)],
+        *[
+            _use_of(g.group, g.cpu_cores, g.memory_bytes, g.io_bytes_per_s, _NO_SPLIT, NOT_MEASURED)
+            for g in groups
+        ],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +127,8 @@ def _uses(batch: tuple[Use, ...], cause: Cause) -> Mapping[str, float]:
 def _reading(use: Use, cause: Cause) -> Reading:
     if cause is Cause.MEMORY:
         return use.memory_current_bytes
+    if cause is Cause.IO and use.write_bytes_per_s is _NO_SPLIT:
+        return use.read_bytes_per_s
     if cause is Cause.IO and available(use.read_bytes_per_s) and available(use.write_bytes_per_s):
         return use.read_bytes_per_s + use.write_bytes_per_s
     if cause in (Cause.LLC, Cause.MBW) and available(use.mbw_bytes_per_s):
@@ -110,10 +136,57 @@ def _reading(use: Use, cause: Cause) -> Reading:
     return use.cpu_usage_cores
 
 
+def accuse(moments: Sequence[Moment], cause: Cause) -> tuple[str | None, tuple[Evidence, ...]]:
+    """Who is to blame for a shortfall of this cause, and what speaks for it; None if nobody can be named."""
+    moved = find(moments, cause)
+    if cause is not Cause.NEIGHBOUR:
+        is_group = moved is not None and moved.startswith("/")
+        return moved, (_against(moments, moved, cause),) if moved is not None and is_group else ()
+    recent = moments[-RECENT:]
+    mean: dict[str, float] = {}
+    for moment in recent:
+        for use in moment.batch:
+            if use.workload.startswith("/"):
+                used = value_or(use.cpu_usage_cores, 0.0) / len(recent)
+                mean[use.workload] = mean.get(use.workload, 0.0) + used
+    if not mean:
+        return None, ()
+    most = max(mean, key=lambda group: mean[group])
+    # A group that moves with the shortfall and uses much is surer than one that only uses most.
+    named = moved if moved is not None and mean.get(moved, 0.0) >= 0.5 * mean[most] else most
+    return named, (_against(moments, named, cause),)
+
+
+def _against(moments: Sequence[Moment], group: str, cause: Cause) -> Evidence:
+    used = [_uses(moment.batch, cause).get(group, 0.0) for moment in moments]
+    slow = [math.exp(moment.short) for moment in moments]
+    n = len(used)
+    together = float(correlations(np.array([[u] for u in used]), np.array(slow))[0])
+    text = (
+        f"undeclared; in the last {n} samples its correlation with the shortfall is {cpi2(used, slow):.2f} "
+        f"by CPI2's formula, {together:.2f} by Pearson's"
+    )
+    recent = used[-RECENT:]
+    return Evidence(f"use of {group}", sum(recent) / len(recent), Unavailable(""), "CPUs", text)
+
+
+def cpi2(used: Sequence[float], slowness: Sequence[float]) -> float:
+    """CPI2's antagonist correlation; 0 where nothing was used. ``slowness``: 1 on target, more: slower."""
+    whole = math.fsum(used)
+    if whole <= 0.0:
+        return 0.0
+    parts = (u * (1.0 - 1.0 / c if c > 1.0 else c - 1.0) for u, c in zip(used, slowness, strict=True))
+    return math.fsum(parts) / whole
+
+
 def find(moments: Sequence[Moment], cause: Cause) -> str | None:
-    """The batch workload whose use explains the shortfall best, if one does; None if nobody can be named."""
+    """The workload or group whose use explains the shortfall best, if one does; None if nobody can be named.
+
+    For NEIGHBOUR only undeclared groups are asked about.
+    """
     used_then = [_uses(moment.batch, cause) for moment in moments]
-    names = sorted({name for used in used_then for name in used})
+    only_groups = cause is Cause.NEIGHBOUR
+    names = sorted({name for used in used_then for name in used if not only_groups or name.startswith("/")})
     n = len(moments)
     if n < LEAST_SAMPLES or not names:
         return None

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.admission import cause as causes
-from perphd.admission import cusum, scatter
+from perphd.admission import cusum, origin, scatter
 from perphd.admission.cause import UNKNOWN_SURROUNDINGS, Ledger, Surroundings
 from perphd.admission.cusum import Baseline
 from perphd.admission.gathering import NOTHING_GATHERED, Awaiting, Gathered
@@ -125,15 +125,20 @@ def target_of(
     if by_work and objective.min_work_rate_per_s is not None:
         work = objective.min_work_rate_per_s
     elif firm_work is not None:
-        work = firm_work.value * (1.0 - objective.tolerance_pct / 100.0)
+        work = _cautious(firm_work, -1.0) * (1.0 - objective.tolerance_pct / 100.0)
     if by_delay and objective.max_latency_ms is not None:
         delay = objective.max_latency_ms
     elif firm_work is not None and not perf.delay_source.startswith("latency") and model.is_closed:
         # In a closed loop work rate x latency is constant: work says it all, and better than a stand-in for latency.
         delay = Unavailable("closed loop: the work rate tells the delay as well")
     elif firm_delay is not None:
-        delay = firm_delay.value * (1.0 + objective.delay_tolerance_pct / 100.0)
+        delay = _cautious(firm_delay, 1.0) * (1.0 + objective.delay_tolerance_pct / 100.0)
     return Target(work, delay, work_band, delay_band)
+
+
+def _cautious(band: Band, z: float) -> float:
+    """The value to measure against: of a reference learned on a contended host, the near end of its band."""
+    return band.at(z) if band.provisional else band.value
 
 
 def judge(
@@ -181,8 +186,7 @@ def judge(
     below = score < 1.0 and (bool(witnesses) or accused)
     extra = state.extra.blend(causes.ledger(sample, perf, model)) if below else Ledger()
     if below:
-        found = causes.cause(extra, counted[0], sample, around, settings, evidence)
-        cause = found if found is not Cause.UNKNOWN else cause
+        cause = origin.found_cause(extra, counted[0], cause, sample, perf, model, around, settings, evidence)
     else:
         cause = state.cause  # of a degradation that is not over yet
     part = min(1.0, sample.interval_s / period_s) if period_s and sample.interval_s > 0 else 1.0

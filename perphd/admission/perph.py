@@ -100,7 +100,8 @@ class PerphPolicy:
                 protections[view.spec.name] = decision.chosen
             if turn.outcome is not None:
                 outcomes.append(turn.outcome)
-        if partable and in_trouble(decisions, {name: state.scores for name, state in states.items()}):
+        scores = {name: state.scores for name, state in states.items()}
+        if partable and in_trouble(decisions, scores, snapshot.host.account):
             return self._together(snapshot, PerphMemory(states), wanted)
         settings = arbiter.arbitrate(snapshot.host, lras(snapshot), batches(snapshot), protections, wanted)
         return TargetState(settings, tuple(decisions), tuple(outcomes), PerphMemory(states))

@@ -16,6 +16,7 @@ from perphd.admission import (
     culprit,
     inferer,
     memory,
+    origin,
     outcomes,
     pregrow,
     probing,
@@ -130,7 +131,8 @@ class Turn:
             told = pregrow.evidence(foreseen, perf.load)
             verdict = replace(verdict, evidence=(*verdict.evidence, told))
         if verdict.health in TROUBLED:
-            verdict = replace(verdict, culprit=culprit.find(self.state.moments, verdict.cause))
+            named, against = culprit.accuse(self.state.moments, verdict.cause)
+            verdict = replace(verdict, culprit=named, evidence=(*verdict.evidence, *against))
         if verdict.health is Health.HEALTHY and self.state.slack_since_s is not None:
             verdict = replace(verdict, health=Health.OVERPROVISIONED, since_s=self.state.slack_since_s)
         held = move.reason if move.action is Action.HOLD else "the last change is settling"
@@ -208,7 +210,7 @@ class Turn:
                 return self._hold("below target, but no further than its samples scatter: watching")
             if is_blind:
                 return self._climb(judged)  # what it does undisturbed is not known: rung by rung
-            if why := causes.nothing_to_give(judged.verdict.cause):
+            if why := origin.nothing_to_give(judged.verdict.cause, self.snapshot.host.account):
                 return self._hold(why)
             return self._rescue(judged, model)
         if self._grazes(judged):
@@ -217,7 +219,9 @@ class Turn:
 
     def _grazes(self, judged: Judgement) -> bool:
         """True if what is in force is just too little: on target in the mean, and below it again and again."""
-        below = judged.verdict.health is Health.SUSPECT and not causes.nothing_to_give(judged.verdict.cause)
+        below = judged.verdict.health is Health.SUSPECT and not origin.nothing_to_give(
+            judged.verdict.cause, self.snapshot.host.account
+        )
         return (
             below
             and self.current != self.nothing

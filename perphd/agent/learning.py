@@ -19,6 +19,7 @@ from perphd.admission.context import (
 from perphd.admission.domains import protections_beside
 from perphd.admission.inferer import untouched
 from perphd.admission.ladder import strictest_cache
+from perphd.admission.origin import is_contended
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading, available
@@ -40,7 +41,7 @@ def observations(
     in_force = strictest([protection.cpu for protection in protections])
     samples = [view.sample for view in lras(snapshot) if view.sample is not None]
     bandwidth, used = _Sums(samples, "mbw_bytes_per_s"), _Sums(samples, "cpu_usage_cores")
-    per_cpu = cores_per_cpu(snapshot)
+    per_cpu, contended = cores_per_cpu(snapshot), is_contended(snapshot.host.account)
     for view in lras(snapshot):
         if view.sample is None or is_short(view.sample, snapshot.period_s):
             continue
@@ -65,6 +66,7 @@ def observations(
                 batch_cores=NOT_MEASURED if apart else use,
                 latency_percentile=view.spec.objective.latency_percentile,
                 neighbours_bytes_per_s=bandwidth.but(view.spec.name),
+                contended=contended,
                 neighbours_cores=cpus * per_cpu if available(cpus := used.but(view.spec.name)) else cpus,
             ),
         )

@@ -47,6 +47,9 @@ _CAUSES = {
     Cause.IO: "held up by busy disks",
     Cause.NETWORK: "held up by a full network link",
     Cause.THROTTLED: "held back by its own CPU limit",
+    Cause.NEIGHBOUR: "slowed by work that nobody declared",
+    Cause.HYPERVISOR: "slowed by the hypervisor, which takes CPU time",
+    Cause.SELF: "at the limit of its own load",
     Cause.REMOTE: "slowed by something outside of this host's resources",
 }
 

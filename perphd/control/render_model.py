@@ -98,7 +98,7 @@ def _reference_rows(items: Sequence[ReferenceBelief]) -> Iterable[tuple[Cell, ..
         most[item.signal] = max(most.get(item.signal, 0.0), item.high)
     for item in items:
         yield (
-            item.signal,
+            f"{item.signal} (provisional)" if item.provisional else item.signal,
             f"{item.load_per_s:.3g}" if available(item.load_per_s) else "all",
             bar(item.low, item.high, most[item.signal]),
             f"{item.value:.4g}",

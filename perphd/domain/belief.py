@@ -33,6 +33,7 @@ class ReferenceBelief:
     """An undisturbed value. ``load_per_s``: middle of its load bucket; Unavailable: over all loads.
 
     ``signal`` as in ``domain.policy.ResPerfModel.reference``, but stall shares are in % as measured.
+    ``provisional``: learned while undeclared work filled the host.
     """
 
     signal: str
@@ -41,6 +42,7 @@ class ReferenceBelief:
     low: float
     high: float
     support: float
+    provisional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

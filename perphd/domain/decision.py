@@ -36,6 +36,9 @@ class Cause(StrEnum):
     IO = "io"  # disks
     NETWORK = "network"
     THROTTLED = "throttled"  # its own CPU limit holds it back
+    NEIGHBOUR = "neighbour"  # work that nobody declared uses the CPUs
+    HYPERVISOR = "hypervisor"  # CPU time is stolen from this virtual machine
+    SELF = "self"  # it is asked for more than the host can do; nobody else is in the way
     REMOTE = "remote"  # nothing of this host explains it: what the application itself waits for is slower
     UNKNOWN = "unknown"
     NONE = "none"

@@ -54,12 +54,14 @@ class ResPerfModel(Protocol):
 class Band:
     """A predicted positive quantity: its value and ``sd``, the standard deviation of its logarithm.
 
-    ``support``: effective number of samples that speak for it near this point.
+    ``support``: effective number of samples that speak for it near this point. ``provisional``: a reference that was
+    learned while the host was contended; ``sd`` is wider for it.
     """
 
     value: float
     sd: float
     support: float
+    provisional: bool = False
 
     def at(self, z: float) -> float:
         """The quantile ``z`` standard deviations away (negative: below)."""

@@ -33,7 +33,9 @@ MUCH_CORES: Final = 0.1
 """CPU use from which the groups below a group are told apart."""
 MOST_DEPTH: Final = 6
 LOOK_S: Final = 30.0
-"""Groups come and go: the tree is looked over so often."""
+"""Groups come and go: the tree is looked over so often ..."""
+SOON_S: Final = 3.0
+"""... and so soon again for a group that has begun to use much, to see which group below it does."""
 MISSED_SHARE: Final = 0.03
 """Share of the host's CPUs that may be used by nobody knows whom before all groups are read."""
 LONGEST_BACKOFF_TICKS: Final = 32
@@ -42,13 +44,17 @@ _USAGE: Final = (line_needle("usage_usec"),)
 
 @dataclass(slots=True)
 class _Group:
-    """One followed group. ``file``: kept open while it is busy; ``inner``: groups below it are followed as well."""
+    """One followed group. ``file``: kept open while it is busy; ``inner``: groups below it are followed as well.
+
+    ``is_leaf``: when it was last looked over it had no groups below it, or may have none followed.
+    """
 
     path: str
     rate: Rate
     cores: float = 0.0
     file: KernelFile | None = None
     inner: bool = False
+    is_leaf: bool = False
 
     @property
     def is_busy(self) -> bool:
@@ -84,7 +90,8 @@ class UndeclaredGroups:
             return {}
         known = frozenset(declared)
         fresh, self._fresh = self._fresh, []
-        if self._looked_s is None or known != self._declared or not 0 <= now_s - self._looked_s < LOOK_S:
+        every_s = SOON_S if any(self._is_unresolved(group) for group in self._groups.values()) else LOOK_S
+        if self._looked_s is None or known != self._declared or not 0 <= now_s - self._looked_s < every_s:
             self._declared, self._looked_s = known, now_s
             self._follow(now_s)
         busy = sorted((g for g in self._groups.values() if g.is_busy), key=lambda g: (not g.inner, -g.cores))
@@ -159,6 +166,8 @@ class UndeclaredGroups:
             level = [child for parent in level for child in self._below(parent, above, found)]
         for path in self._groups.keys() - found.keys():
             self._forget(path)
+        for known in self._groups.values():
+            known.is_leaf = known.cores >= MUCH_CORES
         for path, inner in found.items():
             group = self._groups.get(path)
             if group is None:
@@ -191,6 +200,9 @@ class UndeclaredGroups:
     def _uses_much(self, path: str) -> bool:
         group = self._groups.get(path)
         return group is not None and group.cores >= (MUCH_CORES / 2 if group.inner else MUCH_CORES)
+
+    def _is_unresolved(self, group: _Group) -> bool:
+        return group.cores >= MUCH_CORES and not group.inner and not group.is_leaf
 
     def _forget(self, path: str) -> None:
         self._close(path)

@@ -195,19 +195,19 @@ def _state(files: Sequence[ModelFile], trained: dict[str, tuple[Trees, Floats, F
 
 def _pooled(references: Iterable[tuple[RunningState, ...]]) -> tuple[RunningState, ...]:
     """Means over the hosts, weighted by samples; their spread is part of the variance."""
-    by_key: dict[tuple[str, int | None], list[RunningState]] = {}
+    by_key: dict[tuple[str, int | None, bool], list[RunningState]] = {}
     for reference in references:
         for one in reference:
-            by_key.setdefault((one.signal, one.bucket), []).append(one)
+            by_key.setdefault((one.signal, one.bucket, one.provisional), []).append(one)
     found = []
-    for (signal, bucket), ones in by_key.items():
+    for (signal, bucket, provisional), ones in by_key.items():
         weight = np.array([max(one.count, 1e-3) for one in ones])
         mean = np.array([one.mean for one in ones])
         centre = float(np.average(mean, weights=weight))
         within = float(np.average([one.var for one in ones], weights=weight))
         between = float(np.average((mean - centre) ** 2, weights=weight))
         count = min(math.fsum(one.count for one in ones), _BEGINNING)
-        found.append(RunningState(signal, bucket, centre, within + between, count, 0))
+        found.append(RunningState(signal, bucket, centre, within + between, count, 0, provisional))
     return tuple(found)
 
 

@@ -58,7 +58,8 @@ PROTECTED_RATIO = 0.9
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One sample with its circumstances. ``undisturbed``: batch did not compete; ``batch_cores``: what batch got;
-    ``neighbours_bytes_per_s``: memory bandwidth of the other LRAs; ``neighbours_cores``: CPU that they use.
+    ``neighbours_bytes_per_s``: memory bandwidth of the other LRAs; ``neighbours_cores``: CPU that they use;
+    ``contended``: work that nobody declared, or the hypervisor, filled the host.
     """
 
     sample: Sample
@@ -69,6 +70,7 @@ class Observation:
     latency_percentile: str = "p95"
     neighbours_bytes_per_s: Reading = NOT_MEASURED
     neighbours_cores: Reading = NOT_MEASURED
+    contended: bool = False
 
 
 class LraModel:
@@ -261,22 +263,22 @@ class LraModel:
         """Learn an undisturbed sample; ``scale``: the share of the reference's work that it is believed to show."""
         work, delay, load = perf.work, perf.delay, perf.load
         if available(work):
-            self._reference.update(f"work:{perf.work_source}", work / scale, load, weight)
+            self._reference.update(f"work:{perf.work_source}", work / scale, load, weight, seen.contended)
         if available(delay):
-            self._reference.update(f"delay:{perf.delay_source}", delay * scale, load, weight)
+            self._reference.update(f"delay:{perf.delay_source}", delay * scale, load, weight, seen.contended)
         if available(perf.in_flight):
-            self._reference.update("in_flight", perf.in_flight, load, weight)
+            self._reference.update("in_flight", perf.in_flight, load, weight, seen.contended)
         usage = seen.sample.cpu_usage_cores
         if available(usage):
-            self._reference.update("cpu_usage_cores", usage, load, weight)
+            self._reference.update("cpu_usage_cores", usage, load, weight, seen.contended)
         for name in WITNESSES:
             value = seen.sample.reading(name)
             if available(value):
-                self._reference.update(name, value + 1.0, load, weight)
+                self._reference.update(name, value + 1.0, load, weight, seen.contended)
         for name in COUNTED:
             value = seen.sample.reading(name)
             if available(value) and value > 0:
-                self._reference.update(name, value, load, weight)
+                self._reference.update(name, value, load, weight, seen.contended)
 
     def _learn_ratio(self, seen: Observation, perf: Performance, work: float) -> None:
         delay, load = perf.delay, perf.load

@@ -21,11 +21,11 @@ from perphd.domain.allocation import IDLE, CpuGrant, Weight
 from perphd.domain.errors import PerphError
 
 FORMAT: Final = "perphd-model"
-VERSION: Final = 3
+VERSION: Final = 4
 """2 added the boosted corrections (``BoostedState``); files of version 1 are read as models without any. 3 added the
-application's version; older files are of whatever version runs.
+application's version; older files are of whatever version runs. 4 added provisional references.
 """
-READ_VERSIONS: Final = (1, 2, 3)
+READ_VERSIONS: Final = (1, 2, 3, 4)
 MAX_BYTES: Final = 1024 * 1024
 """A longer text is no model."""
 FEATURES: Final = 7
@@ -81,7 +81,10 @@ class CellKey:
 
 @dataclass(frozen=True, slots=True)
 class RunningState:
-    """One running mean of a signal's logarithm. ``bucket``: of load, None over all loads."""
+    """One running mean of a signal's logarithm. ``bucket``: of load, None over all loads.
+
+    ``provisional``: learned while work that nobody declared filled the host.
+    """
 
     signal: str
     bucket: int | None = _number(-4000, 4000)
@@ -89,6 +92,7 @@ class RunningState:
     var: float = _number(0.0, _MAX_LOG**2)
     count: float = _number(0.0, MAX_COUNT)
     surprises: int = _number(0, 1000)
+    provisional: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,16 @@
 
 The target of everything else. Learned only from samples in which batch did not compete (or in which the LRA
 was so well protected that the model can say what it would have been).
+
+What is seen while undeclared work fills the host is not undisturbed either. It is kept apart as provisional, with a
+wider band, and serves until enough was seen in quiet times. Undisturbed it would do at least as well, so a provisional
+value follows better times at once and worse ones only slowly.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from perphd.domain.policy import Band
@@ -21,6 +25,10 @@ HALF_LIFE_S = 86400.0
 _MIN_SD = 0.01
 _WELL_KNOWN = 5.0
 _CLIP_SD = 4.0
+_PATIENT_GAIN = 1.0 / 1200.0
+"""What a sample on a contended host that is worse than the reference changes of it: twenty minutes to follow."""
+_WIDER = 2.0
+"""Factor on the standard deviation of what was learned on a contended host."""
 _BUCKETS_PER_OCTAVE = 2
 _OVER_ALL = Unavailable("over all loads")
 
@@ -31,6 +39,14 @@ class _Running:
     var: float
     count: float
     surprises: int = 0
+
+    def follow_best(self, value: float, weight: float, better: int) -> None:
+        """Learn a value of a contended host. ``better``: 1 if more is better, -1 if less is, 0 if neither."""
+        if better and (value - self.mean) * better < 0.0:
+            self.count = min(self.count + weight, MAX_COUNT)
+            self.mean += _PATIENT_GAIN * weight * (value - self.mean)
+        else:
+            self.update(value, weight)
 
     def update(self, value: float, weight: float) -> None:
         sd = max(math.sqrt(self.var), _MIN_SD)
@@ -55,61 +71,68 @@ class Reference:
 
     def __init__(self) -> None:
         self._stats: dict[tuple[str, int | None], _Running] = {}
+        self._provisional: dict[tuple[str, int | None], _Running] = {}
 
-    def update(self, signal: str, value: float, load: Reading, weight: float = 1.0) -> None:
-        """Learn one undisturbed value; values that are not finite are ignored, others kept within 1e-6 to 1e40."""
+    def update(
+        self, signal: str, value: float, load: Reading, weight: float = 1.0, contended: bool = False
+    ) -> None:
+        """Learn one value seen without batch; values that are not finite are ignored, others kept within 1e-6 to 1e40.
+
+        ``contended``: others filled the host: the value is provisional.
+        """
         if not math.isfinite(value):
             return
+        stats = self._provisional if contended else self._stats
         log = math.log(min(max(value, 1e-6), 1e40))
         for key in {(signal, _bucket(load)), (signal, None)}:
-            running = self._stats.get(key)
+            running = stats.get(key)
             if running is None:
-                self._stats[key] = _Running(log, 0.05**2, weight)
+                stats[key] = _Running(log, 0.05**2, weight)
+            elif contended:
+                running.follow_best(log, weight, _better(signal))
             else:
                 running.update(log, weight)
+            if not contended and stats[key].count >= _WELL_KNOWN:
+                self._provisional.pop(key, None)
 
     def get(self, signal: str, load: Reading) -> Band | None:
         """The expected value at this load: its own bucket, else the nearest within an octave, else over all loads.
 
-        None if the signal was never learned.
+        Provisional values serve while nothing else is known well. None if the signal was never learned.
         """
-        bucket = _bucket(load)
-        candidates: list[int | None] = [bucket]
-        if bucket is not None:
-            for distance in range(1, _BUCKETS_PER_OCTAVE + 1):
-                candidates += [bucket - distance, bucket + distance]
-            candidates.append(None)
-        found = [s for c in candidates if (s := self._stats.get((signal, c))) is not None]
-        if not found:
-            return None
-        # The nearest that is known well; a bucket that was hardly visited must not hide its neighbours.
-        best = next((s for s in found if s.count >= _WELL_KNOWN), None) or max(found, key=lambda s: s.count)
-        return Band(math.exp(best.mean), max(math.sqrt(best.var), _MIN_SD), best.count)
+        firm = _nearest(self._stats, signal, load)
+        if firm is not None and firm.count >= _WELL_KNOWN:
+            return _band(firm)
+        spare = _nearest(self._provisional, signal, load)
+        if spare is not None and (firm is None or spare.count > firm.count):
+            return _band(spare, provisional=True)
+        return None if firm is None else _band(firm)
 
     def all(self) -> tuple[tuple[str, Reading, Band], ...]:
         """Everything that is known: signal, middle of the load bucket (Unavailable: over all loads), value."""
-        ordered = sorted(
-            self._stats.items(), key=lambda i: (i[0][0], -math.inf if i[0][1] is None else i[0][1])
-        )
+        known = [(key, s, False) for key, s in self._stats.items()]
+        known += [(key, s, True) for key, s in self._provisional.items()]
+        known.sort(key=lambda i: (i[0][0], -math.inf if i[0][1] is None else i[0][1]))
         return tuple(
             (
                 signal,
                 _OVER_ALL if bucket is None else 2.0 ** (bucket / _BUCKETS_PER_OCTAVE),
-                Band(math.exp(s.mean), max(math.sqrt(s.var), _MIN_SD), s.count),
+                _band(s, provisional),
             )
-            for (signal, bucket), s in ordered
+            for (signal, bucket), s, provisional in known
         )
 
     def doubt(self) -> None:
         """The application is another one now: what is known gives way after a few samples."""
-        for stat in self._stats.values():
+        for stat in (*self._stats.values(), *self._provisional.values()):
             stat.count = min(stat.count, _WELL_KNOWN)
 
     def to_state(self) -> tuple[RunningState, ...]:
         """Everything, as plain values."""
         return tuple(
-            RunningState(signal, bucket, s.mean, s.var, s.count, s.surprises)
-            for (signal, bucket), s in self._stats.items()
+            RunningState(signal, bucket, s.mean, s.var, s.count, s.surprises, provisional)
+            for stats, provisional in ((self._stats, False), (self._provisional, True))
+            for (signal, bucket), s in stats.items()
         )
 
     @classmethod
@@ -119,8 +142,35 @@ class Reference:
         kept = 0.5 ** (max(0.0, elapsed_s) / HALF_LIFE_S)
         for s in stats:
             count = s.count if kept == 1.0 else max(s.count * kept, min(s.count, 1.0))
-            made._stats[s.signal, s.bucket] = _Running(s.mean, s.var, count, s.surprises)
+            into = made._provisional if s.provisional else made._stats
+            into[s.signal, s.bucket] = _Running(s.mean, s.var, count, s.surprises)
         return made
+
+
+def _better(signal: str) -> int:
+    """1 if more of a signal is better for the application, -1 if less is, 0 where that cannot be said."""
+    if signal.startswith("work:"):
+        return 1
+    return -1 if signal.startswith("delay:") or signal.endswith(("_some_pct", "in_flight")) else 0
+
+
+def _nearest(stats: Mapping[tuple[str, int | None], _Running], signal: str, load: Reading) -> _Running | None:
+    """The nearest that is known well; a bucket that was hardly visited must not hide its neighbours."""
+    bucket = _bucket(load)
+    candidates: list[int | None] = [bucket]
+    if bucket is not None:
+        for distance in range(1, _BUCKETS_PER_OCTAVE + 1):
+            candidates += [bucket - distance, bucket + distance]
+        candidates.append(None)
+    found = [s for c in candidates if (s := stats.get((signal, c))) is not None]
+    if not found:
+        return None
+    return next((s for s in found if s.count >= _WELL_KNOWN), None) or max(found, key=lambda s: s.count)
+
+
+def _band(running: _Running, provisional: bool = False) -> Band:
+    sd = max(math.sqrt(running.var), _MIN_SD) * (_WIDER if provisional else 1.0)
+    return Band(math.exp(running.mean), sd, running.count, provisional)
 
 
 def _bucket(load: Reading) -> int | None:
