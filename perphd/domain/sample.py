@@ -47,8 +47,9 @@ class Sample:
     are of a longer interval, or a few samples old (``perphd.monitor.files.Pace``). ``llc_occupancy_bytes`` and
     ``mbw_bytes_per_s`` are the sums over ``domains``, which is empty where they are not measured.
     ``work_events`` and ``latency_events`` are the requests behind the SLI's work rate and behind the latency percentile
-    of the objective: a rate of n events has a relative noise of 1/sqrt(n). ``sli_window_s``: seconds that they cover,
-    ``sli_resolution_s``: how often the source reports.
+    of the objective: a rate of n events has a relative noise of 1/sqrt(n); a rate that is less certain has fewer.
+    ``sli_window_s``: seconds that they cover, ``sli_resolution_s``: how often the source reports, or how long ago they
+    ended.
     """
 
     workload: str

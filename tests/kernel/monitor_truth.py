@@ -15,11 +15,15 @@ from pathlib import Path
 
 from perphd.domain.reading import Awaited, available
 from perphd.monitor.sli import SliSource
+from perphd.monitor.sli.postgresql import PostgreSqlSource
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """One reading: asked at ``asked_s``, answered by ``answered_s``; what it counted in its window, if it was due."""
+    """One reading: asked at ``asked_s``, answered by ``answered_s``; what it counted in its window, if it was due.
+
+    ``at_s``: when the window ended, as far as the source knows. ``sigma``: the noise that the reading states.
+    """
 
     asked_s: float
     answered_s: float
@@ -27,6 +31,7 @@ class Told:
     events: float | None
     window_s: float
     awaited: bool
+    sigma: float
 
 
 @dataclass
@@ -94,6 +99,13 @@ class Clients:
         self.truth.settle()
 
 
+def _ended_s(source: SliSource, answered_s: float) -> float:
+    """When the last reading's window ended, in seconds since the epoch."""
+    if isinstance(source, PostgreSqlSource):
+        return source.ended_s + time.time() - time.monotonic()
+    return answered_s
+
+
 async def watch(source: SliSource, pace_s: float, until_s: float) -> list[Told]:
     """The source read at this pace, as the agent's board does it, until a time (seconds since the epoch)."""
     told: list[Told] = []
@@ -101,16 +113,20 @@ async def watch(source: SliSource, pace_s: float, until_s: float) -> list[Told]:
         asked_s = time.time()
         reading = await source.read(asked_s)
         answered_s = time.time()
-        events, window_s = reading.work.events, reading.work.window_s
-        due = available(events) and available(window_s)
+        rate, equal, window_s = reading.work_rate_per_s, reading.work.events, reading.work.window_s
+        events, sigma = None, math.nan
+        if available(rate) and available(equal) and available(window_s):
+            events = rate * window_s
+            sigma = events / math.sqrt(equal) if equal else 1.0
         told.append(
             Told(
                 asked_s,
                 answered_s,
-                answered_s,
-                events if available(events) and due else None,
+                _ended_s(source, answered_s),
+                events,
                 window_s if available(window_s) else math.nan,
-                isinstance(reading.work_rate_per_s, Awaited),
+                isinstance(rate, Awaited),
+                sigma,
             )
         )
         with suppress(asyncio.CancelledError):

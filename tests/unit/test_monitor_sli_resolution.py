@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import bisect
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import pytest
 from hypothesis import given
@@ -25,54 +23,16 @@ from perphd.monitor.sli.resolution import (
     ResolutionFinder,
     least_requests,
 )
+from tests.unit.monitor_reports import LASTS_S, Server
 
 POSTGRESQL = Resolution(1.0, Origin.STATED)
-LASTS_S = 90.0
 BEGINS_S = 4.0
 """Until every backend has reported once, the counter tells of less than was done."""
 
 
-@dataclass
-class Server:
-    """Requests answered by backends that report them ``every_s``, each at the end of a request."""
-
-    rate: float
-    backends: int
-    every_s: float
-    closed: bool = False
-    seed: int = 1
-
-    def __post_init__(self) -> None:
-        rnd = random.Random(self.seed)
-        share = self.rate / self.backends
-        done: list[float] = []
-        reports: list[tuple[float, int]] = []
-        for _ in range(self.backends):
-            at_s, last_s, pending = rnd.random(), -math.inf, 0
-            while at_s < LASTS_S + 1.0:
-                done.append(at_s)
-                pending += 1
-                if at_s - last_s >= self.every_s:
-                    reports.append((at_s, pending))
-                    last_s, pending = at_s, 0
-                at_s += 1.0 / share if self.closed else rnd.expovariate(share)
-        self._done = sorted(done)
-        reports.sort()
-        self._reports = [at_s for at_s, _ in reports]
-        self._totals = [0]
-        for _, events in reports:
-            self._totals.append(self._totals[-1] + events)
-
-    def counter(self, at_s: float) -> float:
-        return float(self._totals[bisect.bisect_right(self._reports, at_s)])
-
-    def answered(self, until_s: float) -> int:
-        return bisect.bisect_right(self._done, until_s)
-
-    @property
-    def doubt(self) -> float:
-        """What reports may leave out of a window of one resolution, or add to it, at four sigma: see the module."""
-        return self.rate * self.every_s / math.sqrt(self.backends)
+def doubt(server: Server) -> float:
+    """What reports may leave out of a window of one resolution, or add to it, at four sigma: see the module."""
+    return server.rate * server.every_s / math.sqrt(server.backends)
 
 
 def watched(
@@ -108,7 +68,7 @@ def assert_true(server: Server, readings: list[tuple[float, Counted]]) -> None:
         told += 1
         truth = server.answered(at_s) - server.answered(at_s - counted.window_s)
         assert counted.rate == pytest.approx(counted.events / counted.window_s)
-        assert abs(counted.events - truth) <= 4.0 * math.sqrt(max(truth, 1)) + server.doubt, (
+        assert abs(counted.events - truth) <= 4.0 * math.sqrt(max(truth, 1)) + doubt(server), (
             at_s,
             counted,
             truth,

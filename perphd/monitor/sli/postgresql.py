@@ -1,30 +1,40 @@
-"""PostgreSQL: transactions per second from pg_stat_database, by a role without any privileges.
+"""PostgreSQL: transactions per second, by a role without any privileges.
 
-A backend reports its counts when a transaction ends, but not within a second of its last report (PGSTAT_MIN_INTERVAL):
-nothing is read over less.
+A backend reports its counts when a transaction ends, but not within a second of its last report (PGSTAT_MIN_INTERVAL).
+The source looks at the counts several times a second between readings, and takes rates between reports
+(``monitor.sli.flushes``). A look calls functions only: PostgreSQL 15 and later report no transactions of a backend that
+touches no table, and looks are not counted as work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from dataclasses import replace
 from typing import Any, Final
 
-from perphd.domain.reading import Unavailable
+from perphd.domain.reading import Unavailable, available
 from perphd.domain.workload import SliSpec
 from perphd.monitor.rates import WENT_BACKWARDS
+from perphd.monitor.sli.flushes import FlushWindow, Look
 from perphd.monitor.sli.mysql import database_reading
 from perphd.monitor.sli.options import resolution_of, seconds, setting
 from perphd.monitor.sli.polled import SliError, read_password
 from perphd.monitor.sli.reading import SliReading
-from perphd.monitor.sli.resolution import Counted, CountWindow, Origin, Resolution
-from perphd.monitor.sli.threaded import ThreadedSource
+from perphd.monitor.sli.resolution import Counted, Origin, Resolution
+from perphd.monitor.sli.threaded import WatchedSource
 
 REPORTS: Final = Resolution(1.0, Origin.STATED)
-_ALL = "SELECT sum(xact_commit + xact_rollback) FROM pg_stat_database"
-_ONE = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = :name"
+OLDER: Final = 150000
+"""Servers before PostgreSQL 15 write their counts to a file, at most every half second."""
+OLDER_PAUSE_S: Final = 0.5
+NEW_DATABASES_S: Final = 10.0
+"""Time between two looks for databases that came after the connection."""
+
+_DATABASES: Final = "SELECT oid::int8, datname FROM pg_database"
+_IN_USE: Final = "SELECT DISTINCT pg_stat_get_backend_dbid(b)::int8 FROM pg_stat_get_backend_idset() b"
 
 
-class PostgreSqlSource(ThreadedSource):
+class PostgreSqlSource(WatchedSource):
     """Commits and rollbacks per second, of one database or of all."""
 
     def __init__(self, spec: SliSpec) -> None:
@@ -32,18 +42,61 @@ class PostgreSqlSource(ThreadedSource):
         self._spec = spec
         self._database = setting(spec, "database")
         self._connection: Any = None
-        self._window = CountWindow()
-        # Its own questions are transactions of the database that it is connected to.
-        self._own = 1.0 if self._database in ("", setting(spec, "connect_database")) else 0.0
+        self._count: Any = None
+        self._known: set[int] = set()
+        self._checked_s = 0.0
+        self._total = 0
+        self._least_pause_s = 0.0
+        self._window = FlushWindow(self.resolution)
 
-    def _query(self) -> Mapping[str, int]:
+    def _look(self) -> float:
         if self._connection is None:
             self._connection = self._connect()
-        if self._database:
-            rows = self._connection.run(_ONE, name=self._database)
-        else:
-            rows = self._connection.run(_ALL)
-        return {"transactions": int(rows[0][0])} if rows and rows[0][0] is not None else {}
+            self._prepare()
+        elif time.monotonic() - self._checked_s > NEW_DATABASES_S and self._has_new_databases():
+            # Listing them on this connection would have its looks reported.
+            self._disconnect()
+            return self._look()
+        asked_s = time.monotonic()
+        total = int(self._count.run()[0][0])
+        self._window.look(Look(asked_s, time.monotonic(), total))
+        if total < self._total:
+            self._disconnect()  # a database was dropped, or the server lost its counts
+        self._total = total
+        return max(self._least_pause_s, self._window.pause_s)
+
+    @property
+    def ended_s(self) -> float:
+        """When the window of the last reading ended, as ``time.monotonic`` tells."""
+        return self._window.ended_s
+
+    def _take(self) -> SliReading:
+        counted = self._window.take()
+        if counted.rate is WENT_BACKWARDS:
+            counted = Counted(Unavailable("the server was restarted or its statistics were reset"))
+        late_s = max(self.resolution.seconds, self._window.age_s)
+        reading = database_reading(counted, self.resolution)
+        return replace(reading, resolution_s=late_s) if available(counted.rate) else reading
+
+    def _prepare(self) -> None:
+        version = int(self._connection.run("SHOW server_version_num")[0][0])
+        self._least_pause_s = OLDER_PAUSE_S if version < OLDER else 0.0
+        found = {int(oid): name for oid, name in self._connection.run(_DATABASES)}
+        counted = [oid for oid, name in found.items() if self._database in ("", name)]
+        if not counted:
+            raise SliError(f"there is no database {self._database!r}")
+        if found.keys() != self._known and self._known and not self._database:
+            self._window = FlushWindow(self.resolution)  # what new ones did before is not of now
+        self._known, self._checked_s = set(found), time.monotonic()
+        oids = ",".join(map(str, counted))
+        self._count = self._connection.prepare(
+            "SELECT sum(pg_stat_get_db_xact_commit(o) + pg_stat_get_db_xact_rollback(o))::int8 "
+            f"FROM unnest('{{{oids}}}'::oid[]) o"
+        )
+
+    def _has_new_databases(self) -> bool:
+        self._checked_s = time.monotonic()
+        return any(oid and oid not in self._known for (oid,) in self._connection.run(_IN_USE))
 
     def _connect(self) -> Any:
         import pg8000.native
@@ -64,11 +117,3 @@ class PostgreSqlSource(ThreadedSource):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
-
-    def _reading(self, counters: Mapping[str, int], at_s: float) -> SliReading:
-        if "transactions" not in counters:
-            raise SliError(f"there is no database {self._database!r}")
-        counted = self._window.update(counters["transactions"], at_s, self.resolution, own=self._own)
-        if counted.rate is WENT_BACKWARDS:
-            counted = Counted(Unavailable("the server was restarted or its statistics were reset"))
-        return database_reading(counted, self.resolution)

@@ -276,7 +276,10 @@ class Deliveries:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A counter's growth per second, the events that it is made of, and the seconds that they cover."""
+    """A counter's growth per second, and the seconds that it covers.
+
+    ``events``: as many as a plain count has whose relative noise is the rate's; of a counter that is exact, its growth.
+    """
 
     rate: Reading
     events: Reading = NOT_MEASURED
@@ -300,7 +303,6 @@ class CountWindow:
         "_last",
         "_moved_s",
         "_moved_to",
-        "_own",
         "_rate",
         "_scarce",
     )
@@ -309,7 +311,7 @@ class CountWindow:
         self._delivered = delivered
         self._base: float | None = None
         self._at_s = self._moved_s = 0.0
-        self._last = self._moved_to = self._own = 0.0
+        self._last = self._moved_to = 0.0
         self._aligned = False
         self._rate: float | None = None
         self._scarce = False
@@ -320,12 +322,10 @@ class CountWindow:
         at_s: float,
         resolution: Resolution = EXACT,
         least_events: float = 0.0,
-        own: float = 0.0,
     ) -> Counted:
         """The growth since the window began, if it is due.
 
-        ``least_events``: fewer are waited for, up to LONGEST_S. ``own``: events that each reading itself adds sooner or
-        later: they are no report.
+        ``least_events``: fewer are waited for, up to LONGEST_S.
         """
         base, last = self._base, self._last
         if base is None or total < last:
@@ -336,10 +336,9 @@ class CountWindow:
         if window_s <= 0.0:
             return Counted(NO_TIME_PASSED)
         self._last = total
-        self._own += own
-        moved = total - self._moved_to > self._own
+        moved = total > self._moved_to
         if moved:
-            self._moved_s, self._moved_to, self._own = at_s, total, 0.0
+            self._moved_s, self._moved_to = at_s, total
         events = total - base
         if not self._is_due(events, window_s, moved, at_s, resolution):
             return Counted(resolution.awaited())
@@ -387,6 +386,5 @@ class CountWindow:
 
     def _begin(self, total: float, at_s: float, *, aligned: bool) -> None:
         self._base = self._last = self._moved_to = total
-        self._own = 0.0
         self._at_s = at_s
         self._aligned = aligned

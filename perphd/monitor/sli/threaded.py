@@ -4,45 +4,31 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
+import time
 from abc import abstractmethod
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
 
 from perphd.monitor.sli.polled import AnsweredAt, PolledSource, SliError
 from perphd.monitor.sli.reading import SliReading
 from perphd.monitor.sli.resolution import Resolution
 
+UNASKED_S: Final = 30.0
+"""A source is watched no longer than this after the last reading."""
 
-class ThreadedSource(PolledSource):
-    """A source whose client blocks. ``_query`` and ``_disconnect`` run in the source's thread, never at once."""
+
+class OwnThreadSource(PolledSource):
+    """A source whose client blocks. ``_disconnect`` and all questions run in the source's thread, never at once."""
 
     def __init__(self, label: str, timeout_s: float, known: Resolution | None = None) -> None:
         super().__init__(label, timeout_s, known)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"sli-{label}")
-        self._running: Future[tuple[Mapping[str, int], float]] | None = None
-
-    @abstractmethod
-    def _query(self) -> Mapping[str, int]:
-        """Connect if need be, ask, and return the counters. Must be bounded in time by the client's own time-outs."""
 
     @abstractmethod
     def _disconnect(self) -> None:
         """Drop the connection if there is one; what it raises is of no interest."""
-
-    @abstractmethod
-    def _reading(self, counters: Mapping[str, int], at_s: float) -> SliReading:
-        """Counters as they were at ``at_s`` -> indicators."""
-
-    async def _ask(self, answered_at: AnsweredAt) -> SliReading:
-        if self._running is not None and not self._running.done():
-            raise SliError("the last question is still unanswered")
-
-        def work() -> tuple[Mapping[str, int], float]:
-            return self._query(), answered_at()
-
-        self._running = self._thread.submit(work)
-        counters, at_s = await asyncio.wrap_future(self._running)
-        return self._reading(counters, at_s)
 
     async def _failed(self) -> None:
         self._submit_disconnect()
@@ -59,3 +45,89 @@ class ThreadedSource(PolledSource):
 
         with contextlib.suppress(RuntimeError):  # closed before
             self._thread.submit(work)
+
+
+class ThreadedSource(OwnThreadSource):
+    """A source that is asked once per reading."""
+
+    _running: Future[tuple[Mapping[str, int], float]] | None = None
+
+    @abstractmethod
+    def _query(self) -> Mapping[str, int]:
+        """Connect if need be, ask, and return the counters. Must be bounded in time by the client's own time-outs."""
+
+    @abstractmethod
+    def _reading(self, counters: Mapping[str, int], at_s: float) -> SliReading:
+        """Counters as they were at ``at_s`` -> indicators."""
+
+    async def _ask(self, answered_at: AnsweredAt) -> SliReading:
+        if self._running is not None and not self._running.done():
+            raise SliError("the last question is still unanswered")
+
+        def work() -> tuple[Mapping[str, int], float]:
+            return self._query(), answered_at()
+
+        self._running = self._thread.submit(work)
+        counters, at_s = await asyncio.wrap_future(self._running)
+        return self._reading(counters, at_s)
+
+
+class WatchedSource(OwnThreadSource):
+    """A source that its thread also looks at between readings. ``_look`` and ``_take`` run in the thread.
+
+    A reading begins with a look, and is as new as that of a source which is asked once.
+    """
+
+    def __init__(self, label: str, timeout_s: float, known: Resolution | None = None) -> None:
+        super().__init__(label, timeout_s, known)
+        self._asked = threading.Event()
+        """Set from a question until its answer: the present watch ends with a reading."""
+        self._closed = False
+        self._pause_s = 0.0
+        self._watching: Future[SliReading | None] | None = None
+
+    @abstractmethod
+    def _look(self) -> float:
+        """Connect if need be and look once; seconds until the next look. Must be bounded in time as ``_query`` is."""
+
+    @abstractmethod
+    def _take(self) -> SliReading:
+        """The reading after the last look."""
+
+    async def _ask(self, answered_at: AnsweredAt) -> SliReading:
+        watching = self._watching
+        if watching is not None and self._asked.is_set() and not watching.done():
+            raise SliError("the last question is still unanswered")
+        ended = watching is not None and watching.done() and watching.exception() is None
+        if watching is None or self._asked.is_set() or ended:
+            self._asked.set()
+            watching = self._watching = self._thread.submit(self._watch)
+        self._asked.set()
+        reading = await asyncio.wrap_future(watching)
+        assert reading is not None, "a watch that was asked ends with a reading"
+        self._asked.clear()
+        self._watching = self._thread.submit(self._watch)
+        return reading
+
+    def _watch(self) -> SliReading | None:
+        """Look until somebody asks; None if nobody does for too long."""
+        unasked_s = time.monotonic() + UNASKED_S
+        pause_s = self._pause_s
+        while True:
+            asked = self._asked.wait(pause_s)
+            if self._closed:
+                raise SliError("the source was closed")
+            began_s = time.monotonic()
+            self._pause_s = self._look()
+            ended_s = time.monotonic()
+            if asked:
+                return self._take()
+            if ended_s >= unasked_s:
+                return None
+            pause_s = max(self._pause_s, ended_s - began_s)  # a slow server is not asked all the time
+
+    async def close(self) -> None:
+        """Disconnect and let the thread end; does not wait for a hung server."""
+        self._closed = True
+        self._asked.set()
+        await super().close()

@@ -1,0 +1,271 @@
+"""Rates of a counter that several reporters move, each about once per resolution.
+
+Problem. PostgreSQL's backends keep their counts for themselves and add them to the common counter at the end of a
+transaction, a second or more after they did so last. A window of one or two seconds holds one such *flush* of a backend
+too few or too many, whenever a flush comes close to one of its ends. With one backend, or with several that began
+together, that is half of all events or twice as many.
+
+Approach. Somebody looks at the counter several times per resolution P. The growth between two looks is a *jump*: n
+events that were done within the P before it, at an even pace as far as one can tell. The share
+
+    A(x) = (x - (at - P)) / P, at least 0, at most 1
+
+of a jump lies before the moment x, and a window (a, b] holds the sum of n (A(b) - A(a)) over all jumps. A flush at the
+end of a window has a share near 0 or 1, whether it was seen just before that end or just after it. Every event is
+booked once: what comes too late for its window is booked in the next one.
+
+Uncertainty, one sigma, of each of the two ends x:
+
+    timing   n d / (P sqrt(12)) for each jump that x cuts: its flush came at any moment between two looks, d apart
+    split    c n sqrt(A (1 - A)), added up: work is not done at an even pace. c is the relative difference between the
+             rates of windows that followed each other, at least EVEN
+    counts   n A (1 - A): requests that come by chance
+    unseen   events before x whose flushes are still to come, as many as the backends did P earlier
+    overdue  the same of flushes that should have come: by how much the last P brought less than the one before
+    late     events before a that came too late for the window before
+
+A window ends where that is least: at a flush if there are few backends or all flush together, anywhere if there are
+many. A reading is not given while its uncertainty can be halved by waiting, for at most ``LONGEST`` resolutions. It
+carries n^2 / (sigma^2 + n) events: as many as a plain count has whose relative noise is that of the reading.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+from perphd.domain.reading import Unavailable
+from perphd.monitor.rates import FIRST_READING, WENT_BACKWARDS
+from perphd.monitor.sli.resolution import SHARE, TWICE, Counted, Resolution
+
+LATE: Final = 1.1
+"""Flushes come this late at most as a rule, in resolutions: the transaction that ends after one must end first."""
+EVEN: Final = 0.1
+"""Least relative unevenness of work within one resolution."""
+UNEVEN: Final = 0.5
+"""The greatest: a split is then as uncertain as it can be."""
+RATES_KEPT: Final = 8
+"""Readings by which the unevenness is known."""
+POOR: Final = 0.15
+"""A reading with a greater relative uncertainty is waited for, unless chance makes it as uncertain anyway."""
+LONGEST: Final = 4.0
+"""Resolutions after which a reading is given as it is."""
+NEWS: Final = 0.5
+"""A reading that differs by this share from the one before it is taken over two resolutions."""
+FINEST, COARSEST = 0.1, 0.25
+"""Share of the resolution between two looks."""
+TIMING: Final = 0.025
+"""Relative error by the time between looks that is aimed at; half of what chance does is enough as well."""
+
+
+class Look(NamedTuple):
+    """One value of the counter, read at some moment between question and answer."""
+
+    asked_s: float
+    answered_s: float
+    total: float
+
+
+@dataclass(slots=True)
+class _Jump:
+    """Growth between two looks around ``at_s``. ``booked``: the share of it that readings have told.
+
+    ``spread_s``: what one does not know of the moment: the time between the looks and, if no backend flushed for longer
+    than a resolution, how long they stood still: what waits for them then is done at once.
+    """
+
+    at_s: float
+    spread_s: float
+    events: float
+    began_s: float
+    length_s: float
+    booked: float = 0.0
+
+    def before(self, x: float) -> float:
+        """Share of its events that were done before x."""
+        return min(1.0, max(0.0, (x - self.began_s) / self.length_s))
+
+    def cut(self, x: float) -> tuple[float, float, float]:
+        """(Timing, split, counts) of the end x; the last one is a variance."""
+        timing = 0.0
+        if self.began_s - self.spread_s < x < self.at_s + self.spread_s:
+            timing = self.events * min(1.0, self.spread_s / self.length_s) / math.sqrt(12.0)
+        share = self.before(x)
+        even = share * (1.0 - share)
+        return timing, self.events * math.sqrt(even), self.events * even
+
+
+class FlushWindow:
+    """One counter's growth per second over windows that end where flushes allow it.
+
+    ``look`` takes each value of the counter, ``take`` tells the reading that is due.
+    """
+
+    def __init__(self, resolution: Resolution) -> None:
+        self._resolution = resolution
+        self._every_s = resolution.seconds
+        self._restart(None)
+
+    def _restart(self, last: Look | None) -> None:
+        self._last = last
+        self._jumps: list[_Jump] = []
+        self._began_s = math.inf if last is None else last.answered_s
+        self._rates: deque[float] = deque(maxlen=RATES_KEPT)
+        self._unevenness = EVEN
+        self._reason: Unavailable | None = FIRST_READING if last is None else WENT_BACKWARDS
+
+    def look(self, look: Look) -> None:
+        """Take one value of the counter."""
+        last = self._last
+        if last is not None and look.total < last.total:
+            self._restart(look)
+            return
+        self._last = look
+        if last is None:
+            self._began_s = look.answered_s
+        elif look.total > last.total:
+            at_s, spread_s = 0.5 * (last.asked_s + look.answered_s), look.answered_s - last.asked_s
+            length_s = max(self._every_s, spread_s)
+            began_s = at_s - 0.5 * (self._every_s + length_s)
+            since_s = at_s - self._jumps[-1].at_s if self._jumps else 0.0
+            if since_s > LATE * self._every_s:
+                spread_s += min(since_s - self._every_s, self._every_s)
+            jump = _Jump(at_s, spread_s, look.total - last.total, began_s, length_s)
+            if not self._rates:
+                jump.booked = jump.before(
+                    self._began_s
+                )  # nobody asked for what was done before the first window
+            self._jumps.append(jump)
+
+    def take(self) -> Counted:
+        """The growth since the window began, if it is due."""
+        if self._last is None:
+            return Counted(FIRST_READING)
+        reason, self._reason = self._reason, None
+        if reason is not None:
+            return Counted(reason)
+        now_s, every_s = self._last.answered_s, self._every_s
+        before_var = self._variance_of_start()
+        found = [self._candidate(x, now_s, before_var) for x in self._ends(now_s)]
+        if not found:
+            return Counted(self._resolution.awaited())
+        end = min(found, key=lambda candidate: candidate.relative)
+        if now_s - self._began_s < LONGEST * every_s and self._can_improve(end):
+            return Counted(self._resolution.awaited())
+        return self._tell(end, now_s)
+
+    @property
+    def ended_s(self) -> float:
+        """When the last reading's window ended."""
+        return self._began_s
+
+    @property
+    def age_s(self) -> float:
+        """How long before the last look the last reading's window ended."""
+        return 0.0 if self._last is None else max(0.0, self._last.answered_s - self._began_s)
+
+    @property
+    def pause_s(self) -> float:
+        """Time until the next look: short where flushes are due, as short as their size makes worth while."""
+        newest_s = 0.0 if self._last is None else self._last.answered_s
+        recent = [jump for jump in self._jumps if jump.at_s > newest_s - LATE * self._every_s]
+        lumps, events = math.hypot(*(jump.events for jump in recent)), sum(jump.events for jump in recent)
+        longest_s = COARSEST * self._every_s
+        if lumps <= 0.0:
+            return longest_s
+        accepted = max(TIMING * events, 0.5 * math.sqrt(events))
+        fine_s = min(
+            longest_s, max(FINEST * self._every_s, math.sqrt(6.0) * accepted / lumps * self._every_s)
+        )
+        due_s = min(
+            (jump.at_s + self._every_s for jump in recent if jump.events > TIMING * events), default=math.inf
+        )
+        return min(longest_s, max(fine_s, due_s - 0.5 * fine_s - newest_s))
+
+    def _ends(self, now_s: float) -> Iterable[float]:
+        """Where the window may end: whatever has been reported by now, or at a flush."""
+        least_s = self._began_s + SHARE * self._every_s
+        latest_s = now_s - LATE * self._every_s
+        near_s = now_s - (1.0 + LATE) * self._every_s
+        flushes = (jump.at_s for jump in self._jumps if jump.at_s > near_s)
+        return (x for x in itertools.chain([latest_s], flushes) if x >= least_s)
+
+    def _candidate(self, x: float, now_s: float, before_var: float) -> _End:
+        events = sum(jump.events * max(0.0, jump.before(x) - jump.booked) for jump in self._jumps)
+        variance = before_var + self._variance(x) + self._awaited(x, now_s) ** 2
+        return _End(x, x - self._began_s, events, variance)
+
+    def _awaited(self, x: float, now_s: float) -> float:
+        """Events before x whose flushes are still to come: unseen and overdue."""
+        last_s, before_s = now_s - LATE * self._every_s, now_s - 2.0 * LATE * self._every_s
+        unseen = due = now = before = 0.0
+        for jump in self._jumps:
+            done = jump.events * min(1.0, max(0.0, x - jump.at_s) / self._every_s)
+            if jump.at_s > last_s:
+                unseen += done
+                now += jump.events
+            elif jump.at_s > before_s:
+                due += done
+                before += jump.events
+        return unseen + min(due, max(0.0, before - now))
+
+    def _variance(self, x: float) -> float:
+        timing = split = counts = 0.0
+        for jump in self._jumps:
+            one_timing, one_split, one_counts = jump.cut(x)
+            timing += one_timing**2
+            split += one_split
+            counts += one_counts
+        return timing + (self._unevenness * split) ** 2 + counts
+
+    def _variance_of_start(self) -> float:
+        a = self._began_s
+        late = sum(jump.events * max(0.0, jump.before(a) - jump.booked) for jump in self._jumps)
+        return self._variance(a) + late**2
+
+    def _can_improve(self, end: _End) -> bool:
+        """True if one more resolution is likely to tell much better."""
+        if end.window_s >= TWICE * self._every_s:
+            return False
+        if end.relative > POOR and end.variance > end.events:
+            return True
+        if not self._rates:
+            return False
+        usual = self._rates[-1] * end.window_s
+        return abs(end.events - usual) > NEWS * usual + 2.0 * math.sqrt(usual)
+
+    def _tell(self, end: _End, now_s: float) -> Counted:
+        for jump in self._jumps:
+            jump.booked = max(jump.booked, jump.before(end.at_s))
+        self._began_s = end.at_s
+        self._rates.append(end.events / end.window_s)
+        self._unevenness = _unevenness(self._rates)
+        oldest_s = min(end.at_s, now_s - 2.0 * LATE * self._every_s)
+        self._jumps = [j for j in self._jumps if j.booked < 1.0 or j.at_s + j.spread_s > oldest_s]
+        equal = end.events**2 / (end.variance + end.events) if end.events > 0.0 else 0.0
+        return Counted(end.events / end.window_s, equal, end.window_s)
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    """Where a window may end, and what it would tell."""
+
+    at_s: float
+    window_s: float
+    events: float
+    variance: float
+
+    @property
+    def relative(self) -> float:
+        return math.sqrt(self.variance) / max(self.events, 1.0)
+
+
+def _unevenness(rates: Iterable[float]) -> float:
+    """Relative difference between rates that followed each other, per window."""
+    found = [((b - a) / (0.5 * (a + b))) ** 2 / 2.0 for a, b in itertools.pairwise(rates) if a + b > 0.0]
+    return min(UNEVEN, max(EVEN, math.sqrt(statistics.fmean(found)))) if len(found) > 1 else EVEN
