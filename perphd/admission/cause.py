@@ -40,6 +40,9 @@ LOST_OCCUPANCY: Final = 0.8
 MORE_TRAFFIC: Final = 1.2
 """Growth of memory traffic per unit of work that counts as more misses."""
 _TAKEN_BY_BATCH: Final = 0.5  # of what it lost, batch must hold at least this share
+_LARGE_PART: Final = (
+    0.25  # of the caches, batch must hold at least this share to be suspected without other evidence
+)
 _MOST_TRAFFIC: Final = 0.5  # of the memory traffic, batch must make at least this share to be its cause
 
 
@@ -49,8 +52,10 @@ class Surroundings:
 
     ``siblings_busy``: more CPUs are busy than there are cores; ``batch_waits``: batch itself waits for processors, as
     it must where it competes for them; ``confined``: perphd keeps batch to some of the cores, where it waits because of
-    that; ``traffic_bytes_per_s``: memory traffic of all workloads per physical core; ``batch_traffic_bytes_per_s`` and
-    ``batch_occupancy_bytes``: memory traffic and cache occupancy of all batch; ``account``: who uses the host.
+    that; ``relieving``: perphd keeps batch to a part of the cache or of the bandwidth, which stands only where it has
+    helped; ``traffic_bytes_per_s``: memory traffic of all workloads per physical core; ``batch_traffic_bytes_per_s``
+    and ``batch_occupancy_bytes``: memory traffic and cache occupancy of all batch; ``llc_bytes``: size of all caches;
+    ``account``: who uses the host.
     """
 
     siblings_busy: bool = True
@@ -61,6 +66,8 @@ class Surroundings:
     batch_occupancy_bytes: Reading = NOT_MEASURED
     network_pct: Reading = NOT_MEASURED
     account: HostAccount | None = None
+    relieving: bool = False
+    llc_bytes: float = math.inf
 
 
 @once
@@ -87,6 +94,11 @@ def surroundings(snapshot: Snapshot) -> Surroundings:
         batch_occupancy_bytes=_sum_of([sample.llc_occupancy_bytes for sample in batch]),
         network_pct=snapshot.host.network_pct,
         account=snapshot.host.account,
+        relieving=any(
+            v.protection is not None and (v.protection.llc_ways > 0 or v.protection.mbw_pct < 100)
+            for v in snapshot.workloads
+        ),
+        llc_bytes=float(sum(each.size_bytes for each in snapshot.host.topology.l3_domains)) or math.inf,
     )
 
 
@@ -113,6 +125,11 @@ class Ledger:
     disk: float = math.nan
     delay: float = math.nan
     share: float = 1.0
+
+    @property
+    def is_known(self) -> bool:
+        """True if it can be told whether its threads wait or run longer than they used to."""
+        return not (math.isnan(self.queue) and math.isnan(self.running))
 
     @property
     def explained(self) -> float:
@@ -282,6 +299,41 @@ def _shared_cache(
     return Cause.NONE, 0.0
 
 
+def unacquitted(
+    sample: Sample,
+    perf: Performance,
+    model: ResPerfModel,
+    around: Surroundings,
+    settings: PolicySettings,
+    evidence: list[Evidence],
+) -> Cause:
+    """LLC or MBW if batch uses much of it and no counter says that it is innocent; else NONE.
+
+    For an LRA whose waiting and CPU time explain nothing, on a processor whose events are not counted: the time that
+    an application loses to a cache or to a memory bus need not be CPU time of its own threads.
+    """
+    if available(sample.cpi):
+        return Cause.NONE
+    usual, held = model.reference("llc_occupancy_bytes", perf.load), sample.llc_occupancy_bytes
+    taken, moved, bus = (
+        around.batch_occupancy_bytes,
+        around.batch_traffic_bytes_per_s,
+        around.traffic_bytes_per_s,
+    )
+    keeps = usual is not None and available(held) and held >= LOST_OCCUPANCY * usual.value
+    if available(taken) and taken >= _LARGE_PART * around.llc_bytes and not keeps:
+        text = "of the shared cache held by batch, and nothing else of this host explains what is slow"
+        evidence.append(Evidence("llc_occupancy_bytes", taken, around.llc_bytes, "B", text))
+        return Cause.LLC
+    crowded = available(bus) and bus >= settings.bandwidth_suspect_gbytes_per_s * _GIGABYTE
+    traffic = value_or(sample.mbw_bytes_per_s, 0.0)
+    if crowded and available(moved) and moved >= _MOST_TRAFFIC * (moved + traffic):
+        text = "of batch on a crowded memory bus, and nothing else of this host explains what is slow"
+        evidence.append(Evidence("mbw_bytes_per_s", moved, 0.0, "B/s", text))
+        return Cause.MBW
+    return Cause.LLC if around.relieving else Cause.NONE
+
+
 def _fetches_more(sample: Sample, perf: Performance, model: ResPerfModel) -> bool:
     """True if a unit of work takes more traffic than it used to, as when its data are in the cache no more."""
     usual_work = model.reference(f"work:{perf.work_source}", perf.load)
@@ -332,7 +384,7 @@ def cause(
     evidence: list[Evidence],
 ) -> Cause:
     """The resource of this host that most of the extra time goes to; UNKNOWN if it cannot be told."""
-    if math.isnan(extra.queue) and math.isnan(extra.running):
+    if not extra.is_known:
         return Cause.UNKNOWN
     queue, running = (0.0 if math.isnan(v) else max(0.0, v) for v in (extra.queue, extra.running))
     parts: dict[Cause, float] = {

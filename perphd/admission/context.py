@@ -55,6 +55,19 @@ def batches(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
     return tuple(sorted(views, key=lambda v: v.spec.name))
 
 
+@once
+def giving(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
+    """The batch workloads that are enforced, or all while everything is only observed."""
+    everybody = batches(snapshot)
+    return tuple(v for v in everybody if v.enforced) or everybody
+
+
+@once
+def giving_now(snapshot: Snapshot) -> tuple[WorkloadView, ...]:
+    """Those of them that are there."""
+    return tuple(v for v in giving(snapshot) if v.sample is not None)
+
+
 def total_cores(snapshot: Snapshot) -> int:
     """Usable physical cores, at least 1."""
     return max(1, len(snapshot.host.topology.usable_cores))

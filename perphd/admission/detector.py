@@ -60,6 +60,21 @@ class Target:
         """True if at least one of the two can be judged."""
         return available(self.work) or available(self.delay)
 
+    @property
+    def has_reference(self) -> bool:
+        """True if it is known what the LRA does undisturbed."""
+        return self.work_band is not None or self.delay_band is not None
+
+    @property
+    def reach(self) -> float:
+        """The score of what the LRA does undisturbed; infinite if that is not known."""
+        score = math.inf
+        if available(self.work) and self.work > 0 and self.work_band is not None:
+            score = self.work_band.value / self.work
+        if available(self.delay) and self.delay_band is not None:
+            score = min(score, self.delay / max(self.delay_band.value, 1e-9))
+        return score
+
 
 @dataclass(frozen=True, slots=True)
 class DetectorState:
@@ -153,12 +168,15 @@ def judge(
     around: Surroundings = UNKNOWN_SURROUNDINGS,
     period_s: float | None = None,
     rising: bool = False,
+    beside_batch: bool = False,
 ) -> Judgement:
     """Judge one sample. Pure; UNKNOWN (with the reason as evidence) when it cannot be judged.
 
     ``alert``: batch has just arrived. Then samples below target are believed without regard to their usual scatter:
     there is a reason at hand, and what was believed in vain is soon given back. Where nothing of a time before it is
-    known, no second witness is asked for either. ``rising``: clearly more is asked of it than a moment ago, which
+    known, no second witness is asked for either. ``beside_batch``: batch competes now, however long it has been there:
+    an objective that is missed beside it, and of which no time without it is known, is held against it, too.
+    ``rising``: clearly more is asked of it than a moment ago, which
     explains a sample clearly below target and is likely to go on. ``period_s``: time between samples; one that covers
     only a part of it scatters more, tells in proportion, and counts towards nothing unless it is blatant.
     """
@@ -175,18 +193,23 @@ def judge(
     evidence: list[Evidence] = []
     counted = causes.counted(sample, perf, model, around, settings, evidence)
     witnesses, cause = _witnesses(sample, perf, target, model, settings, counted, evidence)
-    # Batch has just come and nothing of a time without it is known: it has to prove its innocence.
-    accused = alert and target.work_band is None and target.delay_band is None
+    # Nothing of a time without batch is known: it has to prove its innocence, and at once if it has just come.
+    suspected = beside_batch and not target.has_reference
+    accused = alert and not target.has_reference
     stalled = "memory_some_pct" in witnesses or "io_some_pct" in witnesses
     in_flight = model.reference("in_flight", perf.load)
     in_flight_ratio = perf.in_flight_ratio(in_flight.value if in_flight is not None else None)
     work_score = _work_score(perf, target, in_flight_ratio, model.is_closed, stalled, evidence)
     delay_score = _delay_score(perf, target, evidence)
     score = min(work_score, delay_score)
-    below = score < 1.0 and (bool(witnesses) or accused)
+    below = score < 1.0 and (bool(witnesses) or accused or suspected)
     extra = state.extra.blend(causes.ledger(sample, perf, model)) if below else Ledger()
     if below:
         cause = origin.found_cause(extra, counted[0], cause, sample, perf, model, around, settings, evidence)
+        if extra.is_known and cause in (Cause.REMOTE, Cause.UNKNOWN) and counted[0] is Cause.NONE:
+            shared = causes.unacquitted(sample, perf, model, around, settings, evidence)
+            if shared is not Cause.NONE:
+                cause, counted = shared, (shared, max(_delay_ratio(perf, target) or 1.0, 1.0) - 1.0)
     else:
         cause = state.cause  # of a degradation that is not over yet
     part = min(1.0, sample.interval_s / period_s) if period_s and sample.interval_s > 0 else 1.0

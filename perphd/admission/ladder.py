@@ -38,6 +38,20 @@ def _all_can(batch: Sequence[WorkloadView], setting: str) -> bool:
     return bool(batch) and all(setting in view.enforceable for view in batch)
 
 
+def strongest(current: Allocation, host: HostView, batch: Sequence[WorkloadView]) -> Allocation:
+    """The same with all of the cache and the bandwidth that batch can be made to leave."""
+    if can_protect_llc(host, batch):
+        current = replace(current, llc_ways=host.llc_ways - host.min_cbm_bits)
+    if can_protect_mbw(host, batch):
+        current = replace(current, mbw_pct=min(*host.mba_levels_pct, current.mbw_pct))
+    return current
+
+
+def shields(allocation: Allocation, host: HostView, batch: Sequence[WorkloadView]) -> bool:
+    """True if batch has no more of cache and bandwidth than it can be kept to here."""
+    return strongest(allocation, host, batch) == allocation
+
+
 def stronger(
     current: Allocation, cause: Cause, host: HostView, batch: Sequence[WorkloadView]
 ) -> tuple[Allocation, ...]:

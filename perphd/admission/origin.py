@@ -178,7 +178,7 @@ def _made_elsewhere(
 
     On a host that others fill, all waiting counts and not only more than usual: what is usual there was never quiet.
     """
-    if math.isnan(extra.queue) and math.isnan(extra.running):
+    if not extra.is_known:
         return False
     if max(extra.memory, extra.disk) >= _CLEAR_STALL:  # NaN compares as False
         return False

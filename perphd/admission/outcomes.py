@@ -50,7 +50,11 @@ _MOST_REGRETS = 16
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A change whose outcome is not judged yet; ``load``: what was asked of the LRA when it was decided."""
+    """A change whose outcome is not judged yet; ``load``: what was asked of the LRA when it was decided.
+
+    ``unproven``: no model spoke for it, so that it stands only if it helps; ``home``: where it is taken back to, if not
+    to ``before``.
+    """
 
     at_s: float
     before: Allocation
@@ -58,6 +62,22 @@ class Pending:
     action: Action
     score_before: Reading
     load: Reading = NOT_MEASURED
+    unproven: bool = False
+    home: Allocation | None = None
+
+    @property
+    def origin(self) -> Allocation:
+        """Where it is taken back to."""
+        return self.home if self.home is not None else self.before
+
+    @property
+    def must_help(self) -> bool:
+        """True if it is undone where it does not help.
+
+        Cache and bandwidth that did not help are batch's again at once: the next dimension is tried instead.
+        """
+        same_cpu = self.before.cpu == self.after.cpu
+        return self.unproven or (same_cpu and self.before.memory_bytes == self.after.memory_bytes)
 
 
 class Came(StrEnum):
@@ -117,12 +137,9 @@ def judge(
         return Came.HELPED
     both = noise_sd * math.sqrt(1.0 / n + 1.0 / _BEFORE_SAMPLES)
     doubtful = math.log(before * HELPED_RATIO / after) < both
-    same_cpu = (pending.before.cpu, pending.before.memory_bytes) == (
-        pending.after.cpu,
-        pending.after.memory_bytes,
-    )
     # What is undone when it does not help is watched for as long as the samples leave that open.
-    return Came.OPEN if same_cpu and doubtful and n < PATIENCE * settings.evaluate_ticks else Came.NO_HELP
+    watched = pending.unproven or (pending.must_help and doubtful)
+    return Came.OPEN if watched and n < PATIENCE * settings.evaluate_ticks else Came.NO_HELP
 
 
 def is_ample(scores: Sequence[float], noise_sd: float) -> bool:

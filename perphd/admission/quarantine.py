@@ -55,7 +55,7 @@ def judged(
     if state.active(now_s):
         better = state.best is None or score > state.best[0] * HELPED_RATIO
         return replace(state, best=(score, pending.after)) if better else state
-    if pending.action is not Action.GROW or _only_memory(pending):
+    if pending.action is not Action.GROW or pending.unproven or _only_memory(pending):
         return state
     if came is Came.HELPED:
         return replace(state, failures=0)
@@ -107,7 +107,7 @@ def climb(
     cpu = [a for a in cpu_rungs(scene) if _is_above(a.cpu, scene.current.cpu)]
     for step in (*cache, *cpu, *late):
         if step not in regretted and step != scene.current:
-            return step, "the model's advice has failed: the next rung of the ladder"
+            return step, "the next rung of the ladder"
     if state.best is None or state.best[1] == scene.current:
         return None
     value, best = state.best

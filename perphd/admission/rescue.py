@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perphd.admission import inferer, ladder
-from perphd.admission.context import SMT_SLOWER, model_context
+from perphd.admission.context import SMT_SLOWER, giving_now, model_context
 from perphd.admission.detector import Judgement, Target
 from perphd.admission.domains import protections_beside
 from perphd.admission.inferer import Assessed
@@ -40,13 +40,18 @@ AS_GOOD = 0.97
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """What was decided for one LRA, before it becomes a record. ``regret``: it has shown not to be enough."""
+    """What was decided for one LRA, before it becomes a record.
+
+    ``regret``: it has shown not to be enough; ``unproven``, ``home``: see ``outcomes.Pending``.
+    """
 
     action: Action
     chosen: Allocation
     reason: str
     candidates: tuple[Candidate, ...] = ()
     regret: Allocation | None = None
+    unproven: bool = False
+    home: Allocation | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,8 +268,7 @@ def _cache_options(scene: Scene, cause: Cause) -> tuple[Allocation, ...]:
     beside = protections_beside(scene.snapshot, scene.view)
     ways, pct = ladder.strictest_cache([scene.current, *beside])
     in_force = replace(scene.current, llc_ways=ways, mbw_pct=pct)
-    giving = tuple(v for v in scene.giving() if v.sample is not None)
-    rungs = ladder.stronger(in_force, cause, scene.snapshot.host, giving)
+    rungs = ladder.stronger(in_force, cause, scene.snapshot.host, giving_now(scene.snapshot))
     own = [
         replace(scene.current, llc_ways=r.llc_ways)
         if r.llc_ways != ways

@@ -13,6 +13,8 @@ from perphd.admission.context import (
     batches,
     beside_batch_cores,
     cores_per_cpu,
+    giving,
+    giving_now,
     model_context,
     total_cores,
 )
@@ -76,8 +78,7 @@ class Scene:
 
     def giving(self) -> tuple[WorkloadView, ...]:
         """The batch workloads that are enforced, or all while everything is only observed."""
-        everybody = batches(self.snapshot)
-        return tuple(v for v in everybody if v.enforced) or everybody
+        return giving(self.snapshot)
 
     def floor_cores(self) -> int:
         """Cores that batch keeps whatever happens."""
@@ -93,6 +94,10 @@ class Scene:
     def cache_waits(self) -> bool:
         """True if batch's ways or bandwidth are still to be written."""
         return any(view.waiting & {"llc_masks", "mba_pct"} for view in self.giving())
+
+    def shield_allocation(self) -> Allocation:
+        """The same with the least cache and bandwidth that batch can be kept to."""
+        return ladder.strongest(self.probe_allocation(), self.snapshot.host, giving_now(self.snapshot))
 
     def is_clean(self) -> bool:
         """True if the sample's whole interval lies after the last change plus the settle time."""

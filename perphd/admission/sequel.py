@@ -48,7 +48,8 @@ def decided(scene: Scene, state: LraState, move: Move, judged: Judgement) -> Lra
     pending = None
     if move.action in (Action.GROW, Action.EXPLORE, Action.SHRINK):
         load = scene.view.sample.load_per_s if scene.view.sample is not None else NOT_MEASURED
-        pending = Pending(scene.now_s, scene.current, move.chosen, move.action, score, load)
+        way = scene.current, move.chosen
+        pending = Pending(scene.now_s, *way, move.action, score, load, unproven=move.unproven, home=move.home)
     # A step aside that something else has overtaken is not gone back from.
     aside = state.aside if move.chosen == state.aside.out else state.aside.back()
     return replace(
@@ -126,12 +127,7 @@ def judge(scene: Scene, state: LraState, pending: Pending, noise_sd: float) -> S
 
 def _is_undone(pending: Pending, came: Came) -> bool:
     """True if a change with such an outcome is taken back."""
-    if came in (Came.TOO_LITTLE, Came.WORSE):
-        return True
-    # Cache and bandwidth that did not help are batch's again at once: the next dimension is tried instead.
-    same_cpu = pending.before.cpu == pending.after.cpu
-    same_memory = pending.before.memory_bytes == pending.after.memory_bytes
-    return came is Came.NO_HELP and same_cpu and same_memory
+    return came in (Came.TOO_LITTLE, Came.WORSE) or (came is Came.NO_HELP and pending.must_help)
 
 
 def _next_stride(scene: Scene, state: LraState, pending: Pending, came: Came, noise_sd: float) -> int:
@@ -149,10 +145,10 @@ def _next_stride(scene: Scene, state: LraState, pending: Pending, came: Came, no
 def undone(scene: Scene, state: LraState, pending: Pending, why: str) -> tuple[LraState, Move]:
     """The state after a change is taken back and regretted, and the move that does it."""
     state, wait_s = regret(scene, state, pending.after)
-    kept = tuple(r for r in state.regrets if r.allocation != pending.before)
+    kept = tuple(r for r in state.regrets if r.allocation != pending.origin)
     state = replace(state, pending=None, slack_since_s=None, regrets=kept, stride=1)
     reason = f"{why}: taken back, nothing like it is tried for {wait_s:.0f} s"
-    return state, Move(Action.ROLLBACK, pending.before, reason)
+    return state, Move(Action.ROLLBACK, pending.origin, reason)
 
 
 def regret(scene: Scene, state: LraState, allocation: Allocation) -> tuple[LraState, float]:

@@ -31,7 +31,7 @@ from perphd.admission.giveback import GiveBack
 from perphd.admission.inferer import Assessed
 from perphd.admission.lra_state import LraState, Standing
 from perphd.admission.outcomes import Pending, alive
-from perphd.admission.rescue import Move, Plight, rescue
+from perphd.admission.rescue import AS_GOOD, Move, Plight, rescue
 from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
@@ -103,6 +103,7 @@ class Turn:
             around=causes.surroundings(self.snapshot),
             period_s=self.snapshot.period_s,
             rising=rising,
+            beside_batch=self.state.quiet_since_s is None,
         )
         clean = self.scene.is_clean()
         whole = not is_short(sample, self.snapshot.period_s)  # a glance between two ticks scatters more
@@ -153,8 +154,7 @@ class Turn:
             score = mean(self.state.scores[-3:])
             sd = self.state.detector.scatter.sd
             judged = Judgement(verdict, self.state.detector, score, UNKNOWN_NOISE_SD if sd is None else sd)
-            is_blind = self.target.work_band is None and self.target.delay_band is None
-            if not is_blind and not self._quarantined and self._foresees_trouble(model):
+            if not self._unadvised and self._foresees_trouble(model):
                 move = self._rescue(judged, model, COME)
                 move = awaited.of_cpus(self.scene, self.state.awaited, move)
                 if move.chosen != self.current and self.view.enforced:
@@ -170,37 +170,34 @@ class Turn:
             return self._when_quiet()
         if not available(judged.score):
             return self._when_unknown(judged, perf)
-        is_blind = self.target.work_band is None and self.target.delay_band is None
-        if not is_blind:
-            self.state = replace(self.state, unknown_since_s=None)
+        self.state = replace(self.state, unknown_since_s=None)
         pending = self.state.pending
         if pending is not None and pending.action is Action.SHRINK and judged.blatant:
             # Taking back does not wait: whatever is still settling, this is far too little.
             return self._relieved_after(pending, judged, perf, model)
         if pending is not None and (why := sequel.overtaken(self.scene, pending, judged, perf.load)):
-            self.state = replace(self.state, pending=None)
-            return self._rescue(judged, model, why)
+            if not pending.unproven:
+                self.state = replace(self.state, pending=None)
+                return self._rescue(judged, model, why)
+            if (step := self._instead_of_undoing(pending)) is not None:
+                return step
         if not clean:
             return self._hold("the last change is settling")
-        if is_blind and self.current != self.nothing:
-            given_up = blind.give_up(self.scene, self._unknown_for_s())
-            if given_up is not None:
-                return self._with_regret(given_up)
-        if is_blind and judged.verdict.health is Health.DEGRADED and self.current == self.nothing:
-            why = "below its objective, and what it does undisturbed is not known yet"
-            return blind.probe(self.scene, why, alive(self.state.regrets, self.now_s))
         if pending is not None:
             came = sequel.judge(self.scene, self.state, pending, judged.noise_sd)
             if came is None:
                 return self._hold("the last change is being judged")
-            self.state, self.outcome = came.state, came.outcome
+            self.outcome = came.outcome
+            if came.undo is not None and (step := self._instead_of_undoing(pending)) is not None:
+                return step
+            self.state = came.state
             if came.undo is not None:
                 return came.undo
         if judged.verdict.health is Health.DEGRADED:
             protected = memory.protect(self.scene, alive(self.state.regrets, self.now_s))
             if protected is not None:
                 return self._with_regret(protected)
-        if self._is_alert() and not is_blind and not self._quarantined and self._foresees_trouble(model):
+        if self._is_alert() and not self._unadvised and self._foresees_trouble(model):
             return self._rescue(judged, model, COME)
         if judged.verdict.health is Health.DEGRADED:
             if judged.score >= 1.0:
@@ -208,14 +205,32 @@ class Turn:
             short = outcomes.still_short(self.state.scores, judged.noise_sd, self.settings)
             if not judged.confirmed and not short:
                 return self._hold("below target, but no further than its samples scatter: watching")
-            if is_blind:
-                return self._climb(judged)  # what it does undisturbed is not known: rung by rung
+            if self.current == self.nothing and self._does_as_undisturbed():
+                return self._hold(BELOW_UNDISTURBED)
             if why := origin.nothing_to_give(judged.verdict.cause, self.snapshot.host.account):
                 return self._hold(why)
             return self._rescue(judged, model)
         if self._grazes(judged):
             return self._rescue(judged, model, "below its target too often: ")
         return self._give_back(judged, model)
+
+    def _instead_of_undoing(self, pending: Pending) -> Move | None:
+        """What is tried after a step that nothing spoke for and that has not helped; None: it was the last of them.
+
+        If that does not help either, all of them are taken back at once.
+        """
+        if not pending.unproven:
+            return None
+        step = blind.relieve(self.scene, self.target, (), alive(self.state.regrets, self.now_s))
+        if step is None or step.action is not Action.GROW:
+            return None
+        self.state = replace(self.state, pending=None)
+        return replace(step, home=pending.origin)
+
+    def _does_as_undisturbed(self) -> bool:
+        """True if its objective is out of reach, and it does as well as it does undisturbed."""
+        reach = self.target.reach
+        return reach < 1.0 and bool(self.state.scores) and mean(self.state.scores[-3:]) >= AS_GOOD * reach
 
     def _grazes(self, judged: Judgement) -> bool:
         """True if what is in force is just too little: on target in the mean, and below it again and again."""
@@ -245,7 +260,7 @@ class Turn:
 
     def _rescue(self, judged: Judgement, model: ResPerfModel, why: str = "") -> Move:
         self.state = replace(self.state, slack_since_s=None, stride=1)
-        if self._quarantined:
+        if self._unadvised:
             return self._climb(judged)
         plight = Plight(judged, self.state.scores, alive(self.state.regrets, self.now_s))
         move = self._with_regret(rescue(self.scene, model, self.target, plight))
@@ -282,32 +297,42 @@ class Turn:
         """True while the model's advice is not asked for: it failed too often."""
         return self.state.quarantine.active(self.now_s)
 
+    @property
+    def _unadvised(self) -> bool:
+        """True while no model can be asked: its advice failed, or what the LRA does undisturbed is not known."""
+        return self._quarantined or not self.target.has_reference
+
+    @property
+    def _why_unadvised(self) -> str:
+        return "the model's advice has failed" if self._quarantined else blind.UNREFERENCED
+
     def _climb(self, judged: Judgement) -> Move:
         """A rescue without the model."""
+        barred = alive(self.state.regrets, self.now_s)
+        if (step := blind.relieve(self.scene, self.target, self.state.scores, barred)) is not None:
+            return step
         score = mean(self.state.scores[-5:]) if self.state.scores else value_or(judged.score, 1.0)
         cause = judged.hierarchy if judged.hierarchy is not Cause.NONE else judged.verdict.cause
-        barred = alive(self.state.regrets, self.now_s)
         found = quarantine.climb(self.scene, cause, barred, self.state.quarantine, score)
         if found is None:
-            return self._hold("best effort: the model's advice has failed, and the ladder is at its end")
-        step, why = found
+            return self._hold(f"best effort: {self._why_unadvised}, and the ladder is at its end")
+        rung, why = found
         self._regret(self.current)  # it did not do: not again soon
-        return Move(Action.GROW, step, why)
+        unproven = not self.target.has_reference
+        return Move(Action.GROW, rung, f"{self._why_unadvised}: {why}", unproven=unproven)
 
     def _descend(self) -> Move:
         """A step back without the model, one rung at a time."""
         step = quarantine.descend(self.scene, alive(self.state.regrets, self.now_s))
         if step is None:
-            return self._hold(
-                "on target; the model's advice has failed, and no rung below is to be tried now"
-            )
+            return self._hold(f"on target; {self._why_unadvised}, and no rung below is to be tried now")
         if self._slack_for_s() < self.settings.shrink_after_s:
             return self._hold("more than enough; waiting before a rung is given back")
         return Move(Action.SHRINK, step, "more than enough for long enough: one rung back, without the model")
 
     def _foresees_trouble(self, model: ResPerfModel) -> bool:
         """True if beside so much batch the target has no fair chance: harm is not waited for, only proven absent."""
-        if not (self.settings.precaution and self.view.enforced):
+        if not (self.settings.precaution and self.view.enforced and self.target.reach >= 1.0):
             return False
         here = self.scene.assess_these([self.current], model, self.target)[0]
         return inferer.chance(here.prediction, 1.0, self.settings.confidence_z) < inferer.FAIR
@@ -319,7 +344,7 @@ class Turn:
         on_target = ON_TARGET if value_or(judged.score, 1.0) >= 1.0 else BELOW_UNDISTURBED
         if self.current == self.nothing and not self.scene.batch_is_starved():
             return self._hold(on_target)
-        if self._quarantined:
+        if self._unadvised:
             return self._descend()
         stride, regretted = self.state.stride, alive(self.state.regrets, self.now_s)
         back = GiveBack(self.scene, model, self.target, regretted, stride)

@@ -12,13 +12,14 @@ from perphd.admission.context import (
     batch_is_there,
     batch_use_cores,
     cores_per_cpu,
+    giving_now,
     lras,
     model_context,
     total_cores,
 )
 from perphd.admission.domains import protections_beside
 from perphd.admission.inferer import untouched
-from perphd.admission.ladder import strictest_cache
+from perphd.admission.ladder import shields, strictest_cache
 from perphd.admission.origin import is_contended
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import Snapshot, WorkloadView
@@ -61,6 +62,7 @@ def observations(
                 view.sample,
                 allocation,
                 model_context(snapshot, view, view.model),
+                shielded=_is_met(view) or shields(allocation, snapshot.host, giving_now(snapshot)),
                 undisturbed=quiet and not allocation.cpu.exclusive and not _is_squeezed(snapshot, view),
                 # Where every LRA has cores of its own, what batch has left depends on all of them.
                 batch_cores=NOT_MEASURED if apart else use,
@@ -70,6 +72,15 @@ def observations(
                 neighbours_cores=cpus * per_cpu if available(cpus := used.but(view.spec.name)) else cpus,
             ),
         )
+
+
+def _is_met(view: WorkloadView) -> bool:
+    """True if it keeps its absolute objective: whatever batch costs it then, it can be spared."""
+    sample, objective = view.sample, view.spec.objective
+    if sample is None:
+        return False
+    latency = sample.reading(f"latency_{objective.latency_percentile}_ms")
+    return objective.is_met(sample.work_rate_per_s, latency)
 
 
 class _Sums:

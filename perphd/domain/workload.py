@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
+from perphd.domain.reading import Reading, available
+
 
 class Kind(StrEnum):
     """What a workload is to perphd: protected, or giving way."""
@@ -35,6 +37,18 @@ class Objective:
     min_work_rate_per_s: float | None = None
     max_latency_ms: float | None = None
     latency_percentile: str = "p95"
+
+    def is_met(self, work_per_s: Reading, latency_ms: Reading) -> bool:
+        """True if there are absolute objectives and what was seen of the application keeps them all.
+
+        Args:
+            work_per_s: its own work rate.
+            latency_ms: its own ``latency_percentile``.
+        """
+        least, most = self.min_work_rate_per_s, self.max_latency_ms
+        enough = least is None or (available(work_per_s) and work_per_s >= least)
+        soon = most is None or (available(latency_ms) and latency_ms <= most)
+        return (least, most) != (None, None) and enough and soon
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,8 +58,9 @@ PROTECTED_RATIO = 0.9
 @dataclass(frozen=True, slots=True)
 class Observation:
     """One sample with its circumstances. ``undisturbed``: batch did not compete; ``batch_cores``: what batch got;
-    ``neighbours_bytes_per_s``: memory bandwidth of the other LRAs; ``neighbours_cores``: CPU that they use;
-    ``contended``: work that nobody declared, or the hypervisor, filled the host.
+    ``shielded``: batch had no more of the last-level cache and of its bandwidth than it can be kept to, or what it had
+    can be spared; ``neighbours_bytes_per_s``: memory bandwidth of the other LRAs; ``neighbours_cores``: CPU that they
+    use; ``contended``: work that nobody declared, or the hypervisor, filled the host.
     """
 
     sample: Sample
@@ -71,6 +72,7 @@ class Observation:
     neighbours_bytes_per_s: Reading = NOT_MEASURED
     neighbours_cores: Reading = NOT_MEASURED
     contended: bool = False
+    shielded: bool = True
 
 
 class LraModel:
@@ -326,14 +328,15 @@ class LraModel:
         """No undisturbed sample yet: a strongly protected one tells the reference through the prior.
 
         Only where the LRA has cores without batch to spare: on shared cores the use that is seen may be all that
-        it could get, and a squeezed application would pass for an undisturbed one.
+        it could get, and a squeezed application would pass for an undisturbed one. And only where batch's cache and
+        bandwidth are held back as well: the prior knows nothing of what they cost.
         """
         grant = seen.allocation.cpu
         spare = seen.context.lra_demand_cores <= BOOTSTRAP_LOAD * seen.context.total_cores
         protected = grant.instrument is not CpuInstrument.NONE and (
             grant.batch_cores < grant.total_cores or spare
         )
-        if prior.work[0] < PROTECTED_RATIO or not protected:
+        if prior.work[0] < PROTECTED_RATIO or not (protected and seen.shielded):
             self.skipped["no reference yet"] += 1
             return
         self._learn_reference(seen, perf, 0.5, float(prior.work[0]))

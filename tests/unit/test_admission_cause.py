@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from perphd.admission.cause import Surroundings, cause, counted, ledger, surroundings
+from perphd.admission.cause import Surroundings, cause, counted, ledger, surroundings, unacquitted
 from perphd.admission.inferer import untouched
 from perphd.admission.settings import PolicySettings
 from perphd.control.explain import explain_parts
@@ -164,3 +164,42 @@ def test_explain_shows_bytes_as_people_read_them() -> None:
     text = plain(explain_parts([decision], 0.0))
     assert "short of cache (LLC)" in text
     assert "llc_occupancy_bytes: 4.0 MiB, expected 12.0 MiB" in text
+
+
+LLC_BYTES = 22 * MIB
+
+
+def suspected(sample: Sample, around: Surroundings) -> Cause:
+    evidence: list[Evidence] = []
+    here, perf = replace(around, llc_bytes=LLC_BYTES), performance(sample)
+    found = unacquitted(sample, perf, Known(), here, SETTINGS, evidence)  # type: ignore[arg-type]
+    assert bool(evidence) == (found is not Cause.NONE and not around.relieving)
+    return found
+
+
+def test_batch_that_uses_much_of_the_cache_or_of_the_bus_is_not_acquitted_by_cpu_time() -> None:
+    """Its latency grew, and neither do its threads wait nor run longer: elsewhere, or in what nobody counts here."""
+    late = app(cpu_usage_cores=0.3)
+    assert suspected(late, AROUND) is Cause.LLC
+    crowded = replace(
+        AROUND, batch_occupancy_bytes=1 * MIB, traffic_bytes_per_s=2.5e9, batch_traffic_bytes_per_s=9e9
+    )
+    assert suspected(late, crowded) is Cause.MBW
+
+
+@pytest.mark.parametrize(
+    ("sample", "around"),
+    [
+        (app(), replace(AROUND, batch_occupancy_bytes=4 * MIB)),  # it holds little, and moves little
+        (app(llc_occupancy_bytes=12 * MIB), AROUND),  # the LRA has what it usually has
+        (app(cpi=1.0), AROUND),  # the processor's own counters tell
+        (app(), replace(AROUND, batch_occupancy_bytes=NOT_MEASURED, batch_traffic_bytes_per_s=NOT_MEASURED)),
+    ],
+)
+def test_batch_is_not_suspected_without_evidence(sample: Sample, around: Surroundings) -> None:
+    assert suspected(sample, around) is Cause.NONE
+
+
+def test_relief_that_has_helped_is_evidence_of_its_own() -> None:
+    """Where less cache or bandwidth for batch stands, it has helped: what is left of the trouble is of that kind."""
+    assert suspected(app(), replace(AROUND, batch_occupancy_bytes=1 * MIB, relieving=True)) is Cause.LLC

@@ -50,6 +50,20 @@ def test_several_units_are_given_back_at_once_and_never_more_than_is_held() -> N
     assert ladder.weaker(untouched(4), host(), 8) == ()
 
 
+def test_the_strongest_protection_leaves_batch_the_least_that_can_be_set() -> None:
+    """Which is what shields: batch cannot be kept to less."""
+    held = replace(untouched(4), llc_ways=3, mbw_pct=50)
+    most = ladder.strongest(held, host(min_bits=2), BATCH)
+    assert (most.llc_ways, most.mbw_pct) == (WAYS - 2, min(LEVELS))
+    assert most.cpu == held.cpu
+    assert ladder.shields(most, host(min_bits=2), BATCH)
+    for less in (held, replace(most, llc_ways=WAYS - 3), replace(most, mbw_pct=100)):
+        assert not ladder.shields(less, host(min_bits=2), BATCH)
+    fixed = (replace(BATCH[0], enforceable=frozenset({"cpus"})),)
+    assert ladder.strongest(held, host(), fixed) == held, "what cannot be set is not waited for"
+    assert ladder.shields(held, host(), fixed)
+
+
 @dataclass
 class CacheWorld(World):
     """The antagonist takes cache, or bandwidth, and no CPU that is missed: 8 cores for a demand of 2."""

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from perphd.admission.outcomes import (
     MOST_STRIDE,
+    PATIENCE,
     Came,
     Pending,
     alive,
@@ -162,3 +163,21 @@ def test_what_comes_faster_is_judged_on_as_much() -> None:
     assert at_pace(usual, 1.0) == usual
     assert at_pace(usual, 0.25).evaluate_ticks == 6
     assert at_pace(PolicySettings(evaluate_ticks=10), 0.25).evaluate_ticks == 10
+
+
+def test_what_nothing_speaks_for_has_its_time_and_stands_only_if_it_helps() -> None:
+    """A change of CPUs stands else, whatever comes of it."""
+    by_model = pending(Action.EXPLORE, NOTHING, 0.5)
+    unproven = replace(by_model, unproven=True)
+    ticks = SETTINGS.evaluate_ticks
+    assert judge(by_model, [0.5] * ticks, 0.01, NOTHING, SETTINGS) is Came.NO_HELP
+    assert judge(unproven, [0.5] * ticks, 0.01, NOTHING, SETTINGS) is Came.OPEN
+    assert judge(unproven, [0.5] * PATIENCE * ticks, 0.01, NOTHING, SETTINGS) is Came.NO_HELP
+    assert judge(unproven, [0.6] * ticks, 0.01, NOTHING, SETTINGS) is Came.HELPED
+    assert (by_model.must_help, unproven.must_help) == (False, True)
+    assert replace(by_model, after=replace(NOTHING, llc_ways=3)).must_help
+
+
+def test_a_step_of_several_is_taken_back_to_where_the_first_began() -> None:
+    assert pending(Action.GROW).origin == DEMOTED
+    assert replace(pending(Action.GROW), home=NOTHING).origin == NOTHING

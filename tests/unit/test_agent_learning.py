@@ -6,11 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from perphd.admission.inferer import untouched
 from perphd.agent.learning import observations
 from perphd.domain.policy import HostView, Snapshot, WorkloadView
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import Sample
-from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.domain.workload import Kind, Objective, WorkloadSpec
 from perphd.predictor import LraModel, Observation, features
 from tests.unit.admission_world import topology
 
@@ -63,3 +64,24 @@ def test_every_covariate_reaches_the_models_features() -> None:
     assert x["frequency_ghz"] == pytest.approx(6000.0 * 0.75 / 1.5 / 1000.0)
     assert x["other_load"] == pytest.approx((3.0 - 2.0) / 4)
     assert None not in x.values()
+
+
+@pytest.mark.parametrize(
+    ("objective", "ways", "shielded"),
+    [
+        (Objective(), 0, False),
+        (Objective(), 10, True),  # all that batch can be kept from
+        (Objective(min_work_rate_per_s=900.0), 0, True),  # it is met all the same
+        (Objective(min_work_rate_per_s=1100.0), 0, False),
+        (Objective(min_work_rate_per_s=900.0, max_latency_ms=5.0), 0, False),  # one of them is not measured
+    ],
+)
+def test_a_sample_beside_batch_is_shielded_if_batch_has_little_cache_or_is_spared(
+    objective: Objective, ways: int, shielded: bool
+) -> None:
+    db, job = lra("db"), lra("job", 50.0, 9.0, Kind.BATCH)
+    held = replace(untouched(4), llc_ways=ways)
+    db = replace(db, spec=replace(db.spec, objective=objective), protection=held)
+    job = replace(job, enforceable=frozenset({"llc_masks"}), enforced=True)
+    snapshot = Snapshot(1, 10.0, 1.0, HostView(topology(4), 3.0, llc_ways=11), (db, job), None)
+    assert dict(observations(snapshot, (held,), 0.05))["db"].shielded is shielded

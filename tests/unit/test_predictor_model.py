@@ -217,6 +217,18 @@ def test_reference_is_inferred_from_strongly_protected_samples() -> None:
     assert 850 < band.value < 1000
 
 
+def test_no_reference_is_inferred_while_batch_may_have_the_cache() -> None:
+    """Strong protection of CPU says nothing of what cache and bandwidth cost: a squeezed one passes for undisturbed."""
+    model = LraModel()
+    protected = allocation(8, 1, IDLE)
+    for t in range(12):
+        sample = Sample("db", float(t), 1.0, cpu_usage_cores=1.0, run_delay_cores=0.1, work_rate_per_s=900.0)
+        context = ModelContext(1.0, 8.0, 8.0)
+        model.observe(Observation(sample, protected, context, undisturbed=False, shielded=False))
+    assert model.reference("work:sli", NO_LOAD) is None
+    assert model.skipped == {"no reference yet": 12}
+
+
 def test_what_was_measured_outweighs_what_is_only_expected_of_its_neighbours() -> None:
     grants = [Allocation(CpuGrant(8, 5, weight)) for weight in (IDLE, 6, 100)]
     columns = CpuGrants.of(grants)
