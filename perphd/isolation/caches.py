@@ -499,10 +499,12 @@ class Caches:
             job = Job(home, (), {}, self._jobs.releasing(look.groups, spec))
             self._returning(draft, write, job, now_s, last)
         for entry in made:
-            key = look.groups.key(rdt.GroupRef(entry.path.rsplit("/", 1)[1]))
+            group = rdt.GroupRef(entry.path.rsplit("/", 1)[1])
+            key = look.groups.key(group)
             if key is None or key in used:
                 continue
-            if key not in look.seen:
+            # One that is there and cannot be read (a file of it is gone, says the kernel) is not forgotten.
+            if key not in look.seen and not look.groups.resctrl.exists(group):
                 self._jobs.forget(key, entry.path)
                 continue
             write = Write(entry.workload, KNOB, entry.path, "", "group", Stage.GROW)
