@@ -20,12 +20,14 @@ from perphd.admission.perph import PerphPolicy
 from perphd.admission.windowed import Windowed
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
+from perphd.agent.fitting import Fitting
 from perphd.agent.loop import Agent
 from perphd.agent.models import Models
 from perphd.agent.pauses import Pauses
 from perphd.agent.rebuilds import Rebuilds
 from perphd.agent.records import Records
 from perphd.agent.rounds import RoundTap
+from perphd.agent.shaping import Shaping
 from perphd.agent.sli import SliBoard, SliOpener
 from perphd.agent.state import Parts
 from perphd.agent.tally import Tally
@@ -55,12 +57,14 @@ from perphd.host.taskstats import TaskStats, open_taskstats
 from perphd.host.tc_netlink import open_tc
 from perphd.host.throttle import throttle_of
 from perphd.host.topology import Processors, read_topology
+from perphd.isolation.ending import Ender
 from perphd.isolation.executor import Executor
 from perphd.isolation.journal import Journal
 from perphd.isolation.neighbours import Neighbours
 from perphd.monitor.host_account import HostAccounts
 from perphd.monitor.hostload import HostLoad
 from perphd.monitor.links import LinkLoad
+from perphd.monitor.memory_facts import MemoryFacts
 from perphd.monitor.residence import Residence
 from perphd.monitor.sampler import Monitor
 from perphd.monitor.sli import open_source
@@ -148,19 +152,21 @@ def build_agent(
     neighbours = Neighbours(config.daemon.state_dir, executed, settable) if real else None
     journal = _journal(config, neighbours)
 
+    def refuse(cgroup: str) -> str | None:
+        reason = refusal(written, hierarchies, cgroup)
+        return reason or (None if neighbours is None else neighbours.refusal(cgroup))
+
     def on_write(write: Write, result: str) -> None:
         tally.wrote(write, result)
         if kept is not None:
             kept.add_writes(wall_clock(), (write,), result)
 
+    ender = Ender(fs, hierarchies, refuse, on_write, os.kill if real else None)
     executor = Executor(
         executed,
         settable,
         journal,
-        refuse=lambda cgroup: (
-            refusal(written, hierarchies, cgroup)
-            or (None if neighbours is None else neighbours.refusal(cgroup))
-        ),
+        refuse=refuse,
         kubelet=Kubelet(fs),
         deadline_s=config.isolation.deadline_s,
         changes_per_s=config.isolation.changes_per_s,
@@ -216,6 +222,8 @@ def build_agent(
         capabilities_now=lambda: look_again(fs, capabilities),
         discovery=Discovery(fs, Lookup(fs, hierarchies)),
         residence=Residence(fs, hierarchies),
+        shaping=Shaping(config.sizing, MemoryFacts(fs, hierarchies), ender),
+        fitting=Fitting(fs, hierarchies),
         waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)
         if real and clock is not None
         else None,

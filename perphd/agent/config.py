@@ -22,6 +22,7 @@ from perphd.agent.config_network import NetworkConfig
 from perphd.agent.config_notify import TABLE as NOTIFY
 from perphd.agent.config_notify import NotifyConfig, check_names, read_notify
 from perphd.agent.config_schema import keys_of, read_values, setting, show, unknown_key
+from perphd.agent.config_sizing import SizingConfig
 from perphd.agent.config_window import WindowConfig
 from perphd.agent.config_workloads import Declared, check_workloads, read_runtime, read_workloads
 from perphd.agent.wake import WakeConfig
@@ -36,6 +37,7 @@ __all__ = [
     "HostConfig",
     "IsolationConfig",
     "ResctrlConfig",
+    "SizingConfig",
     "StoreConfig",
     "check_against_host",
     "load",
@@ -184,6 +186,7 @@ TABLES: Mapping[str, type] = {
     "host": HostConfig,
     "network": NetworkConfig,
     "resctrl": ResctrlConfig,
+    "sizing": SizingConfig,
     "model": ModelConfig,
     "wake": WakeConfig,
     "metrics": MetricsConfig,
@@ -208,6 +211,7 @@ class Config:
     host: HostConfig = field(default_factory=HostConfig)
     network: NetworkConfig = field(default_factory=NetworkConfig)
     resctrl: ResctrlConfig = field(default_factory=ResctrlConfig)
+    sizing: SizingConfig = field(default_factory=SizingConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     wake: WakeConfig = field(default_factory=WakeConfig)
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
@@ -387,6 +391,7 @@ def _assemble(parts: list[_Part]) -> Config:
         host=HostConfig(**merged["host"]),
         network=NetworkConfig(**merged["network"]),
         resctrl=ResctrlConfig(**merged["resctrl"]),
+        sizing=SizingConfig(**merged["sizing"]),
         model=ModelConfig(**merged["model"]),
         wake=WakeConfig(**merged["wake"]),
         metrics=metrics,

@@ -28,6 +28,7 @@ ABOUT = {
     "wake": "Looking at once, between two samples, when something is wrong.",
     "network": "What batch may send. Off unless devices are named; see knobs.md for what is done to them.",
     "resctrl": "Cache and memory bandwidth through resctrl (Intel RDT, AMD QoS).",
+    "sizing": "Sizes by forecast: the resource shaper. See sizing.md.",
     "model": "How what perphd believes about LRAs is learned; see predictor.md.",
     "metrics": "Metrics for Prometheus over TCP or through a file; docs/metrics.md lists the series.",
     "window": "When riskier changes are allowed.",

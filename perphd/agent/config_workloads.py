@@ -32,6 +32,14 @@ _MATCH_DOC = (
 _MODE_DOC = "observe or enforce for this workload alone; default: the daemon's mode"
 
 
+_RESERVED_DOC = (
+    "memory that is reserved for it, where the shaper starts from; 0: it takes no part in [sizing]"
+)
+_SHAPE_DOC = (
+    "no: the shaper advises alone; core, elastic: it may limit, freeze and end it; elastic workloads of an application "
+    "make room before its core ones"
+)
+_APPLICATION_DOC = "its application, which goes on only with all its core workloads; default: its name"
 _BAND_DOC = "its class of service, {}; reported by status --json, without an effect yet"
 
 
@@ -96,6 +104,9 @@ class LraTable:
     band: Literal["gold", "silver"] | None = setting(
         None, _BAND_DOC.format("gold (cores of its own) or silver (a guaranteed share); default: silver")
     )
+    reserved_memory_bytes: int = setting(0, _RESERVED_DOC, kind="size", key="reserved_memory")
+    shape: Literal["no", "core", "elastic"] = setting("no", f"{_SHAPE_DOC}. Never while it is degraded")
+    application: str = setting("", _APPLICATION_DOC, kind="name")
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +131,9 @@ class BatchTable:
     band: Literal["silver", "copper"] | None = setting(
         None, _BAND_DOC.format("copper (what is left) or silver (a guaranteed share); default: copper")
     )
+    reserved_memory_bytes: int = setting(0, _RESERVED_DOC, kind="size", key="reserved_memory")
+    shape: Literal["no", "core", "elastic"] = setting("no", _SHAPE_DOC)
+    application: str = setting("", _APPLICATION_DOC, kind="name")
 
 
 WORKLOAD_TABLES: Mapping[Kind, type] = {Kind.LRA: LraTable, Kind.BATCH: BatchTable}

@@ -16,6 +16,7 @@ from perphd.admission.calibration import self_test
 from perphd.admission.whatif import whatif
 from perphd.agent import counting
 from perphd.agent.config import Config
+from perphd.agent.fitting import Fitting
 from perphd.agent.model_view import model_view
 from perphd.agent.modes import Modes
 from perphd.agent.protections import Protections
@@ -31,9 +32,10 @@ from perphd.domain.belief import ModelSummary, ModelView
 from perphd.domain.capability import Capabilities
 from perphd.domain.control import Actor, Pause
 from perphd.domain.decision import Aftermath, Decision
-from perphd.domain.errors import KernelError
+from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import NotEnforceable
+from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Sample
 from perphd.domain.status import AgentStatus
 from perphd.domain.topology import Topology
@@ -43,6 +45,8 @@ from perphd.host.actuators import Actuators
 from perphd.host.throttle import capability
 from perphd.isolation.restore_report import RestoreReport
 from perphd.monitor.sli import SliReading
+from perphd.sizing.memory_fit import FitView
+from perphd.sizing.shaping import ShaperView
 
 
 class Agent:
@@ -165,6 +169,48 @@ class Agent:
     def whatif(self, arrival: Arrival) -> WhatIf:
         """What would become of the LRAs if this work came now. Raises nothing; changes nothing."""
         return whatif(self._ticking.snapshot(self._state.now_s), arrival, self._state.config.policy)
+
+    def shaper(self) -> ShaperView:
+        """The resource shaper: targets, who makes room, what could be lent."""
+        shaping = self._state.parts.shaping
+        if shaping is None:
+            missing = Unavailable("no shaper here")
+            return ShaperView("off", 0.0, missing, missing)
+        return shaping.view()
+
+    def memory_fits(self) -> tuple[FitView, ...]:
+        """Every search for a memory limit."""
+        fitting = self._state.parts.fitting
+        return () if fitting is None else fitting.views()
+
+    def start_memory_fit(self, name: str, samples: int, step: float, by: Actor | None = None) -> None:
+        """Begin to search a workload's memory limit. Raises ConfigError if that is refused."""
+        fitting = self._fitting()
+        snapshot = self._ticking.snapshot(self._state.now_s)
+        view = next((each for each in snapshot.workloads if each.spec.name == name), None)
+        if view is None:
+            raise ConfigError(
+                "request", "workload", f"no workload is named {name!r}", ", ".join(self._state.specs)
+            )
+        fitting.start(view, samples, step)
+        self._state.tell(EventKind.SIZING, "memory fit: started", name, by)
+
+    def apply_memory_fit(self, name: str, by: Actor | None = None) -> int:
+        """Keep what a search has found in force; returns the limit. Raises ConfigError if there is nothing yet."""
+        limit = self._fitting().apply(name)
+        self._state.tell(EventKind.SIZING, f"memory fit: {limit >> 20} MiB applied", name, by)
+        return limit
+
+    def stop_memory_fit(self, name: str, by: Actor | None = None) -> None:
+        """End a search, or take back what was applied. Raises ConfigError if there is none."""
+        self._fitting().stop(name)
+        self._state.tell(EventKind.SIZING, "memory fit: stopped", name, by)
+
+    def _fitting(self) -> Fitting:
+        fitting = self._state.parts.fitting
+        if fitting is None:
+            raise ConfigError("request", "workload", "this daemon fits no memory limits", "")
+        return fitting
 
     def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
         """The latest decisions about this LRA, newest first, none made after ``at_s`` (monotonic).

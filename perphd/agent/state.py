@@ -12,11 +12,13 @@ from typing import Protocol
 from perphd.admission.attention import Attention, next_in_s
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
+from perphd.agent.fitting import Fitting
 from perphd.agent.models import Models
 from perphd.agent.pauses import Pauses
 from perphd.agent.records import Records
 from perphd.agent.rounds import RoundTap
 from perphd.agent.selfcost import CostMeter
+from perphd.agent.shaping import Shaping
 from perphd.agent.sli import SliBoard
 from perphd.agent.tally import Tally
 from perphd.agent.wake import Waker
@@ -82,6 +84,8 @@ class Parts:
     links: LinkLoad | None = None
     discovery: Discovery | None = None
     residence: Residence | None = None
+    shaping: Shaping | None = None
+    fitting: Fitting | None = None
     owned: tuple[Closable, ...] = ()
 
 

@@ -12,7 +12,7 @@ from perphd.agent.modes import Modes
 from perphd.agent.protections import Protections
 from perphd.agent.roster import Roster
 from perphd.agent.state import State
-from perphd.domain.allocation import UNTOUCHED
+from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.decision import TROUBLED, Decision
 from perphd.domain.event import Event, EventKind
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
@@ -23,10 +23,11 @@ from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.actuators import Actuators
 from perphd.isolation import RestoreReport
 from perphd.monitor.residence import NOWHERE
+from perphd.sizing.shaping import ShapingStep
 
 RESYNC_S = 5.0
 """The kernel is read back so often even when nothing new is wanted, to notice foreign writers."""
-_STEADY_KNOBS = ("memory_high_bytes", "memory.high")
+_STEADY_KNOBS = ("memory_high_bytes", "memory_low_bytes", "memory.high")
 """Writes of these do not disturb what a sample says about CPU."""
 
 _make_view = maker(WorkloadView)
@@ -82,7 +83,9 @@ class Ticking:
             deciding = time.perf_counter()
             target = self._state.parts.policy.decide(snapshot)
             self._state.memory = target.memory
+            step = self._shape(snapshot, target)
             await self._enforce(target, now_s, deciding)
+            self._end(step)
             await self._state.parts.executor.follow_counted(counting.asked(self._state, self._modes), now_s)
             self._record(target, tuple(self._state.samples.values()), now_s)
             self._state.parts.models.save_when_due(specs, now_s, self._state.config.daemon.model_save_s)
@@ -222,9 +225,40 @@ class Ticking:
         for name, seen in observations(snapshot, in_force, self._state.config.policy.batch_idle_cores):
             self._state.parts.models.model(name).observe(seen)
 
+    def _shape(self, snapshot: Snapshot, target: TargetState) -> ShapingStep | None:
+        """Let memory fits and the shaper look; announce what they say."""
+        shaping, fitting = self._state.parts.shaping, self._state.parts.fitting
+        if fitting is not None:
+            for name, text in fitting.look(snapshot, target):
+                self._state.tell(EventKind.SIZING, text, name)
+            self._state.parts.executor.let_exact(fitting.names)
+        if shaping is None or shaping.is_off:
+            return None
+        step = shaping.look(snapshot, target, frozenset() if fitting is None else fitting.sized)
+        for name, text in step.notes:
+            self._state.tell(EventKind.SIZING, text, name)
+        return step
+
+    def _end(self, step: ShapingStep | None) -> None:
+        """End the workloads that the shaper ends, after everything else is in force."""
+        if step is None or not step.ends or self._state.parts.shaping is None:
+            return
+        for name, text in self._state.parts.shaping.end(step):
+            self._state.tell(EventKind.PROBLEM, text, name)
+
+    def _settings(self, name: str, wanted: Settings) -> Settings:
+        """What the policy wants for a workload, with what sizing wants for it."""
+        shaping, known = self._state.parts.shaping, self._state.enforceable.get(name)
+        knobs = frozenset() if known is None else known.knobs
+        wanted = wanted if shaping is None else shaping.over(name, wanted, knobs)
+        fitting = self._state.parts.fitting
+        return wanted if fitting is None else fitting.over(name, wanted)
+
     async def _enforce(self, target: TargetState, now_s: float, deciding: float) -> None:
         wanted = {
-            name: target.settings.get(name, UNTOUCHED) if self._modes.of(spec) is Mode.ENFORCE else UNTOUCHED
+            name: self._settings(name, target.settings.get(name, UNTOUCHED))
+            if self._modes.of(spec) is Mode.ENFORCE
+            else UNTOUCHED
             for name, spec in self._state.specs.items()
         }
         # A cgroup that (re)appeared has the kernel's defaults, whatever was written to the one before it.

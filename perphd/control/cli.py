@@ -16,6 +16,7 @@ from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Out, command
 from perphd.control.cli_calibrate import add_calibrate_command
 from perphd.control.cli_models import add_model_commands
 from perphd.control.cli_pause import add_pause_commands
+from perphd.control.cli_shaper import add_shaper_commands
 from perphd.control.cli_sizing import add_sizing_commands
 from perphd.control.cli_store import add_store_commands
 from perphd.control.cli_workloads import add_workload_commands
@@ -41,8 +42,8 @@ REMEMBERED = 256
 def cli(as_json: bool, socket: str | None) -> None:
     """Ask and steer perphd, which keeps long-running applications (LRAs) at their performance targets.
 
-    doctor, groups, calibrate, size, forecast, headroom, config check, model evaluate, model merge and restore also work
-    while the daemon does not run.
+    doctor, groups, calibrate, size, forecast, headroom, memfit estimate, config check, model evaluate, model merge and
+    restore also work while the daemon does not run.
     """
     print_any(sys.stdout)
 
@@ -60,6 +61,7 @@ add_pause_commands(cli)
 add_admission_commands(cli)
 add_store_commands(cli)
 add_sizing_commands(cli)
+add_shaper_commands(cli)
 add_model_commands(cli)
 add_calibrate_command(cli)
 

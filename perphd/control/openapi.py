@@ -17,6 +17,7 @@ from perphd.agent.config_schema import Key, keys_of
 from perphd.agent.config_workloads import WORKLOAD_TABLES
 from perphd.control.errors import Code
 from perphd.control.limits import MAX_PAUSE_S, MAX_REASON
+from perphd.control.sizing_routes import SAMPLES, STEPS
 from perphd.control.wire_schema import Components, Schema
 from perphd.domain.allocation import Settings
 from perphd.domain.belief import ModelSummary, ModelView
@@ -30,6 +31,8 @@ from perphd.domain.whatif import WhatIf
 from perphd.domain.workload import Kind, Mode
 from perphd.isolation.restore_report import RestoreReport
 from perphd.monitor.sli import PUSHED_FIELDS
+from perphd.sizing.memory_fit import FitView
+from perphd.sizing.shaping import ShaperView
 
 JSON: Final = "application/json"
 TEXT: Schema = {"type": "string"}
@@ -141,6 +144,31 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("GET", "/v1/whatif"): Operation(
         "What would become of the LRAs if this work came now", WhatIf, (_query("add", TEXT, True),)
+    ),
+    ("GET", "/v1/shaper"): Operation(
+        "What each workload should hold by the resource shaper, and what is free", ShaperView
+    ),
+    ("GET", "/v1/memfit"): Operation("Every search for a memory limit", {"searches": tuple[FitView, ...]}),
+    ("PUT", "/v1/memfit/{name}"): Operation(
+        "Begin to search a workload's memory limit",
+        _of(started=TEXT),
+        body={
+            "type": "object",
+            "properties": {
+                "samples": {"type": "number", "minimum": SAMPLES[0], "maximum": SAMPLES[1]},
+                "step": {"type": "number", "minimum": STEPS[0], "maximum": STEPS[1]},
+            },
+            "additionalProperties": False,
+        },
+        changes=True,
+    ),
+    ("POST", "/v1/memfit/{name}/apply"): Operation(
+        "Keep what a search has found in force",
+        _of(applied=TEXT, memory_high_bytes={"type": "integer"}),
+        changes=True,
+    ),
+    ("DELETE", "/v1/memfit/{name}"): Operation(
+        "End a search, or take its limit back", _of(stopped=TEXT), changes=True
     ),
     ("GET", "/v1/models"): Operation("The LRAs' models, a line each", {"models": tuple[ModelSummary, ...]}),
     ("GET", "/v1/models/{name}"): Operation("All that an LRA's model believes", ModelView),

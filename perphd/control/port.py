@@ -17,6 +17,8 @@ from perphd.domain.status import AgentStatus
 from perphd.domain.topology import Topology
 from perphd.domain.whatif import Arrival, WhatIf
 from perphd.domain.workload import Mode, WorkloadSpec
+from perphd.sizing.memory_fit import FitView
+from perphd.sizing.shaping import ShaperView
 
 if TYPE_CHECKING:
     from perphd.monitor.sli import SliReading
@@ -56,6 +58,21 @@ class AgentPort(Protocol):
 
     def aftermath(self, decision: Decision) -> Aftermath:
         """What was written when this was decided, and what came of it."""
+
+    def shaper(self) -> ShaperView:
+        """The resource shaper: targets, who makes room, what could be lent."""
+
+    def memory_fits(self) -> tuple[FitView, ...]:
+        """Every search for a memory limit."""
+
+    def start_memory_fit(self, name: str, samples: int, step: float, by: Actor | None = None) -> None:
+        """Begin to search a workload's memory limit. Raises ConfigError if that is refused."""
+
+    def apply_memory_fit(self, name: str, by: Actor | None = None) -> int:
+        """Keep what a search has found in force; returns the limit."""
+
+    def stop_memory_fit(self, name: str, by: Actor | None = None) -> None:
+        """End a search, or take back what was applied."""
 
     def whatif(self, arrival: Arrival) -> WhatIf:
         """What would become of the LRAs if this work came now."""

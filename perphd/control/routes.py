@@ -34,6 +34,7 @@ from perphd.control.model_routes import ModelRoutes
 from perphd.control.owner_only import check_harmless
 from perphd.control.port import AgentPort, Done
 from perphd.control.replay_routes import Recordings
+from perphd.control.sizing_routes import SizingRoutes
 from perphd.control.sql import Queries
 from perphd.control.stream import Streams
 from perphd.control.wire import encode
@@ -107,6 +108,7 @@ class Routes:
         self._metrics = metrics.Collector(agent.status, lambda: agent.tally, lambda: agent.topology)
         self._streams = Streams(agent, limits, self._clock)
         self._recordings = Recordings(agent, limits)
+        self._sizing = SizingRoutes(agent, self._workload, self._body)
         self._models = ModelRoutes(agent, limits, lambda name: self._check_lra(self._workload(name)))
 
     def table(self) -> tuple[Route, ...]:
@@ -118,6 +120,11 @@ class Routes:
             Route("GET", "/v1/doctor", read, self._doctor),
             Route("GET", "/v1/explain", read, self._explain),
             Route("GET", "/v1/whatif", read, self._whatif),
+            Route("GET", "/v1/shaper", read, self._sizing.shaper),
+            Route("GET", "/v1/memfit", read, self._sizing.fits),
+            Route("PUT", "/v1/memfit/{name}", change, self._sizing.start_fit),
+            Route("POST", "/v1/memfit/{name}/apply", change, self._sizing.apply_fit),
+            Route("DELETE", "/v1/memfit/{name}", change, self._sizing.stop_fit),
             Route("GET", "/v1/models", read, self._models.list),
             Route("GET", "/v1/models/{name}", read, self._models.show),
             Route("GET", "/v1/models/{name}/export", read, self._models.export),

@@ -19,6 +19,7 @@ class EventKind(StrEnum):
     MODE = "mode"  # observe or enforce was set
     PAUSE = "pause"  # a pause began or ended
     WORKLOAD = "workload"  # a workload was added, removed, appeared or vanished
+    SIZING = "sizing"  # the shaper made somebody make room, or let it resume; a crash was seen
     RESTORE = "restore"  # original values were put back
     HOST = "host"  # the host itself changed: CPUs came or went
     RELOAD = "reload"  # the configuration was read again

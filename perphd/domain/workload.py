@@ -81,7 +81,8 @@ class WorkloadSpec:
     beginning of its model; ``none`` if it does not say. ``policy``: thresholds, rates and delays that differ from the
     host's for this LRA, sorted pairs of key and value, already validated. ``version_from``: what tells one version of
     the application from another: ``auto``, ``none``, ``file:PATH`` or ``label:KEY``. ``band``: gold, silver or copper;
-    None: silver for an LRA, copper for batch.
+    None: silver for an LRA, copper for batch. ``reserved_memory_bytes``: 0 if it does not say; ``shape``: no, core or
+    elastic; ``application``: empty if it is one by itself.
     """
 
     name: str
@@ -98,3 +99,6 @@ class WorkloadSpec:
     policy: tuple[tuple[str, float], ...] = ()
     version_from: str = "auto"
     band: str | None = None
+    reserved_memory_bytes: int = 0
+    shape: str = "no"
+    application: str = ""

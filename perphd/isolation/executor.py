@@ -211,6 +211,10 @@ class Executor:
         """Keep a resctrl group for each of these workloads, and none for others; waits for no lock and no id."""
         await self._counting.follow(asked, now_s)
 
+    def let_exact(self, workloads: frozenset[str]) -> None:
+        """Ceilings of these workloads go to their targets in one step: somebody watches what comes of it."""
+        self._survey.exact = workloads
+
     # -- plan ----------------------------------------------------------------------------------------------------
 
     def plan(

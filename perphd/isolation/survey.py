@@ -47,7 +47,8 @@ class Survey:
 
     ``planned``: the knobs of the plan at hand with their targets; ``limited``: those that are to come into force in
     part only, with the reason; ``reclaims``: memory to be reclaimed; ``stuck``: LRAs on CPUs or memory nodes that
-    perphd gave them and cannot change now; ``unrecorded``: lists below those of the plan (cgroup v1) that are not on
+    perphd gave them and cannot change now; ``exact``: workloads whose ceiling goes to its target in one step, because
+    somebody watches what comes of it; ``unrecorded``: lists below those of the plan (cgroup v1) that are not on
     record, and are to be when these are written. ``refuse`` is asked for every workload that is to
     be changed.
     """
@@ -73,6 +74,7 @@ class Survey:
         self._now_s = 0.0
         self._below_s, self._below_due = -math.inf, False
         self._held: Container[str] = ()
+        self.exact: Container[str] = ()
         self._thorough = False
         self.planned: dict[Key, tuple[Knob, Value]] = {}
         self.limited: list[NotEnforceable] = []
@@ -237,6 +239,9 @@ class Survey:
     def _memory_target(self, key: Key, knob: Knob, file: FileState, target: Value) -> Value:
         """The ceiling for now, on the way to this target."""
         if target is KEEP or target is NO_LIMIT or not isinstance(target, int):
+            self._ceilings.forget(key)
+            return target
+        if key[0] in self.exact and knob.setting == "memory_high_bytes":
             self._ceilings.forget(key)
             return target
         use = read_use(self._fs, knob.directory)

@@ -23,7 +23,12 @@ between that and the first bad one, it goes on halving the gap. The crash zone i
     working set > .8 of the limit, and memory pressure or refaults above the pilot's
 
 Neither is enough alone: a full limit is what the search is for, and a neighbour's CPU slows as well. Without a
-witness of performance, or of memory, an epoch decides nothing and the limit stays.
+witness of performance, or of memory, an epoch decides nothing and the limit stays. An epoch in the crash zone need not
+be endured: ``after_epoch(..., urgent=True)`` takes its first ``URGENT_SAMPLES`` samples for the verdict.
+
+Refaults are pages that the group needed and had lost; while there are many, the file cache that it uses is its working
+set, whatever list the kernel keeps it on. Where use stays above the limit (anonymous memory without swap cannot be
+reclaimed), the limit has no effect any more: the search ends at that use.
 """
 
 from __future__ import annotations
@@ -33,16 +38,19 @@ from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Final
 
-from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 
 LEVELS: Final = ((1.0, 0.6827), (2.0, 0.9545), (3.0, 0.9973))
 """Deviations and level of each interval, the smallest first."""
 SLOWDOWN: Final = 0.5
 GREATEST_COLLECTION_RATIO: Final = 0.7
 FULL_RATIO: Final = 0.8
-STEP: Final = 0.07
+STEP: Final = 0.05
 TOLERANCE: Final = 0.08
 LEAST_SAMPLES: Final = 60
+URGENT_SAMPLES: Final = 5
+ATTAINED_RATIO: Final = 1.02
+"""Use that stays above the limit by this factor shows that the limit cannot be had."""
 PRESSURE_MARGIN: Final = 0.02
 """Memory pressure (share of time) that is above the pilot's by less than this is the pilot's."""
 REFAULT_FACTOR: Final = 2.0
@@ -109,7 +117,7 @@ class FitEpoch:
 
     ``performance``: work per second, any unit. ``working_set_bytes``: anonymous and active file memory, at most.
     ``full_pressure_ratio``: share of time in which all tasks waited for memory. ``collection_ratio``: a JVM's
-    share of time in garbage collection.
+    share of time in garbage collection. ``current_bytes``: all that it used, on average, and ``least_bytes`` at least.
     """
 
     samples: int
@@ -119,6 +127,8 @@ class FitEpoch:
     full_pressure_ratio: Reading
     refaults_per_s: Reading
     collection_ratio: Reading
+    current_bytes: Reading = NOT_MEASURED
+    least_bytes: Reading = NOT_MEASURED
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +151,33 @@ class MemoryFit:
     pilot: FitEpoch | None = None
     crashes: int = 0
     reason: str = "no epoch yet"
+    step: float = STEP
+    epoch_samples: int = LEAST_SAMPLES
 
     @property
     def recommended_bytes(self) -> float | None:
         """The last good limit and a safety; None before there is one."""
         return None if self.last_good_bytes is None else self.last_good_bytes * (1 + SAFETY)
+
+
+@dataclass(frozen=True, slots=True)
+class FitView:
+    """A search as people see it. ``limit_bytes``: in force now; ``estimate_bytes``: of the last epoch's footprint."""
+
+    workload: str
+    phase: str
+    epochs: int
+    samples: int
+    epoch_samples: int
+    limit_bytes: int | None
+    last_good_bytes: float | None
+    first_bad_bytes: float | None
+    recommended_bytes: float | None
+    estimate_bytes: Reading
+    crashes: int
+    witness: str
+    applied: bool
+    reason: str
 
 
 def evidence(fit: MemoryFit, epoch: FitEpoch) -> Evidence:
@@ -158,17 +190,30 @@ def evidence(fit: MemoryFit, epoch: FitEpoch) -> Evidence:
     return Evidence(slow, memory, f"slow: {told[slow]}, memory short: {told[memory]}")
 
 
-def after_epoch(fit: MemoryFit, epoch: FitEpoch) -> MemoryFit:
+def is_crash(fit: MemoryFit, epoch: FitEpoch) -> bool:
+    """Whether an epoch, or its beginning, lies in the crash zone without a doubt."""
+    if fit.limit_bytes is None or epoch.samples < URGENT_SAMPLES:
+        return False
+    seen = evidence(fit, epoch)
+    return bool(seen.slow and seen.memory)
+
+
+def after_epoch(fit: MemoryFit, epoch: FitEpoch, *, urgent: bool = False) -> MemoryFit:
     """The search after one epoch under ``fit.limit_bytes``; its new limit is the action that is to be taken."""
     if fit.phase is FitPhase.CONVERGED:
         return fit
-    if epoch.samples < LEAST_SAMPLES:
-        return replace(fit, reason=f"{epoch.samples} of {LEAST_SAMPLES} samples: the epoch goes on")
+    if epoch.samples < fit.epoch_samples and not (urgent and is_crash(fit, epoch)):
+        return replace(fit, reason=f"{epoch.samples} of {fit.epoch_samples} samples: the epoch goes on")
     if fit.pilot is None or fit.limit_bytes is None:
         return _piloted(fit, epoch)
     seen = evidence(fit, epoch)
     if seen.slow and seen.memory:
         return _crashed(fit, fit.limit_bytes, seen)
+    least = epoch.least_bytes
+    if not seen.slow and not isinstance(least, Unavailable) and least > ATTAINED_RATIO * fit.limit_bytes:
+        found = replace(fit, phase=FitPhase.CONVERGED, last_good_bytes=least)
+        reason = "what it uses cannot be reclaimed: the limit has no effect any more"
+        return replace(found, limit_bytes=found.recommended_bytes, reason=reason)
     if seen.slow is None or seen.memory is None or seen.slow:
         return replace(fit, reason=f"{seen.reason}: the limit stays")
     return _lowered(replace(fit, last_good_bytes=fit.limit_bytes), fit.limit_bytes, epoch)
@@ -195,7 +240,7 @@ def _lowered(fit: MemoryFit, limit: float, epoch: FitEpoch) -> MemoryFit:
             )
         middle = (limit + fit.first_bad_bytes) / 2
         return replace(fit, phase=FitPhase.BISECT, limit_bytes=middle, reason="good: the gap is halved")
-    lower = max(estimate_of_container(epoch.footprint), (1 - STEP) * limit)
+    lower = max(estimate_of_container(epoch.footprint), (1 - fit.step) * limit)
     if lower >= limit:
         return replace(
             fit,
@@ -246,7 +291,10 @@ def _starved(fit: MemoryFit, epoch: FitEpoch) -> bool | None:
     )
     if pressed is None and refaulting is None:
         return unseen
-    return epoch.working_set_bytes > FULL_RATIO * fit.limit_bytes and bool(pressed or refaulting)
+    held = epoch.working_set_bytes
+    if refaulting and not isinstance(epoch.current_bytes, Unavailable):
+        held = max(held, epoch.current_bytes)
+    return held > FULL_RATIO * fit.limit_bytes and bool(pressed or refaulting)
 
 
 def _above(pilot: Reading, now: Reading, bound: Callable[[float], float]) -> bool | None:

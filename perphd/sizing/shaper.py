@@ -18,8 +18,13 @@ it is preempted. Its elastic components follow, oldest first; one that does not 
 a component that exactly fills the host stays, and the buffer is one per resource. ``guarded`` names the resources
 whose shortage preempts; a shortage of CPU slows and does not kill, so that by default it is memory alone.
 
-Preemption goes one rung further in every interval: reclaim, freeze, end. Everything is a value; nothing is carried
-out.
+Preemption goes one rung further in every interval: reclaim, freeze, end. ``patient`` components stay on theirs: to
+freeze is enough while the remains fit. A component of which nothing can be reclaimed begins with freezing. Who is
+frozen still holds what cannot be reclaimed of it, and that counts: where the components that stay and these remains
+exceed the capacity, components end at once, elastic before core, youngest first. Between two intervals (``early``)
+nobody returns and nobody goes a rung further but for that reason.
+
+Everything is a value; nothing is carried out.
 """
 
 from __future__ import annotations
@@ -37,6 +42,8 @@ HIGH_MARGIN: Final = 0.05
 """``memory.high`` stands this share above the target."""
 GUARD_FULL_RATIO: Final = 0.05
 """From this share of time in which all tasks wait for memory, ``memory.high`` is lifted."""
+STUCK_RATIO: Final = 0.9
+"""A component of whose use this share cannot be reclaimed is frozen without an attempt to reclaim."""
 
 
 class Resource(Enum):
@@ -78,7 +85,8 @@ class Demand:
     """One resource of one component.
 
     ``held``: the size in force. ``mean`` and ``spread`` forecast the next interval's maximum; a calibrated forecast
-    gives the spread that makes  mean + 3 spread  its bound.
+    gives the spread that makes  mean + 3 spread  its bound. ``unreclaimable``: of what is used, the part that only
+    ends with its owner, such as anonymous memory without swap.
     """
 
     reserved: float
@@ -87,6 +95,7 @@ class Demand:
     mean: Reading
     spread: Reading
     least: float = 0.0
+    unreclaimable: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +114,7 @@ class Component:
     crashes: int = 0
     crashed: bool = False
     rung: Rung | None = None
+    patient: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,13 +183,19 @@ def shape(
     capacity: Mapping[Resource, float],
     mode: Mode,
     settings: ShaperSettings | None = None,
+    *,
+    early: bool = False,
 ) -> ShapingPlan:
-    """The plan for one interval. ``capacity``: what the host has for these components."""
+    """The plan for one interval, or for what is left of one (``early``).
+
+    ``capacity``: what the host has for these components.
+    """
     chosen = settings or ShaperSettings()
     sizes = {component.name: _sizes(component, chosen) for component in components}
-    evicted = _evicted(components, sizes, capacity, chosen) if mode is not Mode.OPTIMISTIC else {}
+    evicted = _evicted(components, sizes, capacity, chosen, early) if mode is not Mode.OPTIMISTIC else {}
+    rungs = _rungs(components, sizes, capacity, chosen, evicted, early)
     preemptions = [
-        Preemption(component.name, _next_rung(component.rung), evicted[component.name])
+        Preemption(component.name, rungs[component.name], evicted[component.name])
         for component in sorted(components, key=lambda each: each.role is Role.CORE)
         if component.name in evicted
     ]
@@ -266,6 +282,7 @@ def _evicted(
     sizes: Mapping[str, Mapping[Resource, Size]],
     capacity: Mapping[Resource, float],
     settings: ShaperSettings,
+    early: bool,
 ) -> dict[str, str]:
     """Names of the components that make room, with the reason (Algorithm 3)."""
     free = {resource: capacity[resource] for resource in settings.guarded if resource in capacity}
@@ -280,10 +297,12 @@ def _evicted(
         if not _touchable(component):
             free = without(free, component)
     ranked: dict[tuple[int, str], list[Component]] = {}
-    for component in components:
-        if _touchable(component):
-            ranked.setdefault((component.rank, component.application), []).append(component)
     found: dict[str, str] = {}
+    for component in components:
+        if early and component.rung is not None and _touchable(component):
+            found[component.name] = "made room already: it returns at the end of an interval at the earliest"
+        elif _touchable(component):
+            ranked.setdefault((component.rank, component.application), []).append(component)
     for (_, application), members in sorted(ranked.items(), key=lambda item: item[0]):
         left = free
         for core in (member for member in members if member.role is Role.CORE):
@@ -304,8 +323,50 @@ def _evicted(
     return found
 
 
-def _next_rung(rung: Rung | None) -> Rung:
-    return RUNGS[0] if rung is None else RUNGS[min(RUNGS.index(rung) + 1, len(RUNGS) - 1)]
+def _rungs(
+    components: Sequence[Component],
+    sizes: Mapping[str, Mapping[Resource, Size]],
+    capacity: Mapping[Resource, float],
+    settings: ShaperSettings,
+    evicted: Mapping[str, str],
+    early: bool,
+) -> dict[str, Rung]:
+    """How far each component that makes room goes."""
+    leaving = [component for component in components if component.name in evicted]
+    rungs = {component.name: _next_rung(component, early) for component in leaving}
+    ending = sorted(leaving, key=lambda each: (each.role is Role.CORE, -each.rank, each.age_s))
+    for resource in settings.guarded:
+        left = capacity.get(resource, float("inf")) - sum(
+            _placed(component, sizes[component.name], resource)
+            for component in components
+            if component.name not in evicted
+        )
+        for component in ending:
+            if left >= sum(_remains(each, resource) for each in leaving if rungs[each.name] is not Rung.END):
+                break
+            alike = [each for each in leaving if each.application == component.application]
+            for each in alike if component.role is Role.CORE else (component,):
+                rungs[each.name] = Rung.END
+    return rungs
+
+
+def _remains(component: Component, resource: Resource) -> float:
+    """What a component still holds after reclaim, while it is frozen."""
+    return component.demands[resource].unreclaimable if resource in component.demands else 0.0
+
+
+def _next_rung(component: Component, early: bool) -> Rung:
+    if component.rung is not None:
+        return (
+            component.rung
+            if early or component.patient
+            else RUNGS[min(RUNGS.index(component.rung) + 1, len(RUNGS) - 1)]
+        )
+    demands = component.demands.values()
+    stuck = any(demand.used > 0 for demand in demands) and all(
+        demand.unreclaimable >= STUCK_RATIO * demand.used for demand in demands
+    )
+    return Rung.FREEZE if stuck else Rung.RECLAIM
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,8 @@ from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.monitor.sli import SliReading
 from perphd.predictor import LraModel
 from perphd.predictor.persist import ModelFile, Provenance, from_text, to_text
+from perphd.sizing.memory_fit import FitView
+from perphd.sizing.shaping import ShapedWorkload, ShaperView
 
 DB = WorkloadSpec("db", Kind.LRA, "/app/db", sli=SliSpec("push", (("max_age_s", "5"),)))
 CACHE = WorkloadSpec("cache", Kind.LRA, "/app/cache", mode=Mode.OBSERVE)
@@ -154,6 +156,7 @@ class FakeAgent:
         self.by: Actor | None = None
         self.subscribers: set[asyncio.Queue[Event]] = set()
         self.recorded: list[Round] = []
+        self.fits = ["cache"]
         self.restored = RestoreReport(restored=(FileReport("/sys/x", "pi", "cpus", "0-7", "0-1", "0-7"),))
 
     def status(self) -> AgentStatus:
@@ -183,6 +186,37 @@ class FakeAgent:
             "db", Health.HEALTHY, tight, tight, Allocation(TIGHT), 0.9, bearable=bearable, text=text
         )
         return WhatIf(bearable, (text,), (effect,), 2.0)
+
+    def shaper(self) -> ShaperView:
+        row = ShapedWorkload(
+            "pi", "elastic", "pi", True, 4.0 * 2**30, 1.5 * 2**30, 2.0 * 2**30, "forecast and buffer"
+        )
+        return ShaperView(
+            "pessimistic", 60.0, 8.0 * 2**30, 6.0 * 2**30, (row,), ("pi: 4096 MiB -> 2048 MiB",)
+        )
+
+    def memory_fits(self) -> tuple[FitView, ...]:
+        good = 2.0 * 2**30
+        return tuple(
+            FitView(
+                name, "search", 3, 12, 60, int(good), good, None, None, 1.9 * 2**30, 0, "mips", False, "good"
+            )
+            for name in self.fits
+        )
+
+    def start_memory_fit(self, name: str, samples: int, step: float, by: Actor | None = None) -> None:
+        if name in self.fits:
+            raise ConfigError("request", "workload", f"a search for {name} is under way", "memfit stop")
+        self.fits.append(name)
+
+    def apply_memory_fit(self, name: str, by: Actor | None = None) -> int:
+        if name not in self.fits:
+            raise ConfigError("request", "workload", f"no search was started for {name}", "memfit start")
+        return 2 << 30
+
+    def stop_memory_fit(self, name: str, by: Actor | None = None) -> None:
+        self.apply_memory_fit(name)
+        self.fits.remove(name)
 
     def models(self) -> tuple[ModelSummary, ...]:
         return (SUMMARY,)

@@ -86,6 +86,8 @@ READING = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/db"),
     ("GET", "/v1/models/db/export"),
+    ("GET", "/v1/shaper"),
+    ("GET", "/v1/memfit"),
 ]
 CHANGING: list[tuple[str, str, dict[str, Any] | None]] = [
     ("PUT", "/v1/mode", {"mode": "enforce"}),
@@ -96,6 +98,9 @@ CHANGING: list[tuple[str, str, dict[str, Any] | None]] = [
     ("DELETE", "/v1/workloads/db", None),
     ("PUT", "/v1/models/db", MODEL),
     ("DELETE", "/v1/models/db", None),
+    ("PUT", "/v1/memfit/pi", {"samples": 30, "step": 0.07}),
+    ("POST", "/v1/memfit/cache/apply", {}),
+    ("DELETE", "/v1/memfit/cache", None),
     ("POST", "/v1/restore", None),
     ("POST", "/v1/reload", None),
 ]

@@ -317,7 +317,7 @@ def same(path: str, wanted: str, read: str) -> bool:
         if file in EMPTY_ALLOWED:
             return CpuSet.parse(wanted) == CpuSet.parse(read)
         if file == "freezer.state":
-            return wanted == "FROZEN" and read in _FROZEN
+            return is_frozen(wanted) and is_frozen(read)
         if file in _MEMORY_FILES:
             return _same_size(wanted, read)
         if file == "cpu.max":

@@ -1,0 +1,283 @@
+"""The shell of the memory fit: collects epochs, and keeps the limits that the search asks for.
+
+A search begins by request alone. Its limits are ``memory.high``; ``memory.max`` is never touched. What a search found
+is in force only once somebody applies it. Nothing of this survives the daemon: limits are given back like all settings.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from perphd.agent.shaping import lower
+from perphd.domain.allocation import Settings
+from perphd.domain.decision import TROUBLED
+from perphd.domain.errors import ConfigError, KernelError
+from perphd.domain.policy import Snapshot, TargetState, WorkloadView
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
+from perphd.domain.sample import Sample
+from perphd.domain.workload import Kind
+from perphd.host.cgroup.group import descendants
+from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.fs import KernelFs, read_text
+from perphd.host.hsperfdata import CollectionShare
+from perphd.sizing.memory_fit import (
+    LEAST_SAMPLES,
+    STEP,
+    FitEpoch,
+    FitPhase,
+    FitView,
+    MemoryFit,
+    after_epoch,
+    estimate_of_container,
+    is_crash,
+)
+
+BIN_BYTES: Final = 4 << 20
+SKIPPED_SAMPLES: Final = 3
+"""Samples after a new limit that are left out: the kernel is still reclaiming."""
+WITNESSES: Final = ("work_rate_per_s", "mips", "cpu_usage_cores")
+"""Readings of performance, the best first."""
+_KNOB: Final = "memory_high_bytes"
+
+
+@dataclass(slots=True)
+class _Sums:
+    """One epoch so far: sums and extremes of what was read."""
+
+    samples: int = 0
+    footprint: dict[float, int] = field(default_factory=dict)
+    totals: dict[str, tuple[float, int]] = field(default_factory=dict)
+    greatest_working_set: Reading = NOT_MEASURED
+    least: Reading = NOT_MEASURED
+
+    def add(self, name: str, reading: Reading) -> None:
+        """One more reading of this name."""
+        if not isinstance(reading, Unavailable):
+            total, count = self.totals.get(name, (0.0, 0))
+            self.totals[name] = (total + reading, count + 1)
+
+    def mean(self, name: str) -> Reading:
+        """The mean of what was read."""
+        total, count = self.totals.get(name, (0.0, 0))
+        return total / count if count else Unavailable(f"{name} was not measured in this epoch")
+
+
+@dataclass(slots=True)
+class _Search:
+    """One workload's search."""
+
+    fit: MemoryFit
+    collection: CollectionShare
+    sums: _Sums = field(default_factory=_Sums)
+    skip: int = 0
+    witness: str = ""
+    epochs: int = 0
+    applied: bool = False
+    estimate: Reading = NOT_MEASURED
+    settable: bool = True
+
+
+class Fitting:
+    """Looks once a round, as the shaper does."""
+
+    def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
+        self._fs, self._hierarchies = fs, hierarchies
+        self._searches: dict[str, _Search] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Workloads whose ``memory.high`` belongs to a search now."""
+        return frozenset(name for name, search in self._searches.items() if _limit(search) is not None)
+
+    @property
+    def sized(self) -> frozenset[str]:
+        """Workloads that a search sizes: the shaper leaves them alone."""
+        return frozenset(self._searches)
+
+    def start(self, view: WorkloadView, samples: int = LEAST_SAMPLES, step: float = STEP) -> None:
+        """Begin a search.
+
+        Raises:
+            ConfigError: the workload may not be limited.
+        """
+        spec = view.spec
+        problem, allowed = "", ""
+        if spec.kind is Kind.LRA and spec.shape == "no":
+            problem = f"{spec.name} is an LRA whose owner does not let its memory be limited"
+            allowed = 'shape = "core" or "elastic" in its table'
+        elif not view.enforced:
+            problem, allowed = f"{spec.name} is only observed", f"perphctl mode enforce {spec.name}"
+        elif view.sample is None:
+            problem, allowed = f"{spec.name} is not there", "a workload whose control group exists"
+        elif spec.name in self._searches and self._searches[spec.name].fit.phase is not FitPhase.CONVERGED:
+            problem, allowed = f"a search for {spec.name} is under way", f"perphctl memfit stop {spec.name}"
+        if problem:
+            raise ConfigError("request", "workload", problem, allowed)
+        fit = MemoryFit(step=step, epoch_samples=samples)
+        self._searches[spec.name] = _Search(fit, CollectionShare(self._fs))
+
+    def apply(self, name: str) -> int:
+        """Keep the recommended limit in force; returns it.
+
+        Raises:
+            ConfigError: there is no result yet.
+        """
+        search = self._search(name)
+        found = search.fit.recommended_bytes
+        if search.fit.phase is not FitPhase.CONVERGED or found is None or not search.settable:
+            problem = f"the search for {name} has no result yet: {search.fit.reason}"
+            raise ConfigError("request", "workload", problem, "a converged search (perphctl memfit status)")
+        search.applied = True
+        return int(found)
+
+    def stop(self, name: str) -> None:
+        """End a search, or an applied limit. Raises ConfigError: there is none."""
+        self._search(name)
+        del self._searches[name]
+
+    def _search(self, name: str) -> _Search:
+        if name not in self._searches:
+            known = ", ".join(self._searches) or f"perphctl memfit start {name}"
+            raise ConfigError("request", "workload", f"no search was started for {name}", known)
+        return self._searches[name]
+
+    def look(self, snapshot: Snapshot, target: TargetState) -> tuple[tuple[str, str], ...]:
+        """One look at every search; returns what is to be announced."""
+        troubled = {each.workload for each in target.decisions if each.verdict.health in TROUBLED}
+        notes: list[tuple[str, str]] = []
+        for view in snapshot.workloads:
+            search = self._searches.get(view.spec.name)
+            if search is None or search.fit.phase is FitPhase.CONVERGED or view.sample is None:
+                continue
+            search.settable = _KNOB in view.enforceable
+            before = search.fit
+            self._look(search, view, view.sample, view.spec.name in troubled, snapshot.at_s)
+            if search.fit.phase is not before.phase or search.fit.limit_bytes != before.limit_bytes:
+                notes.append((view.spec.name, f"memory fit: {search.fit.phase.value}, {search.fit.reason}"))
+        return tuple(notes)
+
+    def over(self, name: str, settings: Settings) -> Settings:
+        """The settings of this workload with the limit of its search."""
+        search = self._searches.get(name)
+        limit = None if search is None else _limit(search)
+        if limit is None:
+            return settings
+        return replace(settings, memory_high_bytes=lower(settings.memory_high_bytes, limit))
+
+    def views(self) -> tuple[FitView, ...]:
+        """Every search as people see it."""
+        return tuple(self._view(name, search) for name, search in self._searches.items())
+
+    def _look(
+        self, search: _Search, view: WorkloadView, sample: Sample, troubled: bool, now_s: float
+    ) -> None:
+        if search.skip > 0:
+            search.skip -= 1
+            return
+        self._collect(search, view.spec.cgroup, sample, now_s)
+        epoch = _epoch(search)
+        crash = is_crash(search.fit, epoch)
+        if troubled and view.spec.kind is Kind.LRA and not crash:
+            self._begin_epoch(search)
+            search.fit = replace(search.fit, reason="the application is degraded: the epoch begins again")
+            return
+        full = epoch.samples >= search.fit.epoch_samples
+        if not full and not crash:
+            return
+        search.epochs += 1
+        if not search.settable:
+            search.estimate = estimate_of_container(epoch.footprint)
+            reason = "this host has no memory.high for it: an estimate is all that can be had"
+            search.fit = replace(search.fit, reason=reason)
+            self._begin_epoch(search)
+            return
+        search.estimate = estimate_of_container(epoch.footprint)
+        search.fit = after_epoch(search.fit, epoch, urgent=crash)
+        self._begin_epoch(search)
+        search.skip = SKIPPED_SAMPLES
+
+    @staticmethod
+    def _begin_epoch(search: _Search) -> None:
+        search.sums = _Sums()
+
+    def _collect(self, search: _Search, cgroup: str, sample: Sample, now_s: float) -> None:
+        sums = search.sums
+        if isinstance(sample.memory_current_bytes, Unavailable):
+            return
+        current, limit = sample.memory_current_bytes, search.fit.limit_bytes
+        if not search.witness:
+            search.witness = next(
+                (name for name in WITNESSES if not isinstance(sample.reading(name), Unavailable)), ""
+            )
+        sums.samples += 1
+        place = (current // BIN_BYTES + 1) * BIN_BYTES
+        place = place if limit is None else min(place, max(limit, current))
+        sums.footprint[place] = sums.footprint.get(place, 0) + 1
+        sums.least = current if isinstance(sums.least, Unavailable) else min(sums.least, current)
+        working = sample.memory_working_set_bytes
+        if not isinstance(working, Unavailable):
+            seen = sums.greatest_working_set
+            sums.greatest_working_set = working if isinstance(seen, Unavailable) else max(seen, working)
+        sums.add("current", current)
+        sums.add("performance", sample.reading(search.witness) if search.witness else NOT_MEASURED)
+        sums.add("full", sample.memory_full_pct)
+        sums.add("refaults", sample.refaults_per_s)
+        sums.add("collection", search.collection.read(self._pids(cgroup), now_s))
+
+    def _pids(self, cgroup: str) -> tuple[int, ...]:
+        tree = self._hierarchies.of("memory") or self._hierarchies.unified
+        if tree is None:
+            return ()
+        found: list[int] = []
+        directory = tree.path(cgroup)
+        try:
+            for each in (directory, *descendants(self._fs, directory)):
+                found += [int(line) for line in read_text(self._fs, f"{each}/cgroup.procs").split()]
+        except (KernelError, ValueError):
+            return ()
+        return tuple(found)
+
+    def _view(self, name: str, search: _Search) -> FitView:
+        fit = search.fit
+        return FitView(
+            workload=name,
+            phase=fit.phase.value,
+            epochs=search.epochs,
+            samples=search.sums.samples,
+            epoch_samples=fit.epoch_samples,
+            limit_bytes=_limit(search),
+            last_good_bytes=fit.last_good_bytes,
+            first_bad_bytes=fit.first_bad_bytes,
+            recommended_bytes=fit.recommended_bytes if search.settable else None,
+            estimate_bytes=search.estimate,
+            crashes=fit.crashes,
+            witness=search.witness or "none",
+            applied=search.applied,
+            reason=fit.reason,
+        )
+
+
+def _limit(search: _Search) -> int | None:
+    """What is to be in force for a search."""
+    fit = search.fit
+    if not search.settable or fit.limit_bytes is None:
+        return None
+    if fit.phase is FitPhase.CONVERGED and not search.applied:
+        return None
+    return int(fit.limit_bytes)
+
+
+def _epoch(search: _Search) -> FitEpoch:
+    sums, full = search.sums, search.sums.mean("full")
+    return FitEpoch(
+        sums.samples,
+        sums.footprint,
+        sums.greatest_working_set,
+        sums.mean("performance"),
+        full if isinstance(full, Unavailable) else full / 100.0,
+        sums.mean("refaults"),
+        sums.mean("collection"),
+        sums.mean("current"),
+        sums.least,
+    )

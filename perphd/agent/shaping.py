@@ -1,0 +1,130 @@
+"""The shell of the resource shaper: gathers what it decides from, and turns its answers into settings and endings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from perphd.agent.config_sizing import SizingConfig
+from perphd.domain.allocation import KEEP, Limit, Settings
+from perphd.domain.decision import TROUBLED
+from perphd.domain.policy import Snapshot, TargetState, WorkloadView
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, fmap
+from perphd.domain.workload import Kind
+from perphd.isolation.ending import Ender
+from perphd.monitor.memory_facts import Facts, MemoryFacts
+from perphd.sizing.shaper import Mode, Role
+from perphd.sizing.shaping import (
+    ShapedLimits,
+    ShaperView,
+    ShapingState,
+    ShapingStep,
+    Subject,
+    advance,
+    view,
+)
+
+
+class Shaping:
+    """Looks once a round. Writes nothing itself: ``settings`` go to the executor with those of the policy."""
+
+    def __init__(self, config: SizingConfig, facts: MemoryFacts, ender: Ender) -> None:
+        self._rules, self._own_capacity = config.rules, float(config.memory_bytes)
+        self._facts, self._ender = facts, ender
+        self._state = ShapingState()
+        self._subjects: tuple[Subject, ...] = ()
+        self._cgroups: dict[str, str] = {}
+        self._capacity: Reading = NOT_MEASURED
+        self._limits: Mapping[str, ShapedLimits] = {}
+
+    @property
+    def is_off(self) -> bool:
+        """True if nothing is looked at."""
+        return self._rules.mode is Mode.OFF
+
+    def look(
+        self, snapshot: Snapshot, target: TargetState, excluded: frozenset[str] = frozenset()
+    ) -> ShapingStep:
+        """One look: what follows from it. ``excluded``: workloads that somebody else is sizing now."""
+        if self.is_off:
+            return ShapingStep({})
+        troubled = {each.workload for each in target.decisions if each.verdict.health in TROUBLED}
+        views = [each for each in snapshot.workloads if each.spec.reserved_memory_bytes > 0]
+        self._cgroups = {each.spec.name: each.spec.cgroup for each in views}
+        self._facts.forget(frozenset(self._cgroups.values()))
+        self._subjects = tuple(
+            self._subject(each, snapshot.at_s, troubled, each.spec.name in excluded) for each in views
+        )
+        self._capacity = self._room(snapshot.at_s)
+        self._state, step = advance(self._state, self._subjects, self._capacity, self._rules, snapshot.at_s)
+        self._limits = step.limits
+        return step
+
+    def end(self, step: ShapingStep) -> list[tuple[str, str]]:
+        """End the workloads that the step ends; returns those that could not be ended, with the reason."""
+        failed = []
+        for name, _ in step.ends:
+            if reason := self._ender.end(name, self._cgroups[name]):
+                failed.append((name, f"not ended: {reason}"))
+        return failed
+
+    def over(self, name: str, settings: Settings, knobs: frozenset[str]) -> Settings:
+        """The settings of this workload with what the shaper wants; ``knobs``: what can be set here."""
+        limits = self._limits.get(name)
+        return settings if limits is None else merged(settings, limits, knobs)
+
+    def view(self) -> ShaperView:
+        """The shaper as people see it."""
+        return view(self._state, self._subjects, self._capacity, self._rules)
+
+    def _room(self, now_s: float) -> Reading:
+        if self._own_capacity:
+            return self._own_capacity
+        used = {
+            self._cgroups[each.name]: 0.0 if isinstance(each.used_bytes, Unavailable) else each.used_bytes
+            for each in self._subjects
+        }
+        return self._facts.capacity(used, now_s)
+
+    def _subject(self, seen: WorkloadView, now_s: float, troubled: set[str], excluded: bool) -> Subject:
+        spec, sample = seen.spec, seen.sample
+        used: Reading = 0.0 if sample is None else sample.memory_working_set_bytes
+        facts = Facts() if sample is None else self._facts.of(spec.cgroup, used, now_s)
+        return Subject(
+            spec.name,
+            spec.application or spec.name,
+            spec.kind is Kind.LRA,
+            Role(spec.shape) if spec.shape != "no" else Role.CORE,
+            float(spec.reserved_memory_bytes),
+            used,
+            float(spec.min_memory_bytes),
+            shaped=spec.shape != "no" and seen.enforced and not excluded,
+            degraded=spec.name in troubled,
+            unreclaimable_bytes=facts.unreclaimable_bytes,
+            kills=facts.kills,
+            full_ratio=NOT_MEASURED
+            if sample is None
+            else fmap(lambda pct: pct / 100.0, sample.memory_full_pct),
+            refaults_per_s=NOT_MEASURED if sample is None else sample.refaults_per_s,
+        )
+
+
+def merged(settings: Settings, limits: ShapedLimits, knobs: frozenset[str]) -> Settings:
+    """Both wishes: the greater protection, the lower ceiling, frozen if either says so; what cannot be set is left."""
+    if limits.low_bytes is not None and "memory_low_bytes" in knobs:
+        low = settings.memory_low_bytes
+        settings = replace(
+            settings, memory_low_bytes=limits.low_bytes if low is KEEP else max(low, limits.low_bytes)
+        )
+    if limits.high_bytes is not None and "memory_high_bytes" in knobs:
+        settings = replace(settings, memory_high_bytes=lower(settings.memory_high_bytes, limits.high_bytes))
+    if limits.max_bytes is not None and "memory_max_bytes" in knobs:
+        settings = replace(settings, memory_max_bytes=lower(settings.memory_max_bytes, limits.max_bytes))
+    if limits.frozen and "frozen" in knobs:
+        settings = replace(settings, frozen=True)
+    return settings
+
+
+def lower(ceiling: object, other: int) -> Limit:
+    """The lower of a ceiling that may be absent and another one."""
+    return min(ceiling, other) if isinstance(ceiling, int) else other

@@ -1,0 +1,102 @@
+"""Performance data of real JVMs (OpenJDK 17, two collectors, 60 MiB live in a heap of 128 MiB), and damage."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import os
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perphd.domain.errors import ParseError
+from perphd.domain.reading import Unavailable
+from perphd.host.fs import RealFs
+from perphd.host.hsperfdata import CollectionShare, JvmMemory, memory_of, parse, read_jvm
+
+FIXTURES = Path(__file__).parents[1] / "fixtures/jvm"
+MIB = 1 << 20
+
+
+def _file(name: str) -> bytes:
+    return gzip.decompress((FIXTURES / f"{name}.hsperf.gz").read_bytes())
+
+
+@pytest.mark.parametrize(
+    ("name", "collection_s", "used_mib"), [("serial", 1.2226, 60.4), ("g1", 1.0189, 125.0)]
+)
+def test_real_files(name: str, collection_s: float, used_mib: float) -> None:
+    counters = parse(_file(name))
+    assert counters["java.property.java.vm.name"] == "OpenJDK 64-Bit Server VM"
+    found = memory_of(counters)
+    assert isinstance(found, JvmMemory)
+    assert found.collection_s == pytest.approx(collection_s, abs=1e-3)
+    assert found.heap_used_bytes / MIB == pytest.approx(used_mib, abs=0.1)
+    assert 128 * MIB <= found.heap_capacity_bytes < 129 * MIB
+
+
+@given(st.data())
+def test_damaged_files_are_refused_or_read(data: st.DataObject) -> None:
+    whole = bytearray(_file("serial"))
+    for _ in range(data.draw(st.integers(1, 8))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    cut = bytes(whole[: data.draw(st.integers(0, len(whole)))])
+    with contextlib.suppress(ParseError):
+        parse(cut)
+
+
+@pytest.mark.parametrize(
+    ("at", "value"), [(0, b"\0"), (4, b"\7"), (5, b"\1"), (7, b"\0"), (24, struct.pack("<I", 1 << 31))]
+)
+def test_what_is_no_such_file_is_refused(at: int, value: bytes) -> None:
+    data = bytearray(_file("serial"))
+    data[at : at + len(value)] = value
+    with pytest.raises(ParseError):
+        parse(bytes(data))
+
+
+def _process(root: Path, pid: int, inner: int, data: bytes) -> None:
+    folder = root / f"proc/{pid}/root/tmp/hsperfdata_app"
+    folder.mkdir(parents=True, exist_ok=True)
+    (root / f"proc/{pid}/status").write_text(f"Name:\tjava\nNSpid:\t{pid}\t{inner}\n")
+    (folder / str(inner)).write_bytes(data)
+
+
+def test_a_jvm_in_a_container_is_found_by_its_own_number(tmp_path: Path) -> None:
+    _process(tmp_path, 4711, 7, _file("serial"))
+    found = read_jvm(RealFs(tmp_path), 4711)
+    assert isinstance(found, JvmMemory)
+
+
+def test_a_process_without_such_a_file_is_no_jvm(tmp_path: Path) -> None:
+    assert isinstance(read_jvm(RealFs(), os.getpid()), Unavailable)
+    assert isinstance(read_jvm(RealFs(tmp_path), 1), Unavailable)
+
+
+def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
+    _process(tmp_path, 5, 5, b"")
+    place = tmp_path / "proc/5/root/tmp/hsperfdata_app/5"
+    place.unlink()
+    (tmp_path / "elsewhere").write_bytes(_file("serial"))
+    place.symlink_to(tmp_path / "elsewhere")
+    assert isinstance(read_jvm(RealFs(tmp_path), 5), Unavailable)
+
+
+def _after(data: bytes, seconds: float) -> bytes:
+    """The file when its collector has worked that much longer."""
+    before = struct.pack("<q", int(str(parse(data)["sun.gc.collector.0.time"])))
+    assert data.count(before) == 1
+    return data.replace(before, struct.pack("<q", struct.unpack("<q", before)[0] + int(seconds * 1e9)))
+
+
+def test_the_share_of_time_in_collection(tmp_path: Path) -> None:
+    share = CollectionShare(RealFs(tmp_path))
+    assert isinstance(share.read((9,), 0.0), Unavailable)
+    _process(tmp_path, 9, 9, _file("serial"))
+    assert isinstance(share.read((9,), 10.0), Unavailable)
+    _process(tmp_path, 9, 9, _after(_file("serial"), 3.0))
+    assert share.read((9,), 14.0) == pytest.approx(0.75)
+    assert share.read((9,), 15.0) == 0.0

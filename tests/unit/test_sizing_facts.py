@@ -1,0 +1,132 @@
+"""What sizing reads of the kernel: kills, memory that cannot be reclaimed, room; on v2 and v1. And ending processes."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from perphd.domain.plan import Write
+from perphd.domain.reading import Unavailable
+from perphd.host.cgroup import discover
+from perphd.host.cgroup.knobs import same
+from perphd.host.fs import RealFs
+from perphd.isolation.ending import Ender
+from perphd.monitor.memory_facts import KEPT_S, Facts, MemoryFacts
+
+MIB = 1 << 20
+GIB = 1 << 30
+MEMINFO = "MemTotal: 8388608 kB\nMemAvailable: 4194304 kB\nSwapFree: {swap} kB\n"
+
+
+def _write(root: Path, path: str, text: str) -> None:
+    file = root / path.lstrip("/")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+
+
+@pytest.fixture
+def v2(tmp_path: Path) -> Path:
+    _write(tmp_path, "/proc/self/mounts", "cgroup2 /sys/fs/cgroup cgroup2 rw 0 0\n")
+    _write(tmp_path, "/proc/meminfo", MEMINFO.format(swap=0))
+    group = "/sys/fs/cgroup/top/a"
+    _write(tmp_path, "/sys/fs/cgroup/cgroup.controllers", "memory cpu\n")
+    _write(tmp_path, f"{group}/memory.events", "low 0\nhigh 3\nmax 0\noom 1\noom_kill 2\n")
+    stat = (
+        "anon 104857600\nshmem 0\nunevictable 0\nslab_unreclaimable 1048576\nkernel_stack 0\npagetables 0\n"
+    )
+    _write(tmp_path, f"{group}/memory.stat", stat)
+    _write(tmp_path, f"{group}/cgroup.procs", "11\n12\n")
+    _write(tmp_path, f"{group}/cgroup.kill", "")
+    _write(tmp_path, "/sys/fs/cgroup/top/memory.max", f"{GIB}\n")
+    _write(tmp_path, "/sys/fs/cgroup/top/memory.current", f"{300 * MIB}\n")
+    _write(tmp_path, "/sys/fs/cgroup/top/memory.stat", f"inactive_file {100 * MIB}\n")
+    return tmp_path
+
+
+@pytest.fixture
+def v1(tmp_path: Path) -> Path:
+    _write(tmp_path, "/proc/self/mounts", "cgroup /cg/memory cgroup rw,memory 0 0\n")
+    _write(tmp_path, "/proc/meminfo", MEMINFO.format(swap=0))
+    _write(tmp_path, "/cg/memory/top/a/memory.oom_control", "oom_kill_disable 0\nunder_oom 0\noom_kill 4\n")
+    _write(tmp_path, "/cg/memory/top/a/memory.stat", "rss 1\ntotal_rss 52428800\ntotal_shmem 0\n")
+    _write(tmp_path, "/cg/memory/top/a/cgroup.procs", "11\n")
+    _write(tmp_path, "/cg/memory/top/a/b/cgroup.procs", "12\n")
+    _write(tmp_path, "/cg/memory/top/memory.limit_in_bytes", f"{GIB}\n")
+    _write(tmp_path, "/cg/memory/top/memory.usage_in_bytes", f"{200 * MIB}\n")
+    _write(tmp_path, "/cg/memory/top/memory.stat", "total_inactive_file 0\n")
+    return tmp_path
+
+
+def _facts(root: Path) -> MemoryFacts:
+    fs = RealFs(root)
+    return MemoryFacts(fs, discover(fs))
+
+
+def test_v2(v2: Path) -> None:
+    assert _facts(v2).of("/top/a", 105.0 * MIB, 0.0) == Facts(2.0, 101.0 * MIB)
+    # The group's limit less what others in it use, and 2 %.
+    assert _facts(v2).capacity({"/top/a": 150.0 * MIB}, 0.0) == pytest.approx(0.98 * GIB - 50 * MIB)
+    # What is available, what the workloads hold, less 2 % of all.
+    assert _facts(v2).capacity({"/other/b": 1.0 * GIB}, 0.0) == pytest.approx((4 + 1 - 0.16) * GIB)
+
+
+def test_v1(v1: Path) -> None:
+    assert _facts(v1).of("/top/a", 55.0 * MIB, 0.0) == Facts(4.0, 50.0 * MIB)
+    assert _facts(v1).capacity({"/top/a": 200.0 * MIB}, 0.0) == pytest.approx(0.98 * GIB)
+
+
+def test_swap_takes_anonymous_memory(v2: Path) -> None:
+    _write(v2, "/proc/meminfo", MEMINFO.format(swap=65536))
+    assert _facts(v2).of("/top/a", 105.0 * MIB, 0.0).unreclaimable_bytes == (101 - 64) * MIB
+
+
+def test_what_is_not_there_is_unavailable(v2: Path) -> None:
+    found = _facts(v2).of("/top/gone", 0.0, 0.0)
+    assert isinstance(found.kills, Unavailable)
+    assert isinstance(found.unreclaimable_bytes, Unavailable)
+    (v2 / "proc/meminfo").unlink()
+    assert isinstance(_facts(v2).capacity({}, 0.0), Unavailable)
+
+
+def test_facts_are_read_again_when_use_moves_or_after_a_while(v2: Path) -> None:
+    facts = _facts(v2)
+    first = facts.of("/top/a", 100.0 * MIB, 0.0)
+    _write(v2, "/sys/fs/cgroup/top/a/memory.events", "oom_kill 3\n")
+    assert facts.of("/top/a", 102.0 * MIB, 1.0) == first
+    assert facts.of("/top/a", 50.0 * MIB, 1.0).kills == 3.0
+    _write(v2, "/sys/fs/cgroup/top/a/memory.events", "oom_kill 4\n")
+    assert facts.of("/top/a", 50.0 * MIB, 1.0 + KEPT_S).kills == 4.0
+
+
+def test_ending_on_v2_is_one_write(v2: Path) -> None:
+    told: list[tuple[Write, str]] = []
+    fs = RealFs(v2)
+    ender = Ender(fs, discover(fs), lambda _: None, lambda write, text: told.append((write, text)))
+    assert ender.end("a", "/top/a") == ""
+    assert (v2 / "sys/fs/cgroup/top/a/cgroup.kill").read_text() == "1\n"
+    assert [(write.knob, text) for write, text in told] == [("ended", "written")]
+
+
+def test_ending_on_v1_signals_everybody_in_the_group_and_below(v1: Path) -> None:
+    killed: list[tuple[int, int]] = []
+    fs = RealFs(v1)
+    assert (
+        Ender(fs, discover(fs), lambda _: None, kill=lambda *sent: killed.append(sent)).end("a", "/top/a")
+        == ""
+    )
+    assert set(killed) == {(11, signal.SIGKILL), (12, signal.SIGKILL)}
+
+
+def test_a_group_that_must_not_be_written_is_not_ended(v2: Path) -> None:
+    fs = RealFs(v2)
+    assert Ender(fs, discover(fs), lambda _: "a unit of systemd").end("a", "/top/a") == "a unit of systemd"
+    assert (v2 / "sys/fs/cgroup/top/a/cgroup.kill").read_text() == ""
+
+
+def test_a_v1_group_that_is_freezing_holds_what_was_written() -> None:
+    assert same("/g/freezer.state", "FREEZING", "FROZEN")
+    assert same("/g/freezer.state", "FROZEN", "FREEZING")
+    assert not same("/g/freezer.state", "FROZEN", "THAWED")
+    assert not same("/g/freezer.state", "THAWED", "FREEZING")
