@@ -21,6 +21,7 @@ from perphd.admission.windowed import Windowed
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.fitting import Fitting
+from perphd.agent.forecasts import Forecasts
 from perphd.agent.loop import Agent
 from perphd.agent.models import Models
 from perphd.agent.pauses import Pauses
@@ -189,6 +190,7 @@ def build_agent(
     links = LinkLoad(fs)
     tap = RoundTap(policy if policy is not None else POLICIES[config.daemon.policy](config))
     bounds = _actuators(fs, config.daemon.state_dir)
+    forecasts = _forecasts(config, records) if kept is not None and clock is not None else None
     parts = Parts(
         topology=topology,
         processors=processors,
@@ -224,10 +226,12 @@ def build_agent(
         residence=Residence(fs, hierarchies),
         shaping=Shaping(config.sizing, MemoryFacts(fs, hierarchies), ender),
         fitting=Fitting(fs, hierarchies),
+        forecasts=forecasts,
         waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)
         if real and clock is not None
         else None,
         owned=(
+            *(() if forecasts is None else (forecasts,)),
             host_load,
             accounts,
             processors,
@@ -351,6 +355,14 @@ def _models(
         registry, files, records, wall_clock, socket.gethostname(), cores, rebuilds,
         rebuild=config.model.rebuild, llc_ways=llc_ways, versions=versions,
     )  # fmt: skip
+
+
+def _forecasts(config: Config, records: Records) -> Forecasts | None:
+    if not config.forecast.enabled:
+        return None
+    folder = Path(config.daemon.state_dir).absolute() / "forecast"
+    store = str(Path(config.store_path).absolute())
+    return Forecasts(folder, (store, str(folder), socket.gethostname(), config.host.root), records)
 
 
 def _store(config: Config) -> Store:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from perphd.admission.settings import PolicySettings
+from perphd.agent.config_forecast import ForecastConfig
 from perphd.agent.config_host import check_against_host
 from perphd.agent.config_metrics import MetricsConfig, check_metrics
 from perphd.agent.config_model import ModelConfig
@@ -191,6 +192,7 @@ TABLES: Mapping[str, type] = {
     "wake": WakeConfig,
     "metrics": MetricsConfig,
     "window": WindowConfig,
+    "forecast": ForecastConfig,
 }
 """The tables that may stand once in a file; ``[[lra]]``, ``[[batch]]`` and ``[[notify]]`` may be repeated."""
 
@@ -217,6 +219,7 @@ class Config:
     metrics: MetricsConfig = field(default_factory=MetricsConfig)
     window: WindowConfig = field(default_factory=WindowConfig)
     notify: tuple[NotifyConfig, ...] = ()
+    forecast: ForecastConfig = field(default_factory=ForecastConfig)
     workloads: tuple[WorkloadSpec, ...] = ()
     matches: tuple[WorkloadSpec, ...] = ()
     sources: tuple[str, ...] = ()
@@ -397,6 +400,7 @@ def _assemble(parts: list[_Part]) -> Config:
         metrics=metrics,
         window=WindowConfig(**merged["window"]),
         notify=receivers,
+        forecast=ForecastConfig(**merged["forecast"]),
         workloads=tuple(item.spec for item in declared if item.spec.cgroup),
         matches=tuple(item.spec for item in declared if not item.spec.cgroup),
         sources=tuple(part.source for part in parts),

@@ -33,6 +33,7 @@ ABOUT = {
     "metrics": "Metrics for Prometheus over TCP or through a file; docs/metrics.md lists the series.",
     "window": "When riskier changes are allowed.",
     "notify": "One receiver of notices: a webhook or a command. May be repeated.",
+    "forecast": "Forecasts of use; see how-to/size-a-workload.md. Nothing acts on them.",
     "lra": "One long-running application that is kept at its performance. May be repeated.",
     "batch": "Work that gives way. May be repeated.",
 }

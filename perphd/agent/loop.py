@@ -17,6 +17,7 @@ from perphd.admission.whatif import whatif
 from perphd.agent import counting
 from perphd.agent.config import Config
 from perphd.agent.fitting import Fitting
+from perphd.agent.forecasts import FORECASTS_OFF
 from perphd.agent.model_view import model_view
 from perphd.agent.modes import Modes
 from perphd.agent.protections import Protections
@@ -352,6 +353,11 @@ class Agent:
         async with self._state.lock:
             self._state.parts.models.reset(self._state.lra(lra), self._state.now_s)
         self._state.tell(EventKind.WORKLOAD, "model reset", lra)
+
+    def forecasts(self) -> bytes | Unavailable:
+        """What the forecast worker published last, as JSON; or why there is nothing."""
+        worker = self._state.parts.forecasts
+        return Unavailable(FORECASTS_OFF) if worker is None else worker.published()
 
     def subscribe(self) -> AsyncIterator[Event]:
         """Everything that happens from now on; ends when the agent stops."""

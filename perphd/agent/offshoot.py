@@ -58,12 +58,15 @@ def run(
         for fd in (given, out, err):
             files.callback(os.close, fd)
         _fill(given, data)
-        status = _wait(_start(command, environment, (given, out, err)), deadline_s, stop)
+        status = _wait(start(command, environment, (given, out, err)), deadline_s, stop)
         return Ended(status, _whole(out), _whole(err))
 
 
-def _start(command: Sequence[str], environment: Mapping[str, str], streams: tuple[int, int, int]) -> int:
-    """Process number of the command, with these three as its standard streams; all else is closed at exec(2)."""
+def start(command: Sequence[str], environment: Mapping[str, str], streams: tuple[int, int, int]) -> int:
+    """Start the command with these three as its standard streams; its process number. All else is closed at exec(2).
+
+    The caller waits for its end. Raises OSError: it could not be started.
+    """
     libc = ctypes.CDLL(None)  # its functions are called without the interpreter's lock
     actions = ctypes.create_string_buffer(_ACTIONS_BYTES)
     _check(libc.posix_spawn_file_actions_init(actions), command[0])

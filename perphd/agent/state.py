@@ -13,6 +13,7 @@ from perphd.admission.attention import Attention, next_in_s
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.fitting import Fitting
+from perphd.agent.forecasts import Forecasts
 from perphd.agent.models import Models
 from perphd.agent.pauses import Pauses
 from perphd.agent.records import Records
@@ -86,6 +87,7 @@ class Parts:
     residence: Residence | None = None
     shaping: Shaping | None = None
     fitting: Fitting | None = None
+    forecasts: Forecasts | None = None
     owned: tuple[Closable, ...] = ()
 
 

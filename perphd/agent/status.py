@@ -42,6 +42,7 @@ def status_of(state: State, modes: Modes) -> AgentStatus:
         configured_mode=state.config.daemon.mode,
         pauses=state.parts.pauses.all(),
         host=state.account,
+        forecast=None if state.parts.forecasts is None else state.parts.forecasts.summary(),
     )
 
 

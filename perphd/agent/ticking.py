@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from perphd.admission.attention import advance
 from perphd.agent import counting
+from perphd.agent.forecasts import Listed, set_limits
 from perphd.agent.learning import observations
 from perphd.agent.modes import Modes
 from perphd.agent.protections import Protections
@@ -90,11 +91,21 @@ class Ticking:
             self._record(target, tuple(self._state.samples.values()), now_s)
             self._state.parts.models.save_when_due(specs, now_s, self._state.config.daemon.model_save_s)
             self._attend(snapshot, target)
+            if self._state.parts.forecasts is not None:
+                self._state.parts.forecasts.step(now_s, self._listed)
             self._state.tick += 1
             # The wait for applications' answers is theirs, not ours.
             took_s = time.perf_counter() - waited
             self._state.cost.tick(now_s, took_s)
             self._state.parts.tally.ticked(took_s)
+
+    def _listed(self) -> list[Listed]:
+        """The workloads as the forecast worker has to know them."""
+        in_force = self._state.parts.executor.in_force
+        return [
+            (spec.name, spec.cgroup, spec.min_memory_bytes, set_limits(in_force(spec.name)))
+            for spec in self._state.all_specs()
+        ]
 
     def _show_notes(self, now_s: float) -> None:
         """What sources say of their own readings, for as long as they say it."""

@@ -160,7 +160,8 @@ def forecast(out: Out, workload: str | None, horizon_s: float, last_s: float, st
     CPU, working set, cache occupancy, memory bandwidth and load, where the store has them. For one WORKLOAD, all models
     are shown beside the one that acts.
     """
-    from perphd.forecast.replay import Outlook, latest_stretch, outlook
+    from perphd.forecast.following import latest_stretch
+    from perphd.forecast.replay import Outlook, outlook
     from perphd.monitor.windows import SERIES, WINDOW_S
 
     if horizon_s != WINDOW_S:
@@ -240,7 +241,8 @@ def _read(
 def _sized(place: Place, workload: str, key: str, windows: SeriesWindows) -> Recommendation:
     import numpy as np
 
-    from perphd.forecast.replay import Outlook, latest_stretch, outlook
+    from perphd.forecast.following import latest_stretch
+    from perphd.forecast.replay import Outlook, outlook
     from perphd.sizing.recommendation import recommend
     from perphd.sizing.shaper import Resource
 

@@ -25,6 +25,7 @@ from perphd.domain.capability import Capability
 from perphd.domain.control import Pause
 from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import EventKind
+from perphd.domain.forecast import Forecasts
 from perphd.domain.status import AgentStatus
 from perphd.domain.topology import Topology
 from perphd.domain.whatif import WhatIf
@@ -173,6 +174,10 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/v1/models"): Operation("The LRAs' models, a line each", {"models": tuple[ModelSummary, ...]}),
     ("GET", "/v1/models/{name}"): Operation("All that an LRA's model believes", ModelView),
     ("GET", "/v1/models/{name}/export"): Operation("The model as a file", _OBJECT),
+    ("GET", "/v1/forecasts"): Operation(
+        "What workloads and the host will use, as the forecast worker published it last; 404 while it has not",
+        Forecasts,
+    ),
     ("GET", "/v1/config"): Operation(
         "The configuration in force", _of(sources=_TEXTS, warnings=_TEXTS, store_path=TEXT, daemon=_OBJECT)
     ),

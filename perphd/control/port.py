@@ -13,6 +13,7 @@ from perphd.domain.capability import Capabilities
 from perphd.domain.control import Actor, Pause
 from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import Event
+from perphd.domain.reading import Unavailable
 from perphd.domain.status import AgentStatus
 from perphd.domain.topology import Topology
 from perphd.domain.whatif import Arrival, WhatIf
@@ -117,6 +118,9 @@ class AgentPort(Protocol):
 
         ``ignore_lock``: remove resctrl groups although another program holds resctrl's lock.
         """
+
+    def forecasts(self) -> bytes | Unavailable:
+        """What the forecast worker published last, as JSON; or why there is nothing."""
 
     def rounds(self) -> AsyncIterator[Round]:
         """Every round of decisions from now on, whole; ends when the agent stops."""

@@ -11,6 +11,7 @@ from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.capability import Area, Capability
 from perphd.domain.control import Pause
 from perphd.domain.decision import AWAITED, Action, Cause, Health, Outcome, Verdict
+from perphd.domain.forecast import ForecastSummary
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import Sample
 from perphd.domain.signals import performance, work_unit
@@ -41,8 +42,9 @@ def status_parts(status: AgentStatus, now_s: float) -> list[Part]:
     lras = [item for item in status.workloads if item.spec.kind is Kind.LRA]
     batch = [item for item in status.workloads if item.spec.kind is Kind.BATCH]
     host = () if status.host is None else (host_line(status.host),)
+    ahead = () if status.forecast is None else (Styled(_forecast(status.forecast), "dim"),)
     parts: list[Part] = [
-        text(_headline(status), *host, Styled(_cost(status.cost, status.journal_entries), "dim"))
+        text(_headline(status), *host, Styled(_cost(status.cost, status.journal_entries), "dim"), *ahead)
     ]
     cache = any(_uses_cache(item) for item in status.workloads)
     if lras:
@@ -218,6 +220,21 @@ def _cost(cost: SelfCost, journal: int) -> str:
         f"{journal} original value{'' if journal == 1 else 's'} kept" if journal else "nothing changed"
     )
     return "; ".join(words)
+
+
+def _forecast(summary: ForecastSummary | Unavailable) -> str:
+    if isinstance(summary, Unavailable):
+        return f"forecasts: {summary.reason}"
+    words = [f"forecasts: {summary.forecasts} of {summary.series} series"]
+    peaks = [
+        f"{summary.peak_cores:.2f}cores" if available(summary.peak_cores) else "",
+        format_bytes(summary.peak_bytes) if available(summary.peak_bytes) else "",
+    ]
+    if any(peaks):
+        words.append(f"the host's peak of the next hour {', '.join(filter(None, peaks))}")
+    memory = format_bytes(summary.rss_bytes) if available(summary.rss_bytes) else NONE
+    words.append(f"their worker: {number(summary.cpu_pct)} % of a CPU, {memory}")
+    return "; ".join([*words, *([summary.problem] if summary.problem else [])])
 
 
 def _uses_cache(item: WorkloadStatus) -> bool:

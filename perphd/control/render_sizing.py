@@ -13,8 +13,8 @@ from perphd.domain.units import format_bytes
 if TYPE_CHECKING:
     from perphd.control.cli_sizing import HostHeadroom, WorkloadForecast, WorkloadSize
     from perphd.forecast.backtest import PeakScore
+    from perphd.forecast.following import ModelScore
     from perphd.forecast.headroom import PeakOutlook
-    from perphd.forecast.replay import ModelScore
     from perphd.sizing.recommendation import Recommendation
 
 COLUMNS: Final = 80

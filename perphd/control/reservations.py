@@ -6,30 +6,20 @@ Only the workload's own control group is read. A limit that perphd itself has se
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from posixpath import basename
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, fields
 
 from perphd.control.cli_base import Out
 from perphd.control.client import Refused, Unreachable
-from perphd.domain.allocation import KEEP, NO_LIMIT, UNTOUCHED, Settings
-from perphd.domain.errors import ConfigError, KernelError, ParseError, PerphError
+from perphd.control.own_limits import NONE_SET, reserved
+from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
+from perphd.domain.errors import ConfigError, PerphError
 from perphd.domain.reading import Reading, Unavailable
 from perphd.domain.topology import Topology
 from perphd.domain.workload import WorkloadSpec
 from perphd.sizing.recommendation import Reservation
 from perphd.sizing.shaper import Resource
 
-if TYPE_CHECKING:
-    from perphd.host.cgroup.group import Cgroup
-    from perphd.host.fs import KernelFs
-
-NONE_SET = Unavailable("none set")
 _FILE_ALONE = Unavailable("unknown: --store names a file alone")
-_SETTINGS = {
-    Resource.CPU: ("cpu_max_cores",),
-    Resource.MEMORY: ("memory_max_bytes", "memory_high_bytes"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +95,10 @@ def _place(
     found = {}
     for spec, in_force in specs:
         group = None if simulated or not spec.cgroup else groups.group(spec.cgroup)
-        found[spec.name] = {resource: _reserved(fs, group, spec, in_force, resource) for resource in Resource}
+        own = frozenset(f.name for f in fields(in_force) if getattr(in_force, f.name) is not KEEP)
+        found[spec.name] = {
+            resource: reserved(fs, group, spec.min_memory_bytes, own, resource) for resource in Resource
+        }
     return Place(store, _capacity(topology), {spec.name: spec.cgroup for spec, _ in specs}, found)
 
 
@@ -118,34 +111,3 @@ def _capacity(topology: Topology | None) -> dict[Resource, Reading]:
         Resource.CPU: float(len(topology.usable)),
         Resource.MEMORY: float(memory) if memory else unread,
     }
-
-
-def _reserved(
-    fs: KernelFs, group: Cgroup | None, spec: WorkloadSpec, in_force: Settings, resource: Resource
-) -> Reservation:
-    least = float(spec.min_memory_bytes) if resource is Resource.MEMORY else 0.0
-    if group is None:
-        return Reservation(Unavailable("unknown: not read from a simulated host"), "", least)
-    for setting in _SETTINGS[resource]:
-        if getattr(in_force, setting) is not KEEP:
-            continue
-        amount, source = _own_limit(fs, group, setting)
-        if source:
-            return Reservation(amount, source, least)
-    return Reservation(NONE_SET, "", least)
-
-
-def _own_limit(fs: KernelFs, group: Cgroup, setting: str) -> tuple[float, str]:
-    """The limit and the kernel's file that holds it; no file where there is no limit, or none can be read."""
-    from perphd.host.cgroup.knobs import decode
-    from perphd.host.fs import read_text
-
-    knob = group.knob(setting)
-    if isinstance(knob, str):
-        return 0.0, ""
-    try:
-        texts = {basename(path): read_text(fs, path).strip() for path in knob.paths}
-        value: Any = decode(setting, knob.version, texts)
-    except (KernelError, ParseError):
-        return 0.0, ""
-    return (0.0, "") if value in (KEEP, NO_LIMIT) else (float(value), basename(knob.paths[0]))

@@ -41,6 +41,7 @@ from perphd.control.wire import encode
 from perphd.domain.control import Actor
 from perphd.domain.errors import ConfigError
 from perphd.domain.masking import without_secrets
+from perphd.domain.reading import Unavailable
 from perphd.domain.status import WorkloadStatus
 from perphd.domain.whatif import Arrival
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
@@ -105,7 +106,9 @@ class Routes:
         self._limits, self._access = limits, access
         self._queries = Queries(agent.config, limits)
         self._description: bytes | None = None
-        self._metrics = metrics.Collector(agent.status, lambda: agent.tally, lambda: agent.topology)
+        self._metrics = metrics.Collector(
+            agent.status, lambda: agent.tally, lambda: agent.topology, agent.forecasts
+        )
         self._streams = Streams(agent, limits, self._clock)
         self._recordings = Recordings(agent, limits)
         self._sizing = SizingRoutes(agent, self._workload, self._body)
@@ -128,6 +131,7 @@ class Routes:
             Route("GET", "/v1/models", read, self._models.list),
             Route("GET", "/v1/models/{name}", read, self._models.show),
             Route("GET", "/v1/models/{name}/export", read, self._models.export),
+            Route("GET", "/v1/forecasts", read, self._forecasts),
             Route("GET", "/v1/config", read, self._config),
             Route("GET", "/v1/metrics", read, self._exposition),
             Route("GET", "/metrics", read, self._exposition),
@@ -204,6 +208,12 @@ class Routes:
         except ValueError as exc:  # a ParseError is one
             raise ApiError(Code.REFUSED, str(exc), "add", "batch:cpu=CORES,mem=SIZE") from exc
         return encode(self._agent.whatif(arrival))
+
+    async def _forecasts(self, request: web.Request, peer: Peer) -> web.Response:
+        found = self._agent.forecasts()
+        if isinstance(found, Unavailable):
+            raise ApiError(Code.NOT_FOUND, found.reason)
+        return web.Response(body=found, content_type="application/json", charset="utf-8")
 
     async def _config(self, request: web.Request, peer: Peer) -> Any:
         config = self._agent.config

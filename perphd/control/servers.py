@@ -54,7 +54,7 @@ def servers_of(agent: AgentPort, config: Config, reload: Callable[[Actor], Await
         ConfigError: the token or the certificate of the metrics' listener cannot be used.
     """
     metrics = config.metrics
-    page = Collector(agent.status, lambda: agent.tally, lambda: agent.topology).text
+    page = Collector(agent.status, lambda: agent.tally, lambda: agent.topology, agent.forecasts).text
     servers: list[Server] = [ControlServer(agent, config, reload=reload)]
     if metrics.listen:
         servers.append(Listener(metrics, page))

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from perphd.domain.allocation import Allocation, Settings
 from perphd.domain.control import Pause
 from perphd.domain.decision import Decision, Outcome
+from perphd.domain.forecast import ForecastSummary
 from perphd.domain.host_account import HostAccount
 from perphd.domain.plan import NotEnforceable
-from perphd.domain.reading import NOT_MEASURED, Reading
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.domain.sample import Sample
 from perphd.domain.workload import Mode, WorkloadSpec
 
@@ -76,7 +77,7 @@ class AgentStatus:
     something is in flux: ``attentive`` says what (empty at the usual pace). ``extra_ticks``: looks between two
     samples that pressure, batch that started or a pushed reading asked for. ``configured_mode``: the mode in the
     configuration, which holds again after a restart. ``pauses``: every pause in force. ``host``: who uses the host;
-    None until two ticks were made.
+    None until two ticks were made. ``forecast``: of the forecast worker; None: it is switched off.
     """
 
     version: str
@@ -97,3 +98,4 @@ class AgentStatus:
     configured_mode: Mode = Mode.OBSERVE
     pauses: tuple[Pause, ...] = ()
     host: HostAccount | None = None
+    forecast: ForecastSummary | Unavailable | None = None

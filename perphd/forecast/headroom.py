@@ -71,9 +71,9 @@ class HostOutlook:
 def host_outlook(tenants: Sequence[TenantHistory], *, pairs: bool) -> HostOutlook:
     """The outlook for one resource. ``pairs``: whether predictors from pairs apply to it."""
     usage = np.stack([tenant.usage for tenant in tenants], axis=1) if tenants else np.empty((0, 0))
-    absent = _absent(tenants, pairs=pairs)
+    lacking = absent(tenants, pairs=pairs)
     names = [name for name in PREDICTORS if pairs or name not in FROM_PAIRS]
-    usable = [name for name in names if name not in absent]
+    usable = [name for name in names if name not in lacking]
     windows = len(usage)
     start = max(LEAST_HISTORY, windows // 4)
     least = LEAST_HISTORY + HORIZON + 1
@@ -89,14 +89,14 @@ def host_outlook(tenants: Sequence[TenantHistory], *, pairs: bool) -> HostOutloo
         if any(name in FROM_PAIRS for name in usable):
             profile = _learned(profile, tenants, usage, range(learned, at))
         learned = at
-        view = _view(tenants, usage[max(0, at - PERIOD) : at], total[max(0, at - PERIOD) : at], profile)
+        view = host_usage(tenants, usage[max(0, at - PERIOD) : at], total[max(0, at - PERIOD) : at], profile)
         for name in usable:
             predicted[name].append(PREDICTORS[name](view))
     peaks = backtest.horizon_peaks(total, HORIZON)[list(times)]
     found, scores = [], {}
     for name in names:
-        if name in absent:
-            found.append(PeakOutlook(name, Unavailable(absent[name])))
+        if name in lacking:
+            found.append(PeakOutlook(name, Unavailable(lacking[name])))
             continue
         past = np.array(predicted[name][:-1])
         instant = backtest.errors(past, total[list(times)])
@@ -111,12 +111,13 @@ def host_outlook(tenants: Sequence[TenantHistory], *, pairs: bool) -> HostOutloo
                 scores.get(name),
             )
         )
-    return _picked(windows, tuple(found), backtest.chosen(scores), tenants)
+    return with_choice(windows, tuple(found), backtest.chosen(scores), tenants)
 
 
-def _picked(
+def with_choice(
     windows: int, found: tuple[PeakOutlook, ...], picked: str | None, tenants: Sequence[TenantHistory]
 ) -> HostOutlook:
+    """The outlook with this predictor picked; None: reservations stand, if every workload has one."""
     budget = f"{backtest.BUDGET:.0%}"
     if picked is not None:
         peak = next(each.peak for each in found if each.name == picked)
@@ -136,7 +137,7 @@ def _picked(
     return HostOutlook(windows, found, None, total, f"{why}: the sum of the reservations stands")
 
 
-def _absent(tenants: Sequence[TenantHistory], *, pairs: bool) -> dict[str, str]:
+def absent(tenants: Sequence[TenantHistory], *, pairs: bool) -> dict[str, str]:
     """The predictors that do not apply, with the reason."""
     found = {}
     if unreserved := _unreserved(tenants):
@@ -168,9 +169,10 @@ def _learned(
     return profile
 
 
-def _view(
+def host_usage(
     tenants: Sequence[TenantHistory], recent: Floats, total: Floats, profile: UsageProfile
 ) -> HostUsage:
+    """What predictors may know: workloads present at the end of ``recent``, whose columns follow ``tenants``."""
     known = ~np.isnan(recent)
     present = [
         Tenant(tenant.name, _request(tenant), recent[known[:, i], i])

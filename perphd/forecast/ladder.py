@@ -88,8 +88,8 @@ class Track:
 
     @property
     def misses(self) -> int:
-        """Misses among the last scores."""
-        return int(np.add.reduce(self.missed))
+        """Misses among the last ``WINDOW`` scores."""
+        return int(np.add.reduce(self.missed[-WINDOW:]))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -192,7 +192,7 @@ def _scored(track: Track, value: float) -> Track:
         calibration=with_residual(track.calibration, error / track.scale, missed),
         errors=appended(track.errors, error, WINDOW),
         losses=appended(track.losses, pinball(COVERAGE, track.bound, value), LOSSES),
-        missed=appended(track.missed, float(missed), WINDOW),
+        missed=appended(track.missed, float(missed), LOSSES),
     )
 
 

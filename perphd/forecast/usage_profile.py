@@ -20,12 +20,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
 KEPT_PERIODS: Final = 7
 """Periods whose greatest values count. With periods of one day: a week."""
+FORMAT: Final = "perphd usage profile 1"
 UNSEEN_RATIO: Final = 1.0
 STABLE_VARIATION: Final = 0.01
 """Greatest coefficient of variation of an application's memory utilisation that counts as stable."""
@@ -150,3 +151,49 @@ def _forgetful(profile: UsageProfile) -> UsageProfile:
         for pair, periods in profile.peaks.items()
     }
     return UsageProfile({pair: periods for pair, periods in kept.items() if periods}, profile.memory)
+
+
+def as_record(profile: UsageProfile) -> dict[str, Any]:
+    """The profile in values that JSON has."""
+    return {
+        "format": FORMAT,
+        "peaks": [
+            [first, second, [[period, ratio] for period, ratio in sorted(periods.items())]]
+            for (first, second), periods in sorted(profile.peaks.items())
+        ],
+        "memory": [
+            [application, node, *_rank_fields(spread)]
+            for (application, node), spread in sorted(profile.memory.items())
+        ],
+    }
+
+
+def from_record(record: Mapping[str, Any]) -> UsageProfile:
+    """The profile that ``as_record`` described.
+
+    Raises:
+        ValueError, KeyError, TypeError: it describes none.
+    """
+    if record["format"] != FORMAT:
+        raise ValueError(f"its format is {str(record['format'])[:40]!r}, not {FORMAT!r}")
+    peaks: dict[tuple[str, str], dict[int, float]] = {}
+    for first, second, periods in record["peaks"]:
+        peaks[pair_of(str(first), str(second))] = {int(period): _positive(ratio) for period, ratio in periods}
+    memory = {
+        (str(application), str(node)): MemorySpread(
+            int(generation), int(pods), _positive(mean), _positive(squares), _positive(greatest)
+        )
+        for application, node, generation, pods, mean, squares, greatest in record["memory"]
+    }
+    return UsageProfile(peaks, memory)
+
+
+def _rank_fields(spread: MemorySpread) -> tuple[float, ...]:
+    return spread.generation, spread.pods, spread.mean_ratio, spread.squares, spread.greatest_ratio
+
+
+def _positive(value: Any) -> float:
+    number = float(value)
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"{number} is no ratio")
+    return number

@@ -27,8 +27,9 @@ from typing import Final
 import numpy as np
 
 from perphd.domain.reading import Reading, Unavailable
+from perphd.forecast.following import LEAST_WINDOWS, NextWindow, too_short
 from perphd.forecast.histogram import Floats
-from perphd.forecast.replay import LEAST_WINDOWS, NextWindow, Outlook, too_short
+from perphd.forecast.replay import Outlook
 from perphd.sizing.shaper import Component, Demand, Mode, Resource, Role, ShaperSettings, shape
 
 BOUND_SPREADS: Final = 3.0

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
+from perphd.agent.forecasts import FORECASTS_OFF
 from perphd.agent.rounds import Round
 from perphd.agent.tally import Tally
 from perphd.control.access import Access, Peer
@@ -153,6 +154,7 @@ class FakeAgent:
         self.mode = Mode.ENFORCE
         self.refuse: Exception | None = None
         self.pauses: tuple[Pause, ...] = ()
+        self.published: bytes | Unavailable = Unavailable(FORECASTS_OFF)
         self.by: Actor | None = None
         self.subscribers: set[asyncio.Queue[Event]] = set()
         self.recorded: list[Round] = []
@@ -217,6 +219,9 @@ class FakeAgent:
     def stop_memory_fit(self, name: str, by: Actor | None = None) -> None:
         self.apply_memory_fit(name)
         self.fits.remove(name)
+
+    def forecasts(self) -> bytes | Unavailable:
+        return self.published
 
     def models(self) -> tuple[ModelSummary, ...]:
         return (SUMMARY,)

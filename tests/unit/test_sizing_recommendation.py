@@ -8,16 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.domain.reading import Unavailable, available
+from perphd.forecast.following import LEAST_WINDOWS, LONG_GAP, NextWindow, latest_stretch
 from perphd.forecast.headroom import HORIZON, LEAST_HISTORY, TenantHistory, host_outlook
 from perphd.forecast.histogram import Floats
-from perphd.forecast.replay import (
-    LEAST_WINDOWS,
-    LONG_GAP,
-    NextWindow,
-    Outlook,
-    latest_stretch,
-    outlook,
-)
+from perphd.forecast.replay import Outlook, outlook
 from perphd.sizing.formats import Amounts, printed
 from perphd.sizing.recommendation import Recommendation, Reservation, recommend
 from perphd.sizing.shaper import Resource

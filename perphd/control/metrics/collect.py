@@ -8,12 +8,13 @@ from collections.abc import Callable
 from typing import Final
 
 from perphd.agent.tally import Tally
+from perphd.control.metrics.forecasts import add_forecasts
 from perphd.control.metrics.text import Page, labels
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Cause, Decision, Health, target_reachable
 from perphd.domain.host_account import HostAccount
-from perphd.domain.reading import NOT_MEASURED, Reading, available
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.signals import Performance, performance, score
 from perphd.domain.status import AgentStatus, WorkloadStatus
@@ -62,12 +63,18 @@ class Collector:
         status: the agent as a whole, now.
         tally: what was counted since the start.
         topology: the host's processors, now.
+        forecasts: what the forecast worker published last.
     """
 
     def __init__(
-        self, status: Callable[[], AgentStatus], tally: Callable[[], Tally], topology: Callable[[], Topology]
+        self,
+        status: Callable[[], AgentStatus],
+        tally: Callable[[], Tally],
+        topology: Callable[[], Topology],
+        forecasts: Callable[[], bytes | Unavailable] = lambda: NOT_MEASURED,
     ) -> None:
         self._status, self._tally, self._topology = status, tally, topology
+        self._forecasts = forecasts
         self._began_s = time.time()
 
     def text(self) -> bytes:
@@ -79,6 +86,7 @@ class Collector:
         for item in status.workloads:
             _workload(page, item, tally)
         _changes(page, tally)
+        add_forecasts(page, self._forecasts())
         return page.text()
 
 

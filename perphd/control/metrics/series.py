@@ -220,6 +220,36 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
             *_LRA,
         ),
     ),
+    "Forecasts (with [forecast] enabled)": (
+        _gauge("perphd_forecast_made_timestamp_seconds", "Unix time at which forecasts were made last."),
+        _gauge("perphd_forecast_series", "Series of workloads that the forecast worker follows."),
+        _gauge("perphd_forecast_series_forecast", "Series of them for which a model's 99 % bound is trusted."),
+        _gauge("perphd_forecast_worker_cpu_cores", "CPU use of the forecast worker, over the last hour."),
+        _gauge("perphd_forecast_worker_resident_bytes", "Resident memory of the forecast worker."),
+        _gauge(
+            "perphd_forecast_mean", "Expected greatest value of the next minute, in the unit of the series.",
+            "workload", "series",
+        ),
+        _gauge(
+            "perphd_forecast_p99", "Bound that the greatest value of the next minute keeps with 99 %.",
+            "workload", "series",
+        ),
+        _gauge(
+            "perphd_forecast_covered_ratio", "Share of recent values that the bound of that time covered.",
+            "workload", "series",
+        ),
+        _gauge(
+            "perphd_host_peak",
+            "Greatest use of all workloads within the next hour, cores or bytes, by the predictor that is picked.",
+            "resource",
+        ),
+        _gauge("perphd_host_peak_predicted", "The same by each predictor.", "resource", "predictor"),
+        _gauge(
+            "perphd_host_peak_under_ratio",
+            "Share of a predictor's past predictions that were more than 10 % below the peak that followed.",
+            "resource", "predictor",
+        ),
+    ),
     "In force (absent: as perphd found it)": (
         _gauge("perphd_in_force_cpus", "Logical CPUs that perphd keeps the workload on.", *_OF),
         _gauge("perphd_in_force_cpu_weight", "CPU weight, 1 to 10000; 0 is the idle class.", *_OF),

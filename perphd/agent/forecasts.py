@@ -1,0 +1,225 @@
+"""The forecast worker, as the daemon sees it: started, told once a minute who is there, watched, read.
+
+The loop does no more for it in a tick than look whether it has ended, and once a minute write a line of some kilobytes
+into a pipe that never makes it wait. The worker's files are read when somebody asks for them. If the worker ends,
+``perphctl status`` shows the problem, and it is started again with a growing pause.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from perphd.agent import offshoot
+from perphd.agent.records import Records
+from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.forecast import PUBLISHED_FILE, SUMMARY_FILE, ForecastSummary
+from perphd.domain.reading import Reading, Unavailable
+
+PERIOD_S: Final = 60.0
+FIRST_PAUSE_S: Final = 60.0
+GREATEST_PAUSE_S: Final = 3600.0
+STEADY_S: Final = 1800.0
+"""A worker that has run this long before it ended counts as sound: the pause is the first one again."""
+SAVES_WITHIN_S: Final = 5.0
+"""At stop, the worker may take this long to save."""
+PIPE_BYTES: Final = 1 << 20
+COMMAND: Final = (sys.executable, "-P", "-m", "perphd.control.forecast_worker")
+"""The worker; nothing of the working directory is imported."""
+LIMITS: Final = ("cpu_max_cores", "memory_max_bytes", "memory_high_bytes")
+_LOOK_S: Final = 0.02
+FORECASTS_OFF: Final = "forecasts are switched off: set enabled = true in [forecast] and restart perphd"
+_NOTHING: Final = Unavailable("nothing has been published yet: the first forecasts take a minute")
+
+Listed: TypeAlias = tuple[str, str, int, tuple[str, ...]]
+"""A workload: name, cgroup, least memory in bytes, and the limits that perphd has set on it."""
+
+
+class Forecasts:
+    """See the module.
+
+    Args:
+        folder: the worker's files.
+        arguments: of the worker: store, folder, node, root.
+        records: takes problems.
+        command: the worker: program and arguments.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        arguments: Sequence[str],
+        records: Records,
+        command: Sequence[str] = COMMAND,
+    ) -> None:
+        self._folder, self._records = folder, records
+        self._command = (*command, *arguments)
+        self._starting: Future[int] | None = None
+        self._pid: int | None = None
+        self._pipe: int | None = None
+        self._unsent = b""
+        self._started_s = self._told_s = self._not_before_s = -float("inf")
+        self._pause_s = FIRST_PAUSE_S
+        self._closed = False
+
+    def step(self, now_s: float, roster: Callable[[], Sequence[Listed]]) -> None:
+        """Once a tick. Never waits, never raises. ``roster``: gives the workloads that there are."""
+        if self._closed:
+            return
+        if self._pid is None and self._starting is None:
+            if now_s >= self._not_before_s:
+                self._start(now_s)
+            return
+        if self._starting is not None:
+            if not self._starting.done():
+                return
+            starting, self._starting = self._starting, None
+            try:
+                self._pid = starting.result()
+            except OSError as exc:
+                self._failed(now_s, f"it cannot be started: {exc.strerror}: {self._command[0]}")
+                return
+        if self._has_ended(now_s):
+            return
+        if now_s - self._told_s >= PERIOD_S and not self._unsent:
+            self._told_s = now_s
+            if now_s - self._started_s >= PERIOD_S:  # it has lived through a cycle
+                self._records.problem("forecast", None, now_s)
+            self._unsent = json.dumps(roster(), separators=(",", ":")).encode() + b"\n"
+        self._send()
+
+    def summary(self) -> ForecastSummary | Unavailable:
+        """What the worker did last."""
+        try:
+            return _summary_from(json.loads((self._folder / SUMMARY_FILE).read_bytes()))
+        except FileNotFoundError:
+            return _NOTHING
+        except (OSError, ValueError, KeyError, TypeError) as exc:
+            return Unavailable(f"{self._folder / SUMMARY_FILE} cannot be read: {exc}")
+
+    def published(self) -> bytes | Unavailable:
+        """Everything that the worker published last, as JSON."""
+        try:
+            return (self._folder / PUBLISHED_FILE).read_bytes()
+        except FileNotFoundError:
+            return _NOTHING
+        except OSError as exc:
+            return Unavailable(f"{self._folder / PUBLISHED_FILE} cannot be read: {exc.strerror}")
+
+    def close(self) -> None:
+        """End the worker. It saves what it knows; if that takes too long, it is killed."""
+        self._closed = True
+        if self._starting is not None:
+            with contextlib.suppress(OSError):
+                self._pid = self._starting.result()
+        self._close_pipe()
+        if self._pid is None:
+            return
+        until = time.monotonic() + SAVES_WITHIN_S
+        while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+            if time.monotonic() >= until:
+                os.kill(self._pid, signal.SIGKILL)  # it is not reaped yet, so the number is still its own
+                os.waitpid(self._pid, 0)
+                break
+            time.sleep(_LOOK_S)
+        self._pid = None
+
+    def _start(self, now_s: float) -> None:
+        self._started_s, self._told_s, self._unsent = now_s, -float("inf"), b""
+        try:
+            self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
+            reading, self._pipe = os.pipe2(os.O_CLOEXEC)
+        except OSError as exc:
+            self._failed(now_s, f"it cannot be started: {exc.strerror}: {self._folder}")
+            return
+        os.set_blocking(self._pipe, False)
+        with contextlib.suppress(OSError):  # over the user's limit on pipes: the rest goes with the next tick
+            fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        future: Future[int] = Future()
+        self._starting = future
+        # Thread.start() would wait until the kernel has run the new thread once; that may be long on a full machine.
+        _thread.start_new_thread(self._spawn, (future, reading))
+
+    def _spawn(self, future: Future[int], reading: int) -> None:
+        """Runs in a thread: the child's exec(2) may have to wait for a processor."""
+        environment = dict(os.environ) | {
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "OPENBLAS_NUM_THREADS": "1",
+            "MALLOC_ARENA_MAX": "1",
+        }
+        environment.pop("NOTIFY_SOCKET", None)
+        try:
+            with open(os.devnull, "wb") as nowhere:
+                future.set_result(offshoot.start(self._command, environment, (reading, nowhere.fileno(), 2)))
+        except BaseException as exc:  # the loop hears of it
+            future.set_exception(exc if isinstance(exc, OSError) else OSError(0, repr(exc)))
+        finally:
+            os.close(reading)
+
+    def _has_ended(self, now_s: float) -> bool:
+        assert self._pid is not None
+        found, status = os.waitpid(self._pid, os.WNOHANG)
+        if not found:
+            return False
+        self._pid = None
+        self._failed(now_s, f"it ended with status {os.waitstatus_to_exitcode(status)}; the log says why")
+        return True
+
+    def _failed(self, now_s: float, why: str) -> None:
+        self._close_pipe()
+        if now_s - self._started_s >= STEADY_S:
+            self._pause_s = FIRST_PAUSE_S
+        self._not_before_s = now_s + self._pause_s
+        text = f"no forecasts: {why}; the worker is started again in {self._pause_s:.0f} s"
+        self._pause_s = min(GREATEST_PAUSE_S, 2 * self._pause_s)
+        self._records.problem("forecast", text, now_s)
+
+    def _send(self) -> None:
+        if not self._unsent or self._pipe is None:
+            return
+        try:
+            sent = os.write(self._pipe, self._unsent)
+        except BlockingIOError:
+            return
+        except OSError:  # it has ended: the next step sees that
+            self._unsent = b""
+            return
+        self._unsent = self._unsent[sent:]
+
+    def _close_pipe(self) -> None:
+        if self._pipe is not None:
+            os.close(self._pipe)
+            self._pipe = None
+
+
+def set_limits(settings: Settings) -> tuple[str, ...]:
+    """The limits that perphd has set, which are nobody's reservation."""
+    return tuple(name for name in LIMITS if getattr(settings, name) is not KEEP)
+
+
+def _summary_from(data: Mapping[str, Any]) -> ForecastSummary:
+    return ForecastSummary(
+        made_unix_s=float(data["made_unix_s"]),
+        newest_unix_s=_reading(data["newest_unix_s"]),
+        series=int(data["series"]),
+        forecasts=int(data["forecasts"]),
+        peak_cores=_reading(data["peak_cores"]),
+        peak_bytes=_reading(data["peak_bytes"]),
+        cpu_pct=_reading(data["cpu_pct"]),
+        rss_bytes=_reading(data["rss_bytes"]),
+        problem=str(data["problem"]),
+    )
+
+
+def _reading(data: Any) -> Reading:
+    return Unavailable(str(data["unavailable"])) if isinstance(data, dict) else float(data)

@@ -1,0 +1,202 @@
+"""One cycle of the forecast worker: new windows from the store in, forecasts out.
+
+Kept apart from the process around it (``forecast_worker``), so that tests and other commands can run cycles as well.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from perphd.control.forecast_files import Known
+from perphd.domain.forecast import (
+    Forecasts,
+    ForecastSummary,
+    HostForecast,
+    PredictorForecast,
+    SeriesForecasts,
+    WorkloadForecasts,
+)
+from perphd.domain.reading import Reading, Unavailable, available
+from perphd.forecast import host_peaks
+from perphd.forecast.backtest import PeakScore
+from perphd.forecast.following import Followed, choice_score, continued, next_window, started
+from perphd.forecast.headroom import MOST_PAIRED, HostOutlook
+from perphd.forecast.host_peaks import HostPeaks
+from perphd.forecast.usage_profile import PodSample, UsageProfile, observed, with_memory
+from perphd.monitor.windows import SERIES, WINDOW_S, StoreWindows
+from perphd.sizing.shaper import Resource
+
+FIRST_S: Final = 12 * 3600.0
+"""History that is read at the first start: as many windows as the longest model looks back."""
+REPLAYED: Final = 60
+"""Windows of that history that are forecast one by one, to have scores."""
+FORGET_AFTER: Final = 60
+"""Windows without a value after which a series is forgotten."""
+SERIES_OF: Final = {Resource.CPU: "cpu_usage_cores", Resource.MEMORY: "memory_working_set_bytes"}
+DAY_WINDOWS: Final = 1440
+MEMORY_EVERY: Final = 60
+"""Windows between two updates of the memory part of the usage profile."""
+_COSTS: Final = 61
+_NONE: Final = Unavailable("no forecast yet")
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """CPU time and wall clock at the end of the last cycles."""
+
+    points: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=_COSTS))
+
+    @property
+    def cpu_pct(self) -> Reading:
+        """CPU use of one CPU between the oldest and the newest of them."""
+        if len(self.points) < 2:
+            return Unavailable("measured from the second cycle on")
+        (first_s, used_s), (last_s, now_s) = self.points[0], self.points[-1]
+        return 100.0 * (now_s - used_s) / (last_s - first_s) if last_s > first_s else _NONE
+
+
+class Cycles:
+    """What is known of all series and of the host; ``take`` moves it on.
+
+    Args:
+        known: what an earlier process knew.
+        profile: usage of pairs, learned here or elsewhere.
+        node: this node's name in usage profiles.
+    """
+
+    def __init__(self, known: Known, profile: UsageProfile, node: str) -> None:
+        self._series = dict(known.series)
+        self._hosts = {resource: known.hosts.get(resource.value, HostPeaks()) for resource in Resource}
+        self.profile, self._node = profile, node
+        self._number = max((host.number for host in self._hosts.values()), default=0)
+
+    @property
+    def known(self) -> Known:
+        """For the next process."""
+        return Known(self._series, {resource.value: host for resource, host in self._hosts.items()})
+
+    def history_s(self, now_s: float) -> float:
+        """How much of the store's end has to be read at this wall clock."""
+        return min(FIRST_S, max(2 * WINDOW_S, now_s - (self._number + 1) * WINDOW_S + WINDOW_S))
+
+    def take(
+        self, found: StoreWindows, names: Sequence[str], reserved: Mapping[str, Mapping[Resource, Reading]]
+    ) -> None:
+        """Take in the windows of these workloads."""
+        listed = set(names)
+        workloads = [each for each in found.workloads if each.workload in listed]
+        last = int(found.newest_s // WINDOW_S) - 1
+        for each in workloads:
+            for name in SERIES:
+                windows = each.series[name]
+                if not windows.numbers:
+                    continue
+                key = each.workload, name
+                known = self._series.get(key)
+                series = (
+                    started(windows.numbers, windows.values, REPLAYED)
+                    if known is None
+                    else continued(known, windows.numbers, windows.values)
+                )
+                if series is not None:
+                    self._series[key] = series
+        for key in [key for key, series in self._series.items() if series.number < last - FORGET_AFTER]:
+            del self._series[key]
+        for resource in Resource:
+            self._take_host(resource, workloads_of(found, listed, SERIES_OF[resource]), reserved)
+        self._number = max(self._number, last)
+
+    def outlook(self, resource: Resource, reserved: Mapping[str, Mapping[Resource, Reading]]) -> HostForecast:
+        """The host's peak of one resource."""
+        requests = {name: by.get(resource, _NONE) for name, by in reserved.items()}
+        found = host_peaks.outlook(self._hosts[resource], requests, pairs=resource is Resource.CPU)
+        return _host(resource, len(self._hosts[resource].usage), found)
+
+    def forecasts(
+        self, names: Sequence[str], reserved: Mapping[str, Mapping[Resource, Reading]], made_s: float,
+        newest_s: Reading, costs: Costs, rss_bytes: Reading, problem: str = "",
+    ) -> Forecasts:  # fmt: skip
+        """What is published."""
+        workloads = []
+        for name in names:
+            by = reserved.get(name, {})
+            series = tuple(
+                _series(each, self._series[name, each]) for each in SERIES if (name, each) in self._series
+            )
+            workloads.append(
+                WorkloadForecasts(name, series, by.get(Resource.CPU, _NONE), by.get(Resource.MEMORY, _NONE))
+            )
+        hosts = tuple(self.outlook(resource, reserved) for resource in Resource)
+        given = [each for workload in workloads for each in workload.series]
+        summary = ForecastSummary(
+            made_s, newest_s, len(given), sum(bool(each.model) for each in given),
+            hosts[0].peak, hosts[1].peak, costs.cpu_pct, rss_bytes, problem,
+        )  # fmt: skip
+        return Forecasts(summary, tuple(workloads), hosts)
+
+    def _take_host(
+        self, resource: Resource, windows: Mapping[int, Mapping[str, float]],
+        reserved: Mapping[str, Mapping[Resource, Reading]],
+    ) -> None:  # fmt: skip
+        host, pairs = self._hosts[resource], resource is Resource.CPU
+        requests = {name: by.get(resource, _NONE) for name, by in reserved.items()}
+        for number in sorted(number for number in windows if number > host.number):
+            self._learn(resource, number, windows[number], requests)
+            host = host_peaks.advanced(host, number, windows[number], requests, self.profile, pairs=pairs)
+        self._hosts[resource] = host
+
+    def _learn(
+        self, resource: Resource, number: int, values: Mapping[str, float], requests: Mapping[str, Reading]
+    ) -> None:
+        known = {
+            name: request
+            for name in values
+            if available(request := requests.get(name, _NONE)) and request > 0
+        }
+        if resource is Resource.MEMORY:
+            if number % MEMORY_EVERY == 0:
+                ratios = {name: (values[name] / request,) for name, request in known.items()}
+                self.profile = with_memory(self.profile, self._node, ratios)
+            return
+        pods = [PodSample(name, known[name], values[name]) for name in sorted(known)[:MOST_PAIRED]]
+        self.profile = observed(self.profile, pods, number // DAY_WINDOWS)
+
+
+def workloads_of(found: StoreWindows, names: set[str], series: str) -> dict[int, dict[str, float]]:
+    """By window: the value of every workload that has one."""
+    windows: dict[int, dict[str, float]] = {}
+    for each in found.workloads:
+        if each.workload in names:
+            for number, value in zip(each.series[series].numbers, each.series[series].values, strict=True):
+                windows.setdefault(number, {})[each.workload] = value
+    return windows
+
+
+def _series(name: str, series: Followed) -> SeriesForecasts:
+    found, score = next_window(series), choice_score(series)
+    loss, covered = (score.loss, score.covered_ratio) if score else (_NONE, _NONE)
+    scored = score.scored if score else 0
+    if isinstance(found, Unavailable):
+        return SeriesForecasts(name, series.ladder.seen, "", found, found, found, scored, loss, covered)
+    return SeriesForecasts(
+        name, series.ladder.seen, found.model, found.mean, found.p90, found.p99, scored, loss, covered
+    )
+
+
+def _host(resource: Resource, workloads: int, found: HostOutlook) -> HostForecast:
+    predictors = tuple(
+        PredictorForecast(each.name, each.peak, *_scores(each.horizon)) for each in found.predictors
+    )
+    return HostForecast(
+        resource.value, workloads, found.windows, found.picked or "", found.peak, found.reason, predictors
+    )
+
+
+def _scores(score: PeakScore | None) -> tuple[int, Reading, Reading, Reading]:
+    none = Unavailable("no prediction has been tested yet")
+    if score is None:
+        return 0, none, none, none
+    return score.predictions, score.under_ratio, score.under_bound, score.mean_error

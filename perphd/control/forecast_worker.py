@@ -1,0 +1,198 @@
+"""The forecast worker: ``python -m perphd.control.forecast_worker STORE FOLDER NODE [ROOT]``.
+
+The daemon starts it, and once a minute writes one line to its standard input: the workloads that there are. For each
+line, the worker reads the store's new windows, moves every forecast on and replaces the published files. It ends, and
+saves what it knows, when its standard input does: also when the daemon is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import mmap
+import os
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from perphd.control import forecast_files as files
+from perphd.control.forecast_cycle import Costs, Cycles
+from perphd.control.forecast_files import FileRefused, Known
+from perphd.control.own_limits import reserved
+from perphd.domain.errors import KernelError, ParseError, PerphError
+from perphd.domain.reading import Reading, Unavailable
+from perphd.forecast.usage_profile import UsageProfile, merged
+from perphd.host.cgroup.group import Cgroups
+from perphd.host.cgroup.hierarchy import discover
+from perphd.host.fs import RealFs
+from perphd.monitor.query import QueryError
+from perphd.monitor.windows import read_windows
+from perphd.sizing.shaper import Resource
+
+log = logging.getLogger("perphd.forecast")
+
+NICENESS: Final = 19
+SAVE_EVERY_S: Final = 1800.0
+"""What is lost with a worker that is killed is read from the store again."""
+READ_BYTES: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A workload: ``own`` are the fields of ``Settings`` that perphd has set on it."""
+
+    name: str
+    cgroup: str
+    least_memory_bytes: int
+    own: frozenset[str]
+
+
+def parse_roster(line: bytes) -> list[Listed]:
+    """The workloads of one line. Raises ValueError, TypeError: it is none."""
+    return [
+        Listed(str(name), str(cgroup), int(least), frozenset(map(str, own)))
+        for name, cgroup, least, own in json.loads(line)
+    ]
+
+
+class Worker:
+    """Runs cycles on this store and keeps its files in this folder."""
+
+    def __init__(self, store: Path, folder: Path, node: str, root: str = "") -> None:
+        self._store, self._folder = store, folder
+        self._fs = RealFs(root)
+        self._groups = Cgroups(self._fs, discover(self._fs))
+        self._costs = Costs()
+        self._saved_s = time.time()
+        self._imported: tuple[object, ...] = ()
+        try:
+            known = files.load_state(folder)
+        except FileRefused as exc:
+            log.warning("%s", exc)
+            known = Known()
+        self._cycles = Cycles(known, self._profile(folder), node)
+        self._published = self._cycles.profile
+
+    def cycle(self, roster: Sequence[Listed]) -> None:
+        """Read, forecast, publish. A store that cannot be read is a published problem."""
+        names = [each.name for each in roster]
+        now_s = time.time()
+        found_s: Reading = Unavailable("not read")
+        problem, amounts = "", self._reserved(roster)
+        try:
+            found = read_windows(self._store, self._cycles.history_s(now_s))
+            found_s = found.newest_s
+            self._cycles.take(found, names, amounts)
+        except (QueryError, OSError) as exc:
+            problem = f"no new windows: {exc}"
+        self._merge_imported()
+        self._costs.points.append((time.time(), time.process_time()))
+        forecasts = self._cycles.forecasts(names, amounts, now_s, found_s, self._costs, _rss_bytes(), problem)
+        files.publish(self._folder, forecasts)
+        if now_s - self._saved_s >= SAVE_EVERY_S:
+            self.save()
+
+    def save(self) -> None:
+        """Write down what is known. Raises OSError."""
+        self._saved_s = time.time()
+        files.save_state(self._folder, self._cycles.known)
+        if self._cycles.profile is not self._published:
+            files.write_profile(self._folder / files.PROFILE, self._cycles.profile)
+            self._published = self._cycles.profile
+
+    def _reserved(self, roster: Sequence[Listed]) -> Mapping[str, Mapping[Resource, Reading]]:
+        found = {}
+        for each in roster:
+            try:
+                group = self._groups.group(each.cgroup) if each.cgroup else None
+            except (KernelError, ParseError):
+                group = None
+            found[each.name] = {
+                kind: reserved(self._fs, group, each.least_memory_bytes, each.own, kind).amount
+                for kind in Resource
+            }
+        return found
+
+    def _profile(self, folder: Path) -> UsageProfile:
+        path = folder / files.PROFILE
+        try:
+            return files.read_profile(path) if path.exists() else UsageProfile()
+        except FileRefused as exc:
+            log.warning("%s; usage profiles start again", exc)
+            return UsageProfile()
+
+    def _merge_imported(self) -> None:
+        """Take in profiles of other nodes; what was taken in before changes nothing."""
+        folder = self._folder / files.IMPORTED
+        try:
+            paths = sorted(folder.glob("*.json"))
+            seen = tuple((str(path), path.stat().st_mtime_ns) for path in paths)
+        except OSError:
+            return
+        if seen == self._imported:
+            return
+        self._imported = seen
+        for path in paths:
+            try:
+                self._cycles.profile = merged((self._cycles.profile, files.read_profile(path)))
+            except FileRefused as exc:
+                log.warning("%s", exc)
+
+
+def lines_of(descriptor: int, pending: bytes = b"") -> tuple[bytes | None, bytes]:
+    """The newest whole line and what follows it; waits for one. None at the end of the input."""
+    while True:
+        *whole, pending = pending.split(b"\n")
+        if whole:
+            return whole[-1], pending
+        data = os.read(descriptor, READ_BYTES)
+        if not data:
+            return None, b""
+        pending += data
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run until standard input ends. Raises PerphError, OSError."""
+    logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO)
+    for number in (
+        signal.SIGTERM,
+        signal.SIGINT,
+    ):  # systemd signals all of a service; the end of input ends it
+        signal.signal(number, signal.SIG_IGN)
+    os.chdir("/")  # no file system is kept busy
+    with contextlib.suppress(OSError):  # a service's system call filter may refuse it
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    store, folder, node, *root = arguments
+    worker = Worker(Path(store), Path(folder), node, *root)
+    pending = b""
+    while True:
+        line, pending = lines_of(0, pending)
+        if line is None:
+            worker.save()
+            return 0
+        worker.cycle(parse_roster(line))
+
+
+def _rss_bytes() -> Reading:
+    try:
+        return float(int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE)
+    except (OSError, ValueError, IndexError) as exc:
+        return Unavailable(f"/proc/self/statm cannot be read: {exc}")
+
+
+def run(arguments: Sequence[str]) -> int:
+    """``main``, with failures as one line."""
+    try:
+        return main(arguments)
+    except (PerphError, OSError) as exc:
+        log.error("forecast worker: %s", exc)
+        return 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(run(sys.argv[1:]))

@@ -1,0 +1,165 @@
+"""One series followed window by window: its ladder, and how the bounds that were given did.
+
+A gap of ``LONG_GAP`` windows or more starts a series again, because it moves every season. Shorter gaps are skipped. A
+long history of a new series is not replayed from its start: the ladder is given all but its latest windows at once and
+forecasts these one by one, fits included, as it would have done while they came.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+
+from perphd.domain.reading import Unavailable
+from perphd.forecast.calibration import appended, pinball
+from perphd.forecast.histogram import Floats
+from perphd.forecast.ladder import (
+    COVERAGE,
+    GRACE,
+    LOSSES,
+    MODELS,
+    SeriesLadder,
+    due,
+    forecast,
+    observed,
+    refitted,
+    with_fits,
+)
+
+LEAST_WINDOWS: Final = 60
+"""Windows before anything is said of a series: an hour. Fewer scores do not tell the models apart."""
+LONG_GAP: Final = 10
+"""Missing windows in a row that end a stretch."""
+CHOICE: Final = "ladder"
+_KEPT: Final = max(model.history for model in MODELS) + 1
+_NORMAL: Final = NormalDist()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelScore:
+    """How one model did: mean pinball loss of its 99 % bound in the series' unit, and the share that it covered.
+
+    ``name`` is ``ladder`` for the bounds of whichever model acted at the time.
+    """
+
+    name: str
+    scored: int
+    loss: float
+    covered_ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class NextWindow:
+    """The next window's greatest value.
+
+    ``p99`` is the calibrated bound. ``p90`` lies between it and the mean as if errors were normal.
+    """
+
+    model: str
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Followed:
+    """A series: its ladder, which has forecast the window after ``number``, and the latest scores of its choice."""
+
+    number: int
+    ladder: SeriesLadder
+    losses: Floats = field(default_factory=lambda: np.empty(0))
+    missed: Floats = field(default_factory=lambda: np.empty(0))
+
+
+def started(numbers: Sequence[int], values: Sequence[float], replayed: int) -> Followed | None:
+    """A new series from its history, the latest ``replayed`` windows forecast one by one; None without a value."""
+    first = _latest_start(numbers)
+    stretch = np.asarray(values[first:], dtype=np.float64)
+    if not len(stretch):
+        return None
+    known = max(min(GRACE, len(stretch)), len(stretch) - replayed)
+    ladder = SeriesLadder(values=stretch[max(0, known - _KEPT) : known], seen=known)
+    series = Followed(numbers[first + known - 1], _forecast(ladder))
+    return _continued(series, numbers[first + known :], stretch[known:].tolist())
+
+
+def continued(series: Followed, numbers: Sequence[int], values: Sequence[float]) -> Followed:
+    """The series after further windows; those that it has seen are ignored, and a long gap starts it again."""
+    new = [(number, value) for number, value in zip(numbers, values, strict=True) if number > series.number]
+    if not new:
+        return series
+    later, given = [number for number, _ in new], [value for _, value in new]
+    if later[0] - series.number > LONG_GAP or _latest_start(later):
+        return started(later, given, len(later)) or series
+    return _continued(series, later, given)
+
+
+def next_window(series: Followed) -> NextWindow | Unavailable:
+    """The forecast of the next window, or why there is none."""
+    ladder = series.ladder
+    if ladder.seen < LEAST_WINDOWS:
+        return Unavailable(too_short(ladder.seen))
+    found = ladder.forecast
+    if ladder.acting is None or ladder.bound is None or found is None or not math.isfinite(ladder.bound):
+        return Unavailable("no model reaches its coverage of 99 %: the reservation stands")
+    mean = max(0.0, found.mean)
+    bound = max(mean, ladder.bound)
+    p90 = mean + (bound - mean) * _NORMAL.inv_cdf(0.9) / _NORMAL.inv_cdf(COVERAGE)
+    return NextWindow(ladder.acting, mean, mean, p90, bound)
+
+
+def scores(series: Followed) -> tuple[ModelScore, ...]:
+    """The scores of every model that has some, and of the choice among them."""
+    tracks = [(model.name, series.ladder.tracks.get(model.name)) for model in MODELS]
+    found = [_score(name, track.losses, track.missed) for name, track in tracks if track is not None]
+    return tuple(each for each in (*found, choice_score(series)) if each is not None)
+
+
+def choice_score(series: Followed) -> ModelScore | None:
+    """The score of the bounds that were given; None while there was none."""
+    return _score(CHOICE, series.losses, series.missed)
+
+
+def too_short(windows: int) -> str:
+    """Why a history is refused."""
+    left = LEAST_WINDOWS - windows
+    return f"{windows} of {LEAST_WINDOWS} windows: {left} more minute{'' if left == 1 else 's'} of samples"
+
+
+def latest_stretch(numbers: Sequence[int], values: Sequence[float]) -> Floats:
+    """The values since the last long gap. ``numbers``: of their windows, ascending."""
+    return np.asarray(values[_latest_start(numbers) :], dtype=np.float64)
+
+
+def _latest_start(numbers: Sequence[int]) -> int:
+    for i in range(len(numbers) - 1, 0, -1):
+        if numbers[i] - numbers[i - 1] > LONG_GAP:
+            return i
+    return 0
+
+
+def _continued(series: Followed, numbers: Sequence[int], values: Sequence[float]) -> Followed:
+    ladder, losses, missed, last = series.ladder, series.losses, series.missed, series.number
+    for number, value in zip(numbers, values, strict=True):
+        if ladder.bound is not None:
+            losses = appended(losses, pinball(COVERAGE, ladder.bound, value), LOSSES)
+            missed = appended(missed, float(value > ladder.bound), LOSSES)
+        ladder, last = _forecast(observed(ladder, value)), number
+    return Followed(last, ladder, losses, missed)
+
+
+def _forecast(ladder: SeriesLadder) -> SeriesLadder:
+    return forecast(with_fits(ladder, refitted(ladder.values, due(ladder))))
+
+
+def _score(name: str, losses: Floats, missed: Floats) -> ModelScore | None:
+    n = len(losses)
+    if not n:
+        return None
+    return ModelScore(name, n, float(np.add.reduce(losses)) / n, 1.0 - float(np.add.reduce(missed)) / n)
