@@ -23,7 +23,8 @@ between that and the first bad one, it goes on halving the gap. The crash zone i
     working set > .8 of the limit, and memory pressure or refaults above the pilot's
 
 Neither is enough alone: a full limit is what the search is for, and a neighbour's CPU slows as well. Without a
-witness of performance, or of memory, an epoch decides nothing and the limit stays. An epoch in the crash zone need not
+witness of memory an epoch decides nothing and the limit stays; so it does without a witness of performance, unless
+memory is short: then the limit counts as bad. An epoch in the crash zone need not
 be endured: ``after_epoch(..., urgent=True)`` takes its first ``URGENT_SAMPLES`` samples for the verdict.
 
 Refaults are pages that the group needed and had lost; while there are many, the file cache that it uses is its working
@@ -194,8 +195,12 @@ def is_crash(fit: MemoryFit, epoch: FitEpoch) -> bool:
     """Whether an epoch, or its beginning, lies in the crash zone without a doubt."""
     if fit.limit_bytes is None or epoch.samples < URGENT_SAMPLES:
         return False
-    seen = evidence(fit, epoch)
-    return bool(seen.slow and seen.memory)
+    return _is_bad(evidence(fit, epoch))
+
+
+def _is_bad(seen: Evidence) -> bool:
+    """A witness of performance that falls silent while memory is short does not speak for the limit."""
+    return bool(seen.memory and seen.slow is not False)
 
 
 def after_epoch(fit: MemoryFit, epoch: FitEpoch, *, urgent: bool = False) -> MemoryFit:
@@ -207,7 +212,7 @@ def after_epoch(fit: MemoryFit, epoch: FitEpoch, *, urgent: bool = False) -> Mem
     if fit.pilot is None or fit.limit_bytes is None:
         return _piloted(fit, epoch)
     seen = evidence(fit, epoch)
-    if seen.slow and seen.memory:
+    if _is_bad(seen):
         return _crashed(fit, fit.limit_bytes, seen)
     least = epoch.least_bytes
     if not seen.slow and not isinstance(least, Unavailable) and least > ATTAINED_RATIO * fit.limit_bytes:

@@ -1,0 +1,196 @@
+"""The shell of the memory fit: epochs from samples, limits for the executor, and who may be searched at all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from perphd.agent.fitting import SKIPPED_SAMPLES, Fitting
+from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
+from perphd.domain.cpuset import CpuSet
+from perphd.domain.errors import ConfigError
+from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
+from perphd.domain.reading import Unavailable
+from perphd.domain.sample import Sample
+from perphd.domain.topology import Core, L3Domain, NumaNode, Topology
+from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.host.cgroup import discover
+from perphd.host.fs import RealFs
+from perphd.sizing.memory_fit import FitPhase, FitView
+
+MIB = 1 << 20
+KNOBS = frozenset({"memory_high_bytes"})
+SPEC = WorkloadSpec("job", Kind.BATCH, "/job")
+TOPOLOGY = Topology(
+    (Core(0, 0, CpuSet.of([0])),),
+    (L3Domain(0, CpuSet.of([0]), MIB),),
+    (NumaNode(0, CpuSet.of([0]), 1 << 34),),
+    CpuSet.of([0]),
+    memory_bytes=1 << 34,
+)
+NOTHING = TargetState({})
+
+
+class Job:
+    """A workload with a cliff: below ``need`` it is ten times slower, waits for memory and reads pages again."""
+
+    def __init__(
+        self, root: Path, need: float = 400.0, idle: float = 600.0, spec: WorkloadSpec = SPEC
+    ) -> None:
+        fs = RealFs(root)
+        self.fitting = Fitting(fs, discover(fs))
+        self.need, self.idle, self.spec = need * MIB, idle * MIB, spec
+        self.slowed, self.now_s, self.knobs = 1.0, 0.0, KNOBS
+        self.limits: list[int | None] = []
+        self.silent = self.stuck = False
+
+    def view(self) -> WorkloadView:
+        """As it is under the limit in force."""
+        limit = self.limit
+        all_of_it = self.need + self.idle
+        used = all_of_it if limit is None or self.stuck else min(float(limit), all_of_it)
+        starved = used < self.need
+        speed = 100.0 / self.slowed / (10.0 if starved else 1.0)
+        sample = Sample(
+            self.spec.name,
+            self.now_s,
+            1.0,
+            memory_current_bytes=used,
+            memory_working_set_bytes=min(used, self.need),
+            memory_full_pct=60.0 if starved else 0.0,
+            refaults_per_s=4000.0 if starved else 0.0,
+            cpu_usage_cores=Unavailable("not read") if self.silent and starved else speed,
+        )
+        return WorkloadView(self.spec, sample, enforceable=self.knobs, enforced=True)
+
+    @property
+    def limit(self) -> int | None:
+        """What the executor is to set."""
+        wanted = self.fitting.over(self.spec.name, UNTOUCHED).memory_high_bytes
+        return wanted if isinstance(wanted, int) else None
+
+    def look(self, times: int = 1) -> FitView:
+        """So many rounds."""
+        for _ in range(times):
+            self.now_s += 1.0
+            snapshot = Snapshot(int(self.now_s), self.now_s, 1.0, HostView(TOPOLOGY), (self.view(),))
+            self.fitting.look(snapshot, NOTHING)
+            self.limits.append(self.limit)
+        return self.fitting.views()[0]
+
+    def search(self, patience: int = 4000) -> FitView:
+        """Until it has converged."""
+        self.fitting.start(self.view(), samples=20)
+        return self.until_converged(patience)
+
+    def until_converged(self, patience: int = 4000) -> FitView:
+        """The search's end."""
+        found = self.look()
+        for _ in range(patience):
+            if found.phase == FitPhase.CONVERGED.value:
+                break
+            found = self.look()
+        assert found.phase == FitPhase.CONVERGED.value
+        return found
+
+
+def test_a_search_finds_the_knee_and_lets_go(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    found = job.search()
+    assert found.recommended_bytes is not None
+    assert job.need <= found.recommended_bytes <= 1.15 * job.need
+    assert found.crashes == 1
+    assert found.witness == "cpu_usage_cores"
+    assert job.limit is None  # nothing stays in force by itself
+
+
+def test_the_crash_zone_is_left_after_a_few_samples(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.search()
+    below = [limit for limit in job.limits if limit is not None and limit < job.need]
+    assert 0 < len(below) <= SKIPPED_SAMPLES + 6
+
+
+def test_a_witness_that_falls_silent_when_memory_is_short_counts_as_slow(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.silent = True
+    found = job.search()
+    assert found.recommended_bytes is not None
+    assert found.recommended_bytes >= job.need
+    assert found.crashes == 1
+
+
+def test_a_neighbour_on_the_cpu_moves_nothing(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.fitting.start(job.view(), samples=20)
+    job.look(60)
+    job.slowed = 5.0
+    before = job.look(30).limit_bytes
+    assert job.look(300).limit_bytes == before
+    job.slowed = 1.0
+    found = job.until_converged()
+    assert found.recommended_bytes is not None
+    assert job.need <= found.recommended_bytes <= 1.15 * job.need
+
+
+def test_use_that_cannot_be_reclaimed_ends_the_search_there(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.stuck = True
+    found = job.search()
+    assert found.crashes == 0
+    assert found.recommended_bytes == pytest.approx(1000 * MIB * 1.05)
+    assert "cannot be reclaimed" in found.reason
+
+
+def test_what_is_applied_stays_until_it_is_stopped(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    found = job.search()
+    assert job.fitting.apply("job") == job.limit == int(found.recommended_bytes or 0)
+    job.look(50)
+    assert job.limit is not None
+    assert job.fitting.names == frozenset({"job"})
+    job.fitting.stop("job")
+    assert job.fitting.over("job", UNTOUCHED) == UNTOUCHED
+
+
+def test_a_lower_ceiling_of_the_policy_stands(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.search()
+    job.fitting.apply("job")
+    assert job.fitting.over("job", Settings(memory_high_bytes=MIB)).memory_high_bytes == MIB
+    assert job.fitting.over("other", UNTOUCHED).memory_high_bytes is KEEP
+
+
+def test_without_memory_high_an_estimate_is_all(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.knobs = frozenset()
+    job.fitting.start(job.view(), samples=20)
+    found = job.look(200)
+    assert found.limit_bytes is None
+    assert found.recommended_bytes is None
+    assert not isinstance(found.estimate_bytes, Unavailable)
+    assert "memory.high" in found.reason
+    with pytest.raises(ConfigError):
+        job.fitting.apply("job")
+
+
+def test_who_may_not_be_searched(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    view = job.view()
+    for refused, word in (
+        (replace(view, enforced=False), "mode enforce"),
+        (replace(view, sample=None), "control group exists"),
+        (replace(view, spec=WorkloadSpec("db", Kind.LRA, "/db")), "shape"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            job.fitting.start(refused)
+        assert word in caught.value.allowed
+    job.fitting.start(replace(view, spec=WorkloadSpec("db", Kind.LRA, "/db", shape="core")))
+    job.fitting.start(view)
+    with pytest.raises(ConfigError):
+        job.fitting.start(view)
+    for act in (job.fitting.apply, job.fitting.stop):
+        with pytest.raises(ConfigError):
+            act("nobody")
