@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 from perphd.agent.config_schema import setting
-from perphd.sizing.shaper import Mode, Resource, ShaperSettings
-from perphd.sizing.shaping import ShapingRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +35,3 @@ class SizingConfig:
     hard_limit: bool = setting(
         False, "memory.max follows the target as well: above it the kernel kills, not only slows down"
     )
-
-    @property
-    def rules(self) -> ShapingRules:
-        """The same for the shaper."""
-        k2 = {Resource.MEMORY: self.k2, Resource.CPU: min(self.k2, 1.0)}
-        settings = ShaperSettings(self.k1_pct / 100.0, k2)
-        return ShapingRules(Mode(self.shaper), self.interval_s, settings, self.hard_limit)

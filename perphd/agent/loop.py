@@ -47,7 +47,7 @@ from perphd.host.throttle import capability
 from perphd.isolation.restore_report import RestoreReport
 from perphd.monitor.sli import SliReading
 from perphd.sizing.memory_fit import FitView
-from perphd.sizing.shaping import ShaperView
+from perphd.sizing.shaper_view import ShaperView
 
 
 class Agent:

@@ -13,10 +13,11 @@ from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, fmap
 from perphd.domain.workload import Kind
 from perphd.isolation.ending import Ender
 from perphd.monitor.memory_facts import Facts, MemoryFacts
-from perphd.sizing.shaper import Mode, Role
+from perphd.sizing.shaper import Mode, Resource, Role, ShaperSettings
+from perphd.sizing.shaper_view import ShaperView
 from perphd.sizing.shaping import (
     ShapedLimits,
-    ShaperView,
+    ShapingRules,
     ShapingState,
     ShapingStep,
     Subject,
@@ -29,7 +30,7 @@ class Shaping:
     """Looks once a round. Writes nothing itself: ``settings`` go to the executor with those of the policy."""
 
     def __init__(self, config: SizingConfig, facts: MemoryFacts, ender: Ender) -> None:
-        self._rules, self._own_capacity = config.rules, float(config.memory_bytes)
+        self._rules, self._own_capacity = rules_of(config), float(config.memory_bytes)
         self._facts, self._ender = facts, ender
         self._state = ShapingState()
         self._subjects: tuple[Subject, ...] = ()
@@ -107,6 +108,13 @@ class Shaping:
             else fmap(lambda pct: pct / 100.0, sample.memory_full_pct),
             refaults_per_s=NOT_MEASURED if sample is None else sample.refaults_per_s,
         )
+
+
+def rules_of(config: SizingConfig) -> ShapingRules:
+    """The operator's choices as the shaper has them."""
+    k2 = {Resource.MEMORY: config.k2, Resource.CPU: min(config.k2, 1.0)}
+    settings = ShaperSettings(config.k1_pct / 100.0, k2)
+    return ShapingRules(Mode(config.shaper), config.interval_s, settings, config.hard_limit)
 
 
 def merged(settings: Settings, limits: ShapedLimits, knobs: frozenset[str]) -> Settings:

@@ -131,7 +131,7 @@ def _footprint(path: Path) -> dict[float, int]:
 
 def _shaper_parts(data: Any) -> Iterator[Part]:
     from perphd.control.wire import decode
-    from perphd.sizing.shaping import ShaperView
+    from perphd.sizing.shaper_view import ShaperView
 
     view = decode(ShaperView, data)
     if view.mode == "off":

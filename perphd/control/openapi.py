@@ -33,7 +33,7 @@ from perphd.domain.workload import Kind, Mode
 from perphd.isolation.restore_report import RestoreReport
 from perphd.monitor.sli import PUSHED_FIELDS
 from perphd.sizing.memory_fit import FitView
-from perphd.sizing.shaping import ShaperView
+from perphd.sizing.shaper_view import ShaperView
 
 JSON: Final = "application/json"
 TEXT: Schema = {"type": "string"}

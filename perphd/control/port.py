@@ -19,7 +19,7 @@ from perphd.domain.topology import Topology
 from perphd.domain.whatif import Arrival, WhatIf
 from perphd.domain.workload import Mode, WorkloadSpec
 from perphd.sizing.memory_fit import FitView
-from perphd.sizing.shaping import ShaperView
+from perphd.sizing.shaper_view import ShaperView
 
 if TYPE_CHECKING:
     from perphd.monitor.sli import SliReading

@@ -40,6 +40,7 @@ from perphd.sizing.shaper import (
     memory_limits,
     shape,
 )
+from perphd.sizing.shaper_view import ShapedWorkload, ShaperView
 
 MODELS: Final = (LastValue(), Smoothing())
 BOUND_SPREADS: Final = 3.0
@@ -366,34 +367,6 @@ def _limits(
 
 def _number(reading: Reading) -> float:
     return 0.0 if isinstance(reading, Unavailable) else reading
-
-
-@dataclass(frozen=True, slots=True)
-class ShapedWorkload:
-    """One workload as people see it."""
-
-    workload: str
-    role: str
-    application: str
-    shaped: bool
-    reserved_bytes: float
-    used_bytes: Reading
-    target_bytes: Reading
-    reason: str
-    crashes: int = 0
-    makes_room_by: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ShaperView:
-    """The shaper as people see it. ``reclaimable_bytes``: capacity less the targets of all that stay."""
-
-    mode: str
-    interval_s: float
-    capacity_bytes: Reading
-    reclaimable_bytes: Reading
-    workloads: tuple[ShapedWorkload, ...] = ()
-    proposed: tuple[str, ...] = ()
 
 
 def view(

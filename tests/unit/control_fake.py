@@ -58,7 +58,7 @@ from perphd.monitor.sli import SliReading
 from perphd.predictor import LraModel
 from perphd.predictor.persist import ModelFile, Provenance, from_text, to_text
 from perphd.sizing.memory_fit import FitView
-from perphd.sizing.shaping import ShapedWorkload, ShaperView
+from perphd.sizing.shaper_view import ShapedWorkload, ShaperView
 
 DB = WorkloadSpec("db", Kind.LRA, "/app/db", sli=SliSpec("push", (("max_age_s", "5"),)))
 CACHE = WorkloadSpec("cache", Kind.LRA, "/app/cache", mode=Mode.OBSERVE)

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from perphd.control.cli import cli
 from perphd.domain.reading import Unavailable
-from perphd.sizing.shaping import ShaperView
+from perphd.sizing.shaper_view import ShaperView
 from tests.unit.control_fake import Served, serving
 
 Run = Callable[..., Result]

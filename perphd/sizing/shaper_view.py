@@ -1,0 +1,35 @@
+"""The resource shaper as people see it: what commands decode without loading what decides."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from perphd.domain.reading import Reading
+
+
+@dataclass(frozen=True, slots=True)
+class ShapedWorkload:
+    """One workload as people see it."""
+
+    workload: str
+    role: str
+    application: str
+    shaped: bool
+    reserved_bytes: float
+    used_bytes: Reading
+    target_bytes: Reading
+    reason: str
+    crashes: int = 0
+    makes_room_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ShaperView:
+    """The shaper as people see it. ``reclaimable_bytes``: capacity less the targets of all that stay."""
+
+    mode: str
+    interval_s: float
+    capacity_bytes: Reading
+    reclaimable_bytes: Reading
+    workloads: tuple[ShapedWorkload, ...] = ()
+    proposed: tuple[str, ...] = ()
