@@ -42,6 +42,8 @@ LEAST_CORRELATION = 0.35
 """Below it nobody is accused, however long the record (the bound that CPI2 uses)."""
 _CONSTANT = 1e-9
 _NO_SPLIT = Unavailable("reads and writes of undeclared groups are counted together")
+_NOBODYS: Final = frozenset({Cause.REMOTE, Cause.NETWORK, Cause.THROTTLED, Cause.SELF, Cause.HYPERVISOR})
+"""Causes that no work on this host has made, apart from the LRA itself."""
 RECENT: Final = 10
 """Samples over which the use of undeclared groups is compared."""
 Floats: TypeAlias = NDArray[np.float64]
@@ -138,6 +140,8 @@ def _reading(use: Use, cause: Cause) -> Reading:
 
 def accuse(moments: Sequence[Moment], cause: Cause) -> tuple[str | None, tuple[Evidence, ...]]:
     """Who is to blame for a shortfall of this cause, and what speaks for it; None if nobody can be named."""
+    if cause in _NOBODYS:
+        return None, ()
     moved = find(moments, cause)
     if cause is not Cause.NEIGHBOUR:
         is_group = moved is not None and moved.startswith("/")

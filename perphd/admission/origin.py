@@ -42,6 +42,8 @@ SATURATED: Final = 0.9
 """Share of the time that its work takes spent waiting from which the median says little."""
 KEEPS_UP: Final = 0.9
 """An application that gets less done than this share of what it is asked, or so much more, has a backlog."""
+OCCUPIED: Final = 0.8
+"""Threads that run or wait for a CPU from which one of them may be the bottleneck."""
 MOST_WAITING: Final = 0.95
 MEDIAN_SHARE: Final = 0.5
 _CLEAR_STALL: Final = 0.5  # extra threads that stall: from here on the stall is real, whatever else grew
@@ -116,12 +118,12 @@ def waiting_explains(
         or not usual
     ):
         return math.inf
-    keeps_up = KEEPS_UP * perf.load <= perf.work <= perf.load / KEEPS_UP if available(perf.load) else True
-    extra = perf.work * (perf.delay - usual.value) / 1000.0
-    if not keeps_up or extra <= 0.0:
-        return math.inf
     used, steal = value_or(sample.cpu_usage_cores, 0.0), min(shares.steal, MOST_WAITING)
     waiting = sample.run_delay_cores + used * steal / (1.0 - steal)
+    keeps_up = KEEPS_UP * perf.load <= perf.work <= perf.load / KEEPS_UP if available(perf.load) else True
+    extra = perf.work * (perf.delay - usual.value) / 1000.0
+    if (not keeps_up and waiting + used >= OCCUPIED) or extra <= 0.0:
+        return math.inf
     waits = min(waiting / max(waiting + used, 1e-9), MOST_WAITING)
     waiting /= 1.0 - waits
     explained = waiting / share / extra

@@ -8,6 +8,7 @@ import re
 from collections.abc import Sequence
 
 from perphd.control.render import HEALTH_STYLE, NONE, duration, number, settings_text
+from perphd.control.render_host import group_name
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.domain.allocation import Settings
 from perphd.domain.decision import Action, Aftermath, Cause, Decision, Evidence, Health, Prediction
@@ -167,7 +168,7 @@ def _health(decision: Decision) -> str:
     if verdict.cause not in (Cause.NONE, Cause.UNKNOWN):
         words += f", {_CAUSES[verdict.cause]}"
     if verdict.culprit:
-        words += f" because of {verdict.culprit}"
+        words += f" because of {group_name(verdict.culprit)}"
     return f"{words} (for {duration(since)})" if since >= 1 else words
 
 

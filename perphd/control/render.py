@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterable
 
-from perphd.control.render_host import host_line
+from perphd.control.render_host import group_name, host_line
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.capability import Area, Capability
@@ -324,7 +324,7 @@ def _why(item: WorkloadStatus, now_s: float) -> list[Cell]:
     if item.decision is None:
         return []
     verdict = item.decision.verdict
-    culprit = f" (because of {verdict.culprit})" if verdict.culprit else ""
+    culprit = f" (because of {group_name(verdict.culprit)})" if verdict.culprit else ""
     lines: list[Cell] = [f"{item.spec.name}: {item.decision.reason}{culprit}"]
     lines += [
         Styled(f"{' ' * len(item.spec.name)}  {seen.text}", "dim")

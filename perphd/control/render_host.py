@@ -38,7 +38,7 @@ def host_line(account: HostAccount) -> str:
 
 def group_name(group: str) -> str:
     """A group as people read it."""
-    return "no group" if group == NO_GROUP else group
+    return "processes in no group" if group == NO_GROUP else group
 
 
 def _two(cores: float) -> str:

@@ -221,7 +221,7 @@ def test_the_line_names_what_uses_most(tmp_path: Path) -> None:
     undeclared_use = (GroupUse("/hogs", 1.1), GroupUse(NO_GROUP, 0.199), GroupUse("/x", 0.001))
     line = host_line(HostAccount(5.0, 1.0, cpu, undeclared_use, cpu_some_pct=34.0))
     assert "1.8 of 2 CPUs busy" in line
-    assert "(/hogs 1.1, no group 0.2)" in line
+    assert "(/hogs 1.1, processes in no group 0.2)" in line
     assert "wait for CPU 34 %" in line
     store = Store(tmp_path / "s.sqlite", 3600.0, 1 << 24)
     store.start()

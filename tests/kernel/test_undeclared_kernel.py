@@ -1,0 +1,159 @@
+"""Whose doing it is, on this kernel's control groups: undeclared hogs, or a service that sleeps in its handler."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from perphd.agent.composition import build_agent
+from perphd.agent.config import Config, DaemonConfig, StoreConfig
+from perphd.domain.decision import Cause, Decision, Health
+from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
+from perphd.host.cgroup import discover
+from perphd.host.fs import RealFs
+
+pytestmark = [pytest.mark.requires_root, pytest.mark.requires_cgroup_v2]
+
+SERVICE = str(Path(__file__).with_name("undeclared_service.py"))
+SPIN = "while True: pass"
+NAP = """
+import time
+while True:
+    end_s = time.thread_time() + 0.02
+    while time.thread_time() < end_s:
+        pass
+    time.sleep(0.05)
+"""
+LEARN_S, SECONDS = 12, 25
+
+
+class Groups:
+    """Control groups of this test in every hierarchy of the host, and processes in them."""
+
+    def __init__(self) -> None:
+        self._trees = discover(RealFs())
+        self._top = f"/perphd-test-undeclared-{os.getpid()}"
+        self._made: list[str] = []
+        self._processes: list[subprocess.Popen[bytes]] = []
+
+    def make(self, name: str, shares: int | None = None) -> str:
+        """A group at the top of every tree. ``shares``: its weight where the tree is v1's."""
+        group = f"{self._top}-{name}"
+        for tree in self._trees.all():
+            directory = tree.path(group)
+            os.mkdir(directory)
+            self._made.append(directory)
+            for file in ("cpuset.cpus", "cpuset.mems"):
+                with suppress(OSError):
+                    Path(directory, file).write_text(Path(directory, "..", file).read_text())
+            with suppress(OSError):
+                if shares is not None:
+                    Path(directory, "cpu.shares").write_text(str(shares))
+        return group
+
+    def start(self, group: str | None, *command: str) -> subprocess.Popen[bytes]:
+        """A process, in this group from its start."""
+        files = " ".join(f"{tree.path(group)}/cgroup.procs" for tree in self._trees.all()) if group else ""
+        enter = f'for file in {files}; do echo 0 > "$file"; done; exec "$@"'
+        process = subprocess.Popen(
+            ["sh", "-c", enter, "sh", sys.executable, *command], stderr=subprocess.DEVNULL
+        )
+        self._processes.append(process)
+        return process
+
+    def close(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        for directory in reversed(self._made):
+            for _ in range(50):
+                try:
+                    os.rmdir(directory)
+                    break
+                except OSError:
+                    time.sleep(0.1)
+
+
+@pytest.fixture
+def groups() -> Iterator[Groups]:
+    made = Groups()
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def degraded(decisions: list[Decision]) -> list[Decision]:
+    return [d for d in decisions if d.verdict.health is Health.DEGRADED]
+
+
+async def test_hogs_are_a_neighbour_by_name_and_a_sleeping_handler_is_remote(
+    groups: Groups, tmp_path: Path
+) -> None:
+    app, batch, hogs = groups.make("app"), groups.make("batch", 2), groups.make("hogs", 20480)
+    port, sleep, indicators = (str(tmp_path / name) for name in ("port", "sleep", "indicators"))
+    Path(sleep).write_text("0")
+    groups.start(app, SERVICE, "server", port, sleep)
+    groups.start(None, SERVICE, "client", port, indicators)
+    config = Config(
+        daemon=DaemonConfig(mode=Mode.OBSERVE, state_dir=str(tmp_path / "state")),
+        store=StoreConfig(enabled=False),
+        workloads=(
+            WorkloadSpec(
+                "shop", Kind.LRA, app, sli=SliSpec("file", (("path", indicators),)),
+                objective=Objective(max_latency_ms=12.0),
+            ),
+            WorkloadSpec("nap", Kind.BATCH, batch),
+        ),
+    )  # fmt: skip
+    agent = build_agent(config, clock=time.monotonic)
+    agent_next_s = time.monotonic()
+
+    async def look(seconds: int) -> list[Decision]:
+        nonlocal agent_next_s
+        found = []
+        for _ in range(seconds):
+            agent_next_s = max(agent_next_s + 1.0, time.monotonic())
+            await asyncio.sleep(max(0.0, agent_next_s - time.monotonic()))
+            await agent.tick(time.monotonic())
+            found.append(agent.decisions("shop", limit=1)[0])
+        return found
+
+    await look(LEARN_S)
+    # Batch is there from now on, and next to idle: what follows is not taken for what an untouched host does.
+    groups.start(batch, "-c", NAP)
+    workers = [groups.start(hogs, "-c", SPIN) for _ in range(3 * (os.cpu_count() or 1))]
+    await look(3)
+    hogged = await look(SECONDS)
+    account = agent.status().host
+    assert account is not None
+    assert account.cpu.undeclared >= 0.5 * account.cpu.capacity
+    for worker in workers:
+        worker.kill()
+        worker.wait()
+    Path(sleep).write_text("1.0")
+    await look(6)
+    slept = await look(SECONDS)
+    await agent.stop(restore=True)
+
+    seen = degraded(hogged)
+    causes = Counter(d.verdict.cause for d in seen)
+    assert len(seen) >= SECONDS // 2
+    assert causes[Cause.NEIGHBOUR] >= 0.9 * len(seen)
+    assert all(d.verdict.cause is not Cause.REMOTE for d in hogged)
+    assert sum(d.verdict.culprit == hogs for d in seen) >= 0.9 * len(seen)
+
+    seen = degraded(slept)
+    causes = Counter(d.verdict.cause for d in seen)
+    assert len(seen) >= SECONDS // 2
+    assert causes[Cause.REMOTE] >= 0.9 * len(seen)
+    assert all(d.verdict.culprit is None for d in seen if d.verdict.cause is Cause.REMOTE)
