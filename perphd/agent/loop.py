@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 
 from perphd.admission.calibration import self_test
+from perphd.admission.declaring import suggestions
 from perphd.admission.whatif import whatif
 from perphd.agent import counting
 from perphd.agent.config import Config
@@ -39,6 +40,7 @@ from perphd.domain.plan import NotEnforceable
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Sample
 from perphd.domain.status import AgentStatus
+from perphd.domain.suggestion import Suggestion
 from perphd.domain.topology import Topology
 from perphd.domain.whatif import Arrival, WhatIf
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
@@ -212,6 +214,10 @@ class Agent:
         if fitting is None:
             raise ConfigError("request", "workload", "this daemon fits no memory limits", "")
         return fitting
+
+    def suggestions(self) -> tuple[Suggestion, ...]:
+        """Undeclared groups worth declaring, and what that would gain. Changes nothing."""
+        return suggestions(self._ticking.snapshot(self._state.now_s), self._state.undeclared)
 
     def decisions(self, workload: str, at_s: float | None = None, limit: int = 20) -> tuple[Decision, ...]:
         """The latest decisions about this LRA, newest first, none made after ``at_s`` (monotonic).

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from perphd.admission.attention import Attention, next_in_s
+from perphd.admission.declaring import UndeclaredRecord
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.fitting import Fitting
@@ -128,7 +129,7 @@ class State:
     ``specs``: the workloads on the list, by name; ``declared``: those that are to be found; ``found``: those on the
     list that were. ``planned``: the settings that were last wanted, and when the kernel was read back for them; None:
     it is to be read back at once. ``detector_test``: of the start. ``sli_followed``: the sources of indicators are
-    those of the list. ``account``: of the whole host, at the last round.
+    those of the list. ``account``: of the whole host, at the last round; ``undeclared``: what other groups did.
     ``full_samples``: of each workload the last whose indicators were due. ``now_s``: of the last
     round. ``attention``: whether the next one is wanted soon. ``lock``: held for a round, and by whatever must not
     fall into one.
@@ -144,6 +145,7 @@ class State:
     found: dict[str, FoundAs] = field(default_factory=dict)
     samples: dict[str, Sample] = field(default_factory=dict)
     account: HostAccount | None = None
+    undeclared: UndeclaredRecord = UndeclaredRecord()
     full_samples: dict[str, Sample] = field(default_factory=dict)
     protections: dict[str, Protection] = field(default_factory=dict)
     enforceable: dict[str, Enforceable] = field(default_factory=dict)

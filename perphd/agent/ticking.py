@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from perphd.admission.attention import advance
 from perphd.agent import counting
@@ -28,6 +30,8 @@ from perphd.sizing.shaping import ShapingStep
 
 RESYNC_S = 5.0
 """The kernel is read back so often even when nothing new is wanted, to notice foreign writers."""
+RECORD_S = 5.0
+"""What undeclared groups do is remembered so often, for suggestions."""
 _STEADY_KNOBS = ("memory_high_bytes", "memory_low_bytes", "memory.high")
 """Writes of these do not disturb what a sample says about CPU."""
 
@@ -42,6 +46,7 @@ class Ticking:
         self._state, self._modes, self._roster, self._protections = state, modes, roster, protections
         self._conflicts: set[str] = set()
         self._noted: set[str] = set()
+        self._recorded_s = -math.inf
         self._busy_cores: Reading = NOT_MEASURED
         self._network_pct: Reading = NOT_MEASURED
 
@@ -331,7 +336,13 @@ class Ticking:
     def _record(self, target: TargetState, samples: tuple[Sample, ...], now_s: float) -> None:
         records, tally = self._state.parts.records, self._state.parts.tally
         records.samples(samples)
-        records.host(self._state.account)
+        account = self._state.account
+        records.host(account)
+        if account is not None and account.at_s - self._recorded_s >= RECORD_S:
+            since_s = min(account.at_s - self._recorded_s, 2.0 * RECORD_S)
+            lately = replace(account, interval_s=since_s)
+            self._state.undeclared = self._state.undeclared.after(lately, target.decisions)
+            self._recorded_s = account.at_s
         tally.follow(self._state.all_specs())
         tally.sampled(samples)
         tally.host(self._state.account)

@@ -19,6 +19,7 @@ from perphd.control.cli_pause import add_pause_commands
 from perphd.control.cli_shaper import add_shaper_commands
 from perphd.control.cli_sizing import add_sizing_commands
 from perphd.control.cli_store import add_store_commands
+from perphd.control.cli_suggest import add_suggest_command
 from perphd.control.cli_workloads import add_workload_commands
 from perphd.control.client import SOCKET_VARIABLE, NotPermitted, Unreachable
 from perphd.domain.utf8 import print_any
@@ -59,6 +60,7 @@ _host_of = click.option(
 add_workload_commands(cli)
 add_pause_commands(cli)
 add_admission_commands(cli)
+add_suggest_command(cli)
 add_store_commands(cli)
 add_sizing_commands(cli)
 add_shaper_commands(cli)

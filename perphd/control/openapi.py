@@ -27,6 +27,7 @@ from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import EventKind
 from perphd.domain.forecast import Forecasts
 from perphd.domain.status import AgentStatus
+from perphd.domain.suggestion import Suggestion
 from perphd.domain.topology import Topology
 from perphd.domain.whatif import WhatIf
 from perphd.domain.workload import Kind, Mode
@@ -170,6 +171,9 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("DELETE", "/v1/memfit/{name}"): Operation(
         "End a search, or take its limit back", _of(stopped=TEXT), changes=True
+    ),
+    ("GET", "/v1/suggest"): Operation(
+        "Undeclared control groups worth declaring as batch", {"suggestions": tuple[Suggestion, ...]}
     ),
     ("GET", "/v1/models"): Operation("The LRAs' models, a line each", {"models": tuple[ModelSummary, ...]}),
     ("GET", "/v1/models/{name}"): Operation("All that an LRA's model believes", ModelView),

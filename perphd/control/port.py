@@ -15,6 +15,7 @@ from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import Event
 from perphd.domain.reading import Unavailable
 from perphd.domain.status import AgentStatus
+from perphd.domain.suggestion import Suggestion
 from perphd.domain.topology import Topology
 from perphd.domain.whatif import Arrival, WhatIf
 from perphd.domain.workload import Mode, WorkloadSpec
@@ -77,6 +78,9 @@ class AgentPort(Protocol):
 
     def whatif(self, arrival: Arrival) -> WhatIf:
         """What would become of the LRAs if this work came now."""
+
+    def suggestions(self) -> tuple[Suggestion, ...]:
+        """Undeclared groups worth declaring, the worst first."""
 
     def models(self) -> tuple[ModelSummary, ...]:
         """The LRAs' models, in a line each."""

@@ -128,6 +128,7 @@ class Routes:
             Route("PUT", "/v1/memfit/{name}", change, self._sizing.start_fit),
             Route("POST", "/v1/memfit/{name}/apply", change, self._sizing.apply_fit),
             Route("DELETE", "/v1/memfit/{name}", change, self._sizing.stop_fit),
+            Route("GET", "/v1/suggest", read, self._suggest),
             Route("GET", "/v1/models", read, self._models.list),
             Route("GET", "/v1/models/{name}", read, self._models.show),
             Route("GET", "/v1/models/{name}/export", read, self._models.export),
@@ -214,6 +215,9 @@ class Routes:
         if isinstance(found, Unavailable):
             raise ApiError(Code.NOT_FOUND, found.reason)
         return web.Response(body=found, content_type="application/json", charset="utf-8")
+
+    async def _suggest(self, request: web.Request, peer: Peer) -> Any:
+        return {"suggestions": encode(self._agent.suggestions())}
 
     async def _config(self, request: web.Request, peer: Peer) -> Any:
         config = self._agent.config

@@ -77,8 +77,8 @@ async def ask(port_file: str, indicators: str) -> None:
             ordered = sorted(latency for _, latency in seen)
             if ordered:
                 p50, p95 = ordered[len(ordered) // 2], ordered[int(0.95 * len(ordered))]
-                lines = (f"work_total = {done}", f"load_per_s = {RATE_PER_S}")
-                lines += (f"latency_p50_ms = {p50}", f"latency_p95_ms = {p95}")
+                lines = [f"work_total = {done}", f"load_per_s = {RATE_PER_S}"]
+                lines += [f"latency_p50_ms = {p50}", f"latency_p95_ms = {p95}"]
                 text = "\n".join(lines)
                 Path(f"{indicators}.new").write_text(text)
                 os.replace(f"{indicators}.new", indicators)

@@ -50,6 +50,7 @@ from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Sample
 from perphd.domain.status import AgentStatus, SelfCost, WorkloadStatus
+from perphd.domain.suggestion import Gain, Suggestion
 from perphd.domain.topology import Core, L3Domain, NumaNode, Topology
 from perphd.domain.whatif import Arrival, Effect, WhatIf
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
@@ -179,6 +180,12 @@ class FakeAgent:
             cost,
             ("the store was damaged",),
         )
+
+    def suggestions(self) -> tuple[Suggestion, ...]:
+        gain = Gain("db", 90.0, 1.4, 0.5)
+        lines = '[[batch]]\nname = "backup"\nmatch = "unit:backup.service"\n'
+        text = "uses 1.5 CPUs and slowed db: as batch it could be held back"
+        return (Suggestion("/system.slice/backup.service", 1.5, 3600.0, (gain,), lines, text),)
 
     def whatif(self, arrival: Arrival) -> WhatIf:
         bearable = arrival.cpu_cores <= 4
