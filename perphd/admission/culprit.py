@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from perphd.admission.context import batch_samples, once
 from perphd.domain.decision import Cause, Evidence
+from perphd.domain.host_account import NO_GROUP
 from perphd.domain.policy import Snapshot
 from perphd.domain.quick import maker
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available, value_or
@@ -44,7 +45,9 @@ _CONSTANT = 1e-9
 _NO_SPLIT = Unavailable("reads and writes of undeclared groups are counted together")
 _NOBODYS: Final = frozenset({Cause.REMOTE, Cause.NETWORK, Cause.THROTTLED, Cause.SELF, Cause.HYPERVISOR})
 """Causes that no work on this host has made, apart from the LRA itself."""
-RECENT: Final = 10
+UNRELATED: Final = 0.5
+"""Processes in no group are many antagonists: together they count as much as a group that uses this share."""
+RECENT: Final = 5
 """Samples over which the use of undeclared groups is compared."""
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -152,6 +155,8 @@ def accuse(moments: Sequence[Moment], cause: Cause) -> tuple[str | None, tuple[E
         for use in moment.batch:
             if use.workload.startswith("/"):
                 used = value_or(use.cpu_usage_cores, 0.0) / len(recent)
+                if use.workload == NO_GROUP:
+                    used *= UNRELATED
                 mean[use.workload] = mean.get(use.workload, 0.0) + used
     if not mean:
         return None, ()

@@ -132,7 +132,7 @@ async def test_hogs_are_a_neighbour_by_name_and_a_sleeping_handler_is_remote(
     # Batch is there from now on, and next to idle: what follows is not taken for what an untouched host does.
     groups.start(batch, "-c", NAP)
     workers = [groups.start(hogs, "-c", SPIN) for _ in range(3 * (os.cpu_count() or 1))]
-    await look(3)
+    await look(6)
     hogged = await look(SECONDS)
     account = agent.status().host
     assert account is not None
