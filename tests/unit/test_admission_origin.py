@@ -86,7 +86,7 @@ def test_waiting_in_the_run_queue_explains_a_tail_and_a_sleep_is_not_explained_b
     )  # fmt: skip
     assert explained(slept, full) < 0.5
     backlog = Sample(
-        "app", 10.0, 1.0, cpu_usage_cores=0.2, run_delay_cores=0.2, work_rate_per_s=20.0, load_per_s=40.0,
+        "app", 10.0, 1.0, cpu_usage_cores=0.5, run_delay_cores=0.5, work_rate_per_s=20.0, load_per_s=40.0,
         latency_p50_ms=205.0, latency_p95_ms=220.0,
     )  # fmt: skip
     assert explained(backlog, full) == math.inf
