@@ -14,6 +14,7 @@ from perphd import __version__
 from perphd.control.cli_admission import add_admission_commands
 from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Out, command
 from perphd.control.cli_calibrate import add_calibrate_command
+from perphd.control.cli_init import add_init_command
 from perphd.control.cli_models import add_model_commands
 from perphd.control.cli_pause import add_pause_commands
 from perphd.control.cli_shaper import add_shaper_commands
@@ -43,8 +44,8 @@ REMEMBERED = 256
 def cli(as_json: bool, socket: str | None) -> None:
     """Ask and steer perphd, which keeps long-running applications (LRAs) at their performance targets.
 
-    doctor, groups, calibrate, size, forecast, headroom, memfit estimate, config check, model evaluate, model merge and
-    restore also work while the daemon does not run.
+    init, doctor, groups, calibrate, size, forecast, headroom, memfit estimate, config check, model evaluate, model
+    merge and restore also work while the daemon does not run.
     """
     print_any(sys.stdout)
 
@@ -57,6 +58,7 @@ _host_of = click.option(
     help="Says which host it is (host.root).",
 )
 
+add_init_command(cli)
 add_workload_commands(cli)
 add_pause_commands(cli)
 add_admission_commands(cli)

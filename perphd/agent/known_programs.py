@@ -1,0 +1,153 @@
+"""Programs that are recognised: servers with their indicators, batch, and what belongs to the system."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from perphd.domain.host_facts import ProcessFact
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One kind of server. ``source``: of its indicators; ``socket``: what its socket's path holds.
+
+    ``default_socket``: what the source takes without being told; ``password``: the source needs one.
+    """
+
+    title: str
+    app_class: str
+    source: str
+    socket: str = ""
+    default_socket: str = ""
+    account: str = ""
+    password: bool = field(default=False)
+
+
+_MYSQL: Final = Server(
+    "MariaDB or MySQL",
+    "database",
+    "mysql",
+    "mysql",
+    "/run/mysqld/mysqld.sock",
+    "CREATE USER perphd@localhost IDENTIFIED BY '{password}';",
+    password=True,
+)
+_POSTGRESQL: Final = Server(
+    "PostgreSQL",
+    "database",
+    "postgresql",
+    ".s.PGSQL.",
+    "/run/postgresql/.s.PGSQL.5432",
+    "CREATE ROLE perphd LOGIN;   -- and let root in as this role: docs/how-to/indicators.md",
+)
+_REDIS: Final = Server("Redis or Valkey", "cache", "redis", "redis", "/run/redis/redis-server.sock")
+
+PROGRAMS: Final[Mapping[str, Server]] = {
+    "mariadbd": _MYSQL,
+    "mysqld": _MYSQL,
+    "postgres": _POSTGRESQL,
+    "postmaster": _POSTGRESQL,
+    "redis-server": _REDIS,
+    "valkey-server": _REDIS,
+    "memcached": Server("memcached", "cache", "tcp"),
+    "mongod": Server("MongoDB", "database", "tcp"),
+    "nginx": Server("nginx", "web", "tcp"),
+    "haproxy": Server("HAProxy", "web", "tcp"),
+    "envoy": Server("Envoy", "web", "tcp"),
+    "apache2": Server("Apache httpd", "web", "tcp"),
+    "httpd": Server("Apache httpd", "web", "tcp"),
+    "clickhouse-server": Server("ClickHouse", "database", "tcp"),
+    "etcd": Server("etcd", "database", "tcp"),
+    "beam.smp": Server("an Erlang server such as RabbitMQ", "streaming", "tcp"),
+}
+"""Servers by the name of their program."""
+
+JAVA: Final[Mapping[str, Server]] = {
+    "kafka.Kafka": Server("Kafka", "streaming", "tcp"),
+    "org.elasticsearch": Server("Elasticsearch", "database", "tcp"),
+    "org.opensearch": Server("OpenSearch", "database", "tcp"),
+    "org.apache.cassandra": Server("Cassandra", "database", "tcp"),
+    "org.apache.zookeeper": Server("ZooKeeper", "database", "tcp"),
+    "org.apache.catalina": Server("Tomcat", "web", "tcp"),
+}
+"""Java servers by the beginning of their main class."""
+
+OTHER: Final = Server("a server", "none", "tcp")
+JAVA_OTHER: Final = Server("a Java service", "none", "tcp")
+
+SYSTEM: Final = frozenset(
+    """
+    systemd init sshd dbus-daemon dbus-broker dbus-broker-lau rsyslogd chronyd ntpd exim4 master cupsd
+    avahi-daemon rpcbind dnsmasq named unbound containerd containerd-shim containerd-shim-runc-v2
+    dockerd podman conmon crio kubelet kube-proxy node_exporter prometheus-node-exporter prometheus
+    alertmanager grafana grafana-server agetty polkitd udisksd NetworkManager snapd snmpd zabbix_agentd
+    zabbix_agent2 collectd telegraf fluentd fluent-bit vector salt-minion puppet chef-client tailscaled
+    wpa_supplicant acpid irqbalance smartd multipathd iscsid qemu-ga vmtoolsd gdm lightdm Xorg
+    gnome-shell ModemManager unattended-upgr apt packagekitd fwupd perphd perphctl auditd inetd xinetd
+    inetutils-inetd
+    """.split()
+)
+"""Programs of the system: neither LRAs nor batch. Prefix ``systemd-`` belongs here, too."""
+
+BATCH: Final = frozenset(
+    """
+    stress-ng stress ffmpeg make ninja cc1 cc1plus gcc g++ rustc cargo go compile link borg restic rsync
+    tar xz gzip zstd pigz pbzip2 7z mysqldump mariadb-dump mariabackup xtrabackup pg_dump pg_basebackup
+    pg_restore slurmstepd gitlab-runner handbrake blender hashcat boinc fio sysbench bacula-fd duplicity
+    updatedb clamscan clamd
+    """.split()
+)
+"""Programs of batch."""
+
+HOUSEKEEPING: Final = frozenset(
+    """
+    apt-daily.service apt-daily-upgrade.service logrotate.service man-db.service e2scrub_all.service
+    fstrim.service systemd-tmpfiles-clean.service dpkg-db-backup.service anacron.service
+    phpsessionclean.service motd-news.service exim4-base.service ua-timer.service
+    update-notifier-download.service update-notifier-motd.service fwupd-refresh.service
+    snapd.snap-repair.service xfs_scrub_all.service mdcheck_start.service mdcheck_continue.service
+    mdmonitor-oneshot.service mlocate.service plocate-updatedb.service sysstat-collect.service
+    sysstat-summary.service certbot.service apport-autoreport.service debsecan.service
+    raid-check.service unbound-anchor.service dnf-makecache.service
+    """.split()
+)
+"""Units that distributions start by timers: too short to name."""
+
+BATCH_SLICE: Final = re.compile(
+    r"(?:^|[-/])(batch|jobs?|background|spark|yarn|hadoop|slurm|nightly|ci|build)\.slice$"
+)
+CRON: Final = frozenset({"cron.service", "crond.service", "cronie.service"})
+_MAIN_CLASS: Final = re.compile(r"[A-Za-z_$][\w$]*(?:\.[A-Za-z_$][\w$]*)+")
+
+
+def program_of(process: ProcessFact) -> str:
+    """The program's name: of argv where that is whole, since the kernel cuts names after 15 characters."""
+    title = re.split(r"[:\s]", process.argv[0], maxsplit=1)[0] if process.argv else ""
+    first = title.rsplit("/", 1)[-1]
+    return first if first and first.startswith(process.name[:15]) else process.name
+
+
+def is_system(process: ProcessFact) -> bool:
+    """True for a program of the system."""
+    program = program_of(process)
+    return program in SYSTEM or process.name in SYSTEM or program.startswith(("systemd-", "(sd-"))
+
+
+def server_of(process: ProcessFact) -> Server | None:
+    """The server that this process is; None if it listens on nothing and is none that is known."""
+    program = program_of(process)
+    if is_system(process):
+        return None
+    known = PROGRAMS.get(program) or PROGRAMS.get(process.name)
+    if known is not None:
+        return known
+    if program == "java":
+        for word in process.argv[1:]:
+            for prefix, server in JAVA.items():
+                if word.startswith(prefix) and _MAIN_CLASS.match(word):
+                    return server
+        return JAVA_OTHER if process.ports else None
+    return OTHER if process.ports else None
