@@ -32,6 +32,7 @@ from perphd.agent.shaping import Shaping
 from perphd.agent.sli import SliBoard, SliOpener
 from perphd.agent.state import Parts
 from perphd.agent.tally import Tally
+from perphd.agent.trials import Trials
 from perphd.agent.wake import Waker
 from perphd.agent.window import Window
 from perphd.domain.capability import Capabilities
@@ -210,6 +211,7 @@ def build_agent(
         records=records,
         pauses=pauses,
         tally=tally,
+        trials=Trials(Path(config.daemon.state_dir), wall_clock),
         models=_models(
             config,
             records,

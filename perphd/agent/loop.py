@@ -28,6 +28,7 @@ from perphd.agent.state import Parts, State
 from perphd.agent.status import status_of
 from perphd.agent.tally import Tally
 from perphd.agent.ticking import Ticking
+from perphd.agent.trials import Population, by_text
 from perphd.agent.wake import Waker
 from perphd.domain.allocation import Settings
 from perphd.domain.belief import ModelSummary, ModelView
@@ -50,6 +51,9 @@ from perphd.isolation.restore_report import RestoreReport
 from perphd.monitor.sli import SliReading
 from perphd.sizing.memory_fit import FitView
 from perphd.sizing.shaper_view import ShaperView
+from perphd.sizing.shaping import ShaperView
+from perphd.trial.design import Request
+from perphd.trial.record import End, TrialRecord
 
 
 class Agent:
@@ -281,6 +285,40 @@ class Agent:
             self._state.tell(EventKind.PAUSE, text, pause.workload, by)
         return ended
 
+    def start_trial(self, request: Request, by: Actor | None = None) -> TrialRecord:
+        """Begin a randomised trial of observe and enforce.
+
+        Raises:
+            ConfigError: these workloads cannot have one now, one runs already, or perphd is paused.
+        """
+        state = self._state
+        specs = state.all_specs()
+        left_out = tuple(spec.name for spec in specs if self._modes.own(spec) is Mode.OBSERVE)
+        samples = state.samples | state.full_samples
+        people = Population(specs, samples, left_out, state.parts.policy.name)
+        record = state.parts.trials.start(request, people, state.parts.pauses.all(), by_text(by))
+        state.planned = None
+        text = f"trial {record.plan.trial} began: {record.plan.blocks} blocks of {record.plan.block_s:g} s"
+        state.tell(EventKind.TRIAL, f"{text}, seed {record.plan.seed}", by=by)
+        return record
+
+    def stop_trial(self, by: Actor | None = None) -> TrialRecord:
+        """End the running trial; the modes are again as they were without it.
+
+        Raises:
+            ConfigError: none runs.
+        """
+        record = self._state.parts.trials.end(End.STOPPED, "stopped by hand", by_text(by))
+        if record is None:
+            raise ConfigError("request", "trial", "no trial runs", "perphctl trial start begins one")
+        self._state.planned = None
+        self._state.tell(EventKind.TRIAL, f"trial {record.plan.trial} ended: stopped by hand", by=by)
+        return record
+
+    def trial(self) -> TrialRecord | None:
+        """The trial that runs, else the last one."""
+        return self._state.parts.trials.record
+
     async def add_workload(self, spec: WorkloadSpec, by: Actor | None = None) -> None:
         """Take a workload, already checked against the others, into the loop; replaces one of that name."""
         await self._roster.add(spec, by)
@@ -294,6 +332,8 @@ class Agent:
             ConfigError: no such workload, or one that was found: it would be found again.
         """
         await self._roster.remove(name, by)
+        if self._state.parts.trials.names_lra(name):
+            self._modes.end_trial(f"{name} was taken off the list", by)
 
     def push_sli(self, workload: str, reading: SliReading) -> None:
         """A reading that the application itself delivers. Raises ConfigError if its SLI source is not ``push``."""
@@ -304,6 +344,7 @@ class Agent:
     async def restore(self, by: Actor | None = None, ignore_lock: bool = False) -> RestoreReport:
         """Go back to observing and put every original value back. ``ignore_lock``: as ``isolation.restore`` has it."""
         async with self._state.lock:
+            self._modes.end_trial("perphctl restore", by)
             self._modes.halt()
             report = await self._state.parts.executor.restore(ignore_lock=ignore_lock)
             self._state.protections.clear()

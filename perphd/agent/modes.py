@@ -7,6 +7,7 @@ from perphd.domain.control import Actor, Pause
 from perphd.domain.errors import ConfigError
 from perphd.domain.event import EventKind
 from perphd.domain.workload import Mode, WorkloadSpec
+from perphd.trial.record import End
 
 
 class Modes:
@@ -21,16 +22,27 @@ class Modes:
     def of(self, spec: WorkloadSpec) -> Mode:
         """The mode in force for a workload.
 
-        Observe while it is paused; else what was set at run time; else observe after a restore; else its own, or all's.
+        Observe while it is paused; else what a running trial wants, unless observe is its own; else what was set at run
+        time; else observe after a restore; else its own, or all's.
         """
         if self.pause_of(spec) is not None:
             return Mode.OBSERVE
+        trials = self._state.parts.trials
+        if (wanted := trials.mode) is not None:
+            found = self._state.found.get(spec.name)
+            if trials.covers(spec, None if found is None else found.declaration):
+                return wanted
+        own = self.own(spec)
+        return own if own is not None else self.general
+
+    def own(self, spec: WorkloadSpec) -> Mode | None:
+        """The mode that was set or configured for this workload alone; None: it has that of all."""
         own = self._own.get(spec.name)
         if own is None and (found := self._state.found.get(spec.name)) is not None:
             own = self._own.get(found.declaration)
         if own is None:
             own = Mode.OBSERVE if self._halted else spec.mode
-        return own if own is not None else self.general
+        return own
 
     def pause_of(self, spec: WorkloadSpec) -> Pause | None:
         """The pause that holds for a workload."""
@@ -40,16 +52,25 @@ class Modes:
     def set(self, mode: Mode, workload: str | None, by: Actor | None = None) -> None:
         """See ``Agent.set_mode``."""
         state = self._state
+        if workload is not None:
+            self.names(workload)
+        self.end_trial(f"the mode of {workload or 'all workloads'} was set to {mode} by hand", by)
         if workload is None:
             self.begin(mode)
         else:
-            self.names(workload)
             if workload in state.declared:
                 self.forget_declaration(workload)
             self._own[workload] = mode
         state.parts.executor.forget_conflicts()
         who = workload if workload is not None else "all workloads"
         state.tell(EventKind.MODE, f"{who}: {mode}", workload or "", by)
+
+    def end_trial(self, why: str, by: Actor | None = None) -> None:
+        """End a running trial, because the rest would be another experiment."""
+        ended = self._state.parts.trials.end(End.CHANGED, why, "" if by is None else str(by))
+        if ended is not None:
+            self._state.planned = None
+            self._state.tell(EventKind.TRIAL, f"trial {ended.plan.trial} ended ({End.CHANGED}): {why}", by=by)
 
     def names(self, workload: str) -> tuple[str, ...]:
         """The workloads behind a name: itself, or what was found for a declaration.

@@ -122,6 +122,10 @@ class Roster:
             if name not in new or (new[name].cgroup, new[name].kind) != (old.cgroup, old.kind):
                 await self.let_go(name)
         async with self._state.lock:
+            if why := _changed(self._state.config, config):
+                self._modes.end_trial(f"the configuration of {why} was changed", by)
+            else:
+                self._state.parts.trials.interrupt("the configuration was read again")
             configured = self._state.config.daemon.mode
             self._state.config, waiting = reloaded(self._state.config, config)
             if config.daemon.mode is not configured:
@@ -188,3 +192,13 @@ class Roster:
             self._left[name] = now_s
             while len(self._left) > KEPT_LEFT:
                 del self._left[next(iter(self._left))]
+
+
+def _changed(old: Config, new: Config) -> str:
+    """What a reload changes that makes the rest of a trial another experiment; empty: nothing."""
+    parts = (
+        ("the mode", old.daemon.mode, new.daemon.mode),
+        ("the policy", (old.daemon.policy, old.policy), (new.daemon.policy, new.policy)),
+        ("workloads", (old.workloads, old.matches), (new.workloads, new.matches)),
+    )
+    return ", ".join(name for name, before, after in parts if before != after)

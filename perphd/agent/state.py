@@ -23,6 +23,7 @@ from perphd.agent.selfcost import CostMeter
 from perphd.agent.shaping import Shaping
 from perphd.agent.sli import SliBoard
 from perphd.agent.tally import Tally
+from perphd.agent.trials import Trials
 from perphd.agent.wake import Waker
 from perphd.agent.window import Window
 from perphd.domain.allocation import Allocation, Settings
@@ -78,6 +79,7 @@ class Parts:
     pauses: Pauses
     tally: Tally
     window: Window
+    trials: Trials
     bounds: Actuators = Actuators()
     actuators: Callable[[], Actuators] = Actuators
     capabilities_now: Callable[[], Capabilities] | None = None

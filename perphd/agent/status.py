@@ -43,6 +43,7 @@ def status_of(state: State, modes: Modes) -> AgentStatus:
         pauses=state.parts.pauses.all(),
         host=state.account,
         forecast=None if state.parts.forecasts is None else state.parts.forecasts.summary(),
+        trial=state.parts.trials.status(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Sequence
@@ -17,6 +18,7 @@ from perphd.agent.roster import Roster
 from perphd.agent.state import State
 from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.decision import TROUBLED, Decision
+from perphd.domain.errors import ConfigError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
 from perphd.domain.quick import changer, maker
@@ -27,6 +29,8 @@ from perphd.host.actuators import Actuators
 from perphd.isolation import RestoreReport
 from perphd.monitor.residence import NOWHERE
 from perphd.sizing.shaping import ShapingStep
+
+log = logging.getLogger("perphd")
 
 RESYNC_S = 5.0
 """The kernel is read back so often even when nothing new is wanted, to notice foreign writers."""
@@ -70,6 +74,7 @@ class Ticking:
             self._state.began_s = now_s if self._state.began_s is None else self._state.began_s
             self._follow_processors(now_s)
             self._follow_pauses()
+            self._follow_trial()
             self._protections.look(now_s)
             specs = self._state.all_specs()
             self._state.parts.models.follow(specs, now_s)
@@ -83,6 +88,7 @@ class Ticking:
             self._state.account = self._state.parts.accounts.read(
                 now_s, self._state.parts.host_load.times, specs, self._state.samples
             )
+            self._judge_trial(now_s)
             self._look_where_they_run(now_s)
             snapshot = self.snapshot(now_s, period_s)
             self.learn(snapshot)
@@ -171,6 +177,30 @@ class Ticking:
         for text in self._state.parts.pauses.look():
             self._state.planned = None
             self._state.tell(EventKind.PAUSE, text)
+
+    def _follow_trial(self) -> None:
+        """Go on to the next block of a trial when it is due; a pause makes the present one void."""
+        trials = self._state.parts.trials
+        if text := trials.look(self._state.parts.pauses.all() if trials.mode is not None else ()):
+            self._state.planned = None
+            self._state.tell(EventKind.TRIAL, text)
+
+    def _judge_trial(self, now_s: float) -> None:
+        """Give the samples to the trial. After harm, nothing is enforced until somebody says so."""
+        trials = self._state.parts.trials
+        text = trials.take(self._state.all_specs(), self._state.samples)
+        self._state.parts.records.problem("trial", trials.problem or None, now_s)
+        if not text:
+            return
+        self._state.planned = None
+        self._state.tell(EventKind.TRIAL, text)
+        log.warning("%s", text, extra={"fields": {"event": EventKind.TRIAL}})
+        if any(self._modes.of(spec) is Mode.ENFORCE for spec in self._state.all_specs()):
+            try:
+                self._state.parts.pauses.begin("", None, text, "perphd")
+            except ConfigError as exc:  # it cannot be kept over a restart; observing goes without
+                log.error("%s", exc)
+                self._modes.halt()
 
     def _take_samples(self, samples: Sequence[Sample]) -> None:
         self._state.samples = {sample.workload: self._protections.flagged(sample) for sample in samples}

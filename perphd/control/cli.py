@@ -21,6 +21,7 @@ from perphd.control.cli_shaper import add_shaper_commands
 from perphd.control.cli_sizing import add_sizing_commands
 from perphd.control.cli_store import add_store_commands
 from perphd.control.cli_suggest import add_suggest_command
+from perphd.control.cli_trial import add_trial_commands
 from perphd.control.cli_workloads import add_workload_commands
 from perphd.control.client import SOCKET_VARIABLE, NotPermitted, Unreachable
 from perphd.domain.utf8 import print_any
@@ -45,7 +46,9 @@ def cli(as_json: bool, socket: str | None) -> None:
     """Ask and steer perphd, which keeps long-running applications (LRAs) at their performance targets.
 
     init, doctor, groups, calibrate, size, forecast, headroom, memfit estimate, config check, model evaluate, model
-    merge and restore also work while the daemon does not run.
+    merge and restore also work while the daemon does not run; trial report --file does, too.
+    doctor, groups, calibrate, size, forecast, headroom, memfit estimate, config check, model evaluate, model merge and
+    restore also work while the daemon does not run; trial report --file does, too.
     """
     print_any(sys.stdout)
 
@@ -66,6 +69,7 @@ add_suggest_command(cli)
 add_store_commands(cli)
 add_sizing_commands(cli)
 add_shaper_commands(cli)
+add_trial_commands(cli)
 add_model_commands(cli)
 add_calibrate_command(cli)
 

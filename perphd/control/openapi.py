@@ -26,7 +26,7 @@ from perphd.domain.control import Pause
 from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import EventKind
 from perphd.domain.forecast import Forecasts
-from perphd.domain.status import AgentStatus
+from perphd.domain.status import AgentStatus, TrialStatus
 from perphd.domain.suggestion import Suggestion
 from perphd.domain.topology import Topology
 from perphd.domain.whatif import WhatIf
@@ -35,6 +35,16 @@ from perphd.isolation.restore_report import RestoreReport
 from perphd.monitor.sli import PUSHED_FIELDS
 from perphd.sizing.memory_fit import FitView
 from perphd.sizing.shaper_view import ShaperView
+from perphd.sizing.shaping import ShaperView
+from perphd.trial.design import (
+    MAX_BLOCK_S,
+    MAX_BOUND_PCT,
+    MAX_HOURS,
+    MAX_SEED,
+    MIN_BLOCK_S,
+    MIN_BOUND_PCT,
+)
+from perphd.trial.record import TrialRecord
 
 JSON: Final = "application/json"
 TEXT: Schema = {"type": "string"}
@@ -185,6 +195,10 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ("GET", "/v1/config"): Operation(
         "The configuration in force", _of(sources=_TEXTS, warnings=_TEXTS, store_path=TEXT, daemon=_OBJECT)
     ),
+    ("GET", "/v1/trial"): Operation(
+        "The trial that runs, or the last one",
+        {"record": TrialRecord | None, "running": TrialStatus | None},
+    ),
     ("GET", "/v1/metrics"): Operation("For Prometheus", TEXT, answer_type="text/plain"),
     ("GET", "/metrics"): Operation(
         "For Prometheus, where it looks by default", TEXT, answer_type="text/plain"
@@ -254,6 +268,25 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         },
         changes=True,
     ),
+    ("POST", "/v1/trial"): Operation(
+        "Begin a randomised trial of observe and enforce",
+        {"record": TrialRecord},
+        body={
+            "type": "object",
+            "properties": {
+                "hours": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_HOURS},
+                "block_s": {"type": "number", "minimum": MIN_BLOCK_S, "maximum": MAX_BLOCK_S},
+                "washout_s": {"type": ["number", "null"], "minimum": 0, "maximum": MAX_BLOCK_S / 2},
+                "bound_pct": {"type": "number", "minimum": MIN_BOUND_PCT, "maximum": MAX_BOUND_PCT},
+                "seed": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_SEED},
+            },
+            "required": ["hours"],
+            "additionalProperties": False,
+        },
+        changes=True,
+        status=201,
+    ),
+    ("DELETE", "/v1/trial"): Operation("End the running trial", {"record": TrialRecord}, changes=True),
     ("POST", "/v1/workloads"): Operation(
         "Look after one more",
         _of(added=_OBJECT, warnings=_TEXTS),

@@ -21,6 +21,9 @@ from perphd.domain.whatif import Arrival, WhatIf
 from perphd.domain.workload import Mode, WorkloadSpec
 from perphd.sizing.memory_fit import FitView
 from perphd.sizing.shaper_view import ShaperView
+from perphd.sizing.shaping import ShaperView
+from perphd.trial.design import Request
+from perphd.trial.record import TrialRecord
 
 if TYPE_CHECKING:
     from perphd.monitor.sli import SliReading
@@ -104,6 +107,15 @@ class AgentPort(Protocol):
         self, workload: str | None, for_s: float | None, reason: str, by: Actor | None = None
     ) -> Any:
         """Change nothing more and restore; answers the pause and what was restored, as dataclasses."""
+
+    def start_trial(self, request: Request, by: Actor | None = None) -> TrialRecord:
+        """Begin a randomised trial. Raises ConfigError if there can be none now."""
+
+    def stop_trial(self, by: Actor | None = None) -> TrialRecord:
+        """End the running trial. Raises ConfigError if none runs."""
+
+    def trial(self) -> TrialRecord | None:
+        """The trial that runs, else the last one."""
 
     def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
         """End a pause (None: every one that was set by hand); answers those that were ended."""

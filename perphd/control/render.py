@@ -15,7 +15,7 @@ from perphd.domain.forecast import ForecastSummary
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import Sample
 from perphd.domain.signals import performance, work_unit
-from perphd.domain.status import AgentStatus, SelfCost, WorkloadStatus
+from perphd.domain.status import AgentStatus, SelfCost, TrialStatus, WorkloadStatus
 from perphd.domain.topology import Topology
 from perphd.domain.units import format_bytes
 from perphd.domain.workload import Kind, Mode
@@ -63,6 +63,8 @@ def status_parts(status: AgentStatus, now_s: float) -> list[Part]:
         )
     if status.pauses:
         parts.append(text(*(Styled(pause_text(pause), "bold yellow") for pause in status.pauses)))
+    if status.trial is not None:
+        parts.append(text(Styled(trial_text(status.trial), "bold")))
     if status.notes:
         parts.append(text(*(Styled(note, "dim") for note in status.notes)))
     notes = [*status.problems, *_not_enforceable(status.workloads), *_limited(status.workloads)]
@@ -189,6 +191,14 @@ def pause_text(pause: Pause) -> str:
         until = f"until {pause.by} is removed"
     why = f": {pause.reason}" if pause.reason else ""
     return f"{pause.workload or 'all workloads'}: paused {until}, by {pause.by}{why}"
+
+
+def trial_text(trial: TrialStatus) -> str:
+    """A running trial in one sentence."""
+    ends = datetime.datetime.fromtimestamp(trial.ends_unix_s).astimezone()
+    where = f"block {trial.block} of {trial.blocks}" if trial.block else "the run-in"
+    void = f"; this block does not count: {trial.void}" if trial.void else ""
+    return f"Trial {trial.trial}: {where}, {trial.mode}, until {ends:%Y-%m-%d %H:%M}{void}"
 
 
 def _headline(status: AgentStatus) -> Styled:

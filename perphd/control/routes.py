@@ -37,6 +37,8 @@ from perphd.control.replay_routes import Recordings
 from perphd.control.sizing_routes import SizingRoutes
 from perphd.control.sql import Queries
 from perphd.control.stream import Streams
+from perphd.control.trial_routes import KEYS as TRIAL_KEYS
+from perphd.control.trial_routes import start_trial, stop_trial, trial_answer
 from perphd.control.wire import encode
 from perphd.domain.control import Actor
 from perphd.domain.errors import ConfigError
@@ -133,6 +135,7 @@ class Routes:
             Route("GET", "/v1/models/{name}", read, self._models.show),
             Route("GET", "/v1/models/{name}/export", read, self._models.export),
             Route("GET", "/v1/forecasts", read, self._forecasts),
+            Route("GET", "/v1/trial", read, self._trial),
             Route("GET", "/v1/config", read, self._config),
             Route("GET", "/v1/metrics", read, self._exposition),
             Route("GET", "/metrics", read, self._exposition),
@@ -143,6 +146,8 @@ class Routes:
             Route("PUT", "/v1/mode", change, self._mode),
             Route("POST", "/v1/pause", change, self._pause),
             Route("POST", "/v1/resume", change, self._resume),
+            Route("POST", "/v1/trial", change, self._start_trial, 201),
+            Route("DELETE", "/v1/trial", change, self._stop_trial),
             Route("POST", "/v1/workloads", change, self._add, 201),
             Route("DELETE", "/v1/workloads/{name}", change, self._remove),
             Route("POST", "/v1/workloads/{name}/sli", change, self._push),
@@ -303,6 +308,15 @@ class Routes:
             self._workload(name)
         ended = self._agent.resume(name, peer.actor())
         return {"ended": encode(ended), "still": encode(self._agent.status().pauses)}
+
+    async def _trial(self, request: web.Request, peer: Peer) -> Any:
+        return trial_answer(self._agent)
+
+    async def _start_trial(self, request: web.Request, peer: Peer) -> Any:
+        return start_trial(self._agent, await self._body(request, TRIAL_KEYS), peer)
+
+    async def _stop_trial(self, request: web.Request, peer: Peer) -> Any:
+        return stop_trial(self._agent, peer)
 
     async def _add(self, request: web.Request, peer: Peer) -> Any:
         body = await self._body(request)

@@ -17,6 +17,7 @@ class EventKind(StrEnum):
     OUTCOME = "outcome"  # an earlier decision was judged (``detail``: Outcome)
     CHANGE = "change"  # kernel files were written, or would have been (``detail``: ChangeSet)
     MODE = "mode"  # observe or enforce was set
+    TRIAL = "trial"  # a trial began, went on to its next block, or ended
     PAUSE = "pause"  # a pause began or ended
     WORKLOAD = "workload"  # a workload was added, removed, appeared or vanished
     SIZING = "sizing"  # the shaper made somebody make room, or let it resume; a crash was seen

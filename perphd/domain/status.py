@@ -70,6 +70,18 @@ class DetectorTest:
 
 
 @dataclass(frozen=True, slots=True)
+class TrialStatus:
+    """A running trial. ``block`` 0 is the run-in; ``void``: why the present block does not count, else empty."""
+
+    trial: str
+    block: int
+    blocks: int
+    mode: Mode
+    ends_unix_s: float
+    void: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class AgentStatus:
     """The agent as a whole. ``problems``: sentences that an operator should read; ``notes``: what cannot be seen here.
 
@@ -78,6 +90,8 @@ class AgentStatus:
     samples that pressure, batch that started or a pushed reading asked for. ``configured_mode``: the mode in the
     configuration, which holds again after a restart. ``pauses``: every pause in force. ``host``: who uses the host;
     None until two ticks were made. ``forecast``: of the forecast worker; None: it is switched off.
+    None until two ticks were made.
+    configuration, which holds again after a restart. ``pauses``: every pause in force. ``trial``: the one that runs.
     """
 
     version: str
@@ -99,3 +113,4 @@ class AgentStatus:
     pauses: tuple[Pause, ...] = ()
     host: HostAccount | None = None
     forecast: ForecastSummary | Unavailable | None = None
+    trial: TrialStatus | None = None

@@ -60,6 +60,9 @@ from perphd.predictor import LraModel
 from perphd.predictor.persist import ModelFile, Provenance, from_text, to_text
 from perphd.sizing.memory_fit import FitView
 from perphd.sizing.shaper_view import ShapedWorkload, ShaperView
+from perphd.sizing.shaping import ShapedWorkload, ShaperView
+from perphd.trial.design import Metric, Plan, Request, Signal, schedule
+from perphd.trial.record import End, Ending, TrialRecord
 
 DB = WorkloadSpec("db", Kind.LRA, "/app/db", sli=SliSpec("push", (("max_age_s", "5"),)))
 CACHE = WorkloadSpec("cache", Kind.LRA, "/app/cache", mode=Mode.OBSERVE)
@@ -157,6 +160,7 @@ class FakeAgent:
         self.pauses: tuple[Pause, ...] = ()
         self.published: bytes | Unavailable = Unavailable(FORECASTS_OFF)
         self.by: Actor | None = None
+        self.record: TrialRecord | None = None
         self.subscribers: set[asyncio.Queue[Event]] = set()
         self.recorded: list[Round] = []
         self.fits = ["cache"]
@@ -322,6 +326,27 @@ class FakeAgent:
         until = None if for_s is None else 1000.0 + for_s
         self.pauses = (Pause(workload or "", 1000.0, until, reason, str(by)),)
         return self.pauses[0], RestoreReport()
+
+    def start_trial(self, request: Request, by: Actor | None = None) -> TrialRecord:
+        self._call("start_trial", request)
+        self.by = by
+        seed = 7 if request.seed is None else request.seed
+        metrics = (Metric(Signal.DELAY, "db", "latency_p95_ms"), Metric(Signal.BATCH, "", "cpu"))
+        plan = Plan(
+            "20260101T000000Z", 1e9, request.block_s, request.washout, seed, schedule(request.pairs, seed), metrics,
+            ("cache",), request.bound_pct, "perph", "1.2.3", str(by),
+        )  # fmt: skip
+        self.record = TrialRecord(plan)
+        return self.record
+
+    def stop_trial(self, by: Actor | None = None) -> TrialRecord:
+        if self.record is None or self.record.ending is not None:
+            raise ConfigError("request", "trial", "no trial runs", "perphctl trial start begins one")
+        self.record = replace(self.record, ending=Ending(2e9, End.STOPPED, "stopped by hand", str(by)))
+        return self.record
+
+    def trial(self) -> TrialRecord | None:
+        return self.record
 
     def resume(self, workload: str | None, by: Actor | None = None) -> tuple[Pause, ...]:
         self._call("resume", workload)

@@ -92,6 +92,8 @@ READING = [
 CHANGING: list[tuple[str, str, dict[str, Any] | None]] = [
     ("PUT", "/v1/mode", {"mode": "enforce"}),
     ("POST", "/v1/pause", {}),
+    ("POST", "/v1/trial", {"hours": 24}),
+    ("DELETE", "/v1/trial", None),
     ("POST", "/v1/resume", {}),
     ("POST", "/v1/workloads", {"kind": "batch", "name": "new", "cgroup": "/new"}),
     ("POST", "/v1/workloads/db/sli", {"work_rate_per_s": 5}),
@@ -124,6 +126,8 @@ def test_changing_is_for_these(
     served: Served, peer: Peer, method: str, path: str, body: dict[str, Any] | None
 ):
     served.peer = peer
+    if (method, path) == ("DELETE", "/v1/trial"):
+        ask(served, "POST", path, {"hours": 24})
     assert ask(served, method, path, body)[0] in (200, 201)
 
 

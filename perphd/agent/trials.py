@@ -1,0 +1,305 @@
+"""Trials in the daemon: starts them, feeds them with samples, and keeps their record on disk over a restart."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from perphd import __version__
+from perphd.agent.state_files import replace_text
+from perphd.domain.control import Actor, Pause
+from perphd.domain.errors import ConfigError
+from perphd.domain.reading import NOT_MEASURED, Reading, available
+from perphd.domain.sample import Quality, Sample, reach_s
+from perphd.domain.signals import performance
+from perphd.domain.status import TrialStatus
+from perphd.domain.workload import Kind, Mode, WorkloadSpec
+from perphd.monitor.codec import DecodeError, from_json, to_json
+from perphd.trial.design import DesignRefused, Metric, Plan, Request, Signal, schedule
+from perphd.trial.guard import LraReading
+from perphd.trial.record import End, TrialRecord
+from perphd.trial.running import Readings, Running
+
+log = logging.getLogger("perphd")
+
+FOLDER: Final = "trials"
+"""Of the state directory: one file per trial, named after the time at which it began."""
+KEPT: Final = 20
+_SEED_BYTES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Population:
+    """Whom a trial would be about: the workloads with their newest samples, and the mode of each that is its own."""
+
+    specs: tuple[WorkloadSpec, ...]
+    samples: Mapping[str, Sample]
+    left_out: tuple[str, ...]
+    policy: str
+
+
+class Trials:
+    """The trial that runs, if one does, and the records of those before it.
+
+    Args:
+        state_dir: where records are kept.
+        wall_clock: seconds since the epoch: a trial outlives the daemon's monotonic clock.
+    """
+
+    def __init__(self, state_dir: Path, wall_clock: Callable[[], float]) -> None:
+        self._folder, self._wall_clock = state_dir / FOLDER, wall_clock
+        self._running: Running | None = None
+        self._last: TrialRecord | None = None
+        self._problem = ""
+        self._unsaved = False
+        self._resume()
+
+    @property
+    def mode(self) -> Mode | None:
+        """The mode that the trial wants now; None while none runs."""
+        return None if self._running is None else self._running.mode
+
+    @property
+    def problem(self) -> str:
+        """Why the last record cannot be read or kept; empty: all is well."""
+        return self._problem
+
+    @property
+    def record(self) -> TrialRecord | None:
+        """The trial that runs, else the last one."""
+        return self._last if self._running is None else self._running.record
+
+    def covers(self, spec: WorkloadSpec, declaration: str | None) -> bool:
+        """True if the running trial decides this workload's mode."""
+        if self._running is None:
+            return False
+        left_out = self._running.plan.left_out
+        return spec.name not in left_out and declaration not in left_out
+
+    def names_lra(self, name: str) -> bool:
+        """True if the running trial measures an LRA of this name."""
+        return self._running is not None and name in self._running.plan.lras
+
+    def status(self) -> TrialStatus | None:
+        """The running trial in a few fields."""
+        running = self._running
+        if running is None or running.mode is None:
+            return None
+        plan = running.plan
+        return TrialStatus(
+            plan.trial, running.number, plan.blocks, running.mode, plan.ends_unix_s, running.void
+        )
+
+    def start(self, request: Request, people: Population, pauses: Sequence[Pause], by: str) -> TrialRecord:
+        """Begin a trial with a block in observe.
+
+        Raises:
+            ConfigError: it cannot be begun; nothing has changed.
+        """
+        now_s = self._wall_clock()
+        if self._running is not None:
+            raise _refused("trial", f"trial {self._running.plan.trial} runs", "perphctl trial stop ends it")
+        if pauses:
+            raise _refused("pause", f"perphd is paused by {pauses[0].by}", "perphctl resume ends a pause")
+        metrics = _metrics(people)
+        seed = request.seed if request.seed is not None else int.from_bytes(os.urandom(_SEED_BYTES), "big")
+        name = datetime.datetime.fromtimestamp(now_s, datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
+        plan = Plan(
+            name, now_s, request.block_s, request.washout, seed, schedule(request.pairs, seed), metrics,
+            people.left_out, request.bound_pct, people.policy, __version__, by,
+        )  # fmt: skip
+        record = TrialRecord(plan)
+        self._keep(record)
+        self._prune()
+        self._running = Running(record, now_s)
+        return record
+
+    def end(self, how: End, text: str, by: str = "") -> TrialRecord | None:
+        """End the running trial; None if none runs. The end holds even where it cannot be written down."""
+        running = self._running
+        if running is None:
+            return None
+        running.end(self._wall_clock(), how, text, by)
+        return self._finish(running)
+
+    def interrupt(self, why: str) -> None:
+        """The present block does not count."""
+        if self._running is not None and self._running.interrupt(self._wall_clock(), why):
+            self._save(self._running.record)
+
+    def look(self, pauses: Sequence[Pause]) -> str:
+        """Follow time and pauses. Returns a sentence if a block or the trial ended, else empty."""
+        running = self._running
+        if running is None:
+            return ""
+        if self._unsaved:
+            self._save(running.record)
+        moved = running.look(self._wall_clock())
+        if running.mode is None:
+            return _ended(self._finish(running))
+        if pauses:
+            pause = pauses[0]
+            about = pause.workload or "all workloads"
+            self.interrupt(f"{about} paused by {pause.by}")
+        if not moved:
+            return ""
+        self._save(running.record)
+        plan = running.plan
+        return f"trial {plan.trial}: block {running.number} of {plan.blocks}, {running.mode}"
+
+    def take(self, specs: Sequence[WorkloadSpec], samples: Mapping[str, Sample]) -> str:
+        """The samples of one round. Returns a sentence if a guard rail ended the trial, else empty."""
+        running = self._running
+        if running is None:
+            return ""
+        now_s = self._wall_clock()
+        running.take(now_s, _readings(running.plan, specs, samples))
+        return "" if running.mode is not None else _ended(self._finish(running))
+
+    def _finish(self, running: Running) -> TrialRecord:
+        self._last, self._running = running.record, None
+        self._save(running.record)
+        return running.record
+
+    def _resume(self) -> None:
+        files = self._files()
+        if not files:
+            return
+        try:
+            record = from_json(files[-1].read_text(encoding="utf-8"), TrialRecord)
+        except (OSError, ValueError, DecodeError) as exc:
+            self._problem = f"{files[-1]}: cannot be read ({exc}): a trial that was running is not continued"
+            return
+        self._last = record
+        if record.ending is None:
+            running = Running(record, self._wall_clock())
+            if running.mode is None:
+                self._finish(running)
+                return
+            self._running = running
+            running.note(self._wall_clock(), "perphd was restarted; the trial goes on")
+            self._save(running.record)
+
+    def _files(self) -> list[Path]:
+        return sorted(self._folder.glob("*.json"))
+
+    def _prune(self) -> None:
+        for old in self._files()[:-KEPT]:
+            try:
+                old.unlink()
+            except OSError as exc:
+                log.warning("%s: cannot be removed: %s", old, exc.strerror)
+
+    def _keep(self, record: TrialRecord) -> None:
+        replace_text(self._folder / f"{record.plan.trial}.json", to_json(record) + "\n")
+
+    def _save(self, record: TrialRecord) -> None:
+        """Keep the record; where that fails, the trial goes on and the next look tries again."""
+        try:
+            self._keep(record)
+        except ConfigError as exc:
+            self._unsaved, self._problem = True, f"the record of trial {record.plan.trial}: {exc}"
+        else:
+            self._unsaved, self._problem = False, ""
+
+
+def population_refusal(people: Population) -> ConfigError | None:
+    """Why these workloads cannot have a trial; None if they can."""
+    lras = [spec for spec in people.specs if spec.kind is Kind.LRA]
+    batch = [spec for spec in people.specs if spec.kind is Kind.BATCH]
+    if not lras or not batch:
+        kind = "LRA" if not lras else "batch workload"
+        return _refused("workloads", f"no {kind} is on the list", "one LRA and one batch workload at least")
+    for kind, some in (("LRA", lras), ("batch workload", batch)):
+        if all(spec.name in people.left_out for spec in some):
+            return _refused(
+                "mode", f"every {kind} has the mode observe of its own: nothing would be enforced",
+                "a workload without a mode of its own, or with enforce",
+            )  # fmt: skip
+    return None
+
+
+def _metrics(people: Population) -> tuple[Metric, ...]:
+    """What is measured, by the sources that deliver now.
+
+    Raises:
+        ConfigError: these workloads cannot have a trial, or no LRA is measured yet.
+    """
+    if (refusal := population_refusal(people)) is not None:
+        raise refusal
+    metrics: list[Metric] = []
+    for spec in people.specs:
+        sample = people.samples.get(spec.name)
+        if spec.kind is not Kind.LRA or sample is None or sample.has(Quality.GONE):
+            continue
+        perf = performance(sample, spec.objective.latency_percentile)
+        if available(perf.delay):
+            metrics.append(Metric(Signal.DELAY, spec.name, perf.delay_source))
+        if available(perf.work):
+            metrics.append(Metric(Signal.WORK, spec.name, perf.work_source))
+    if not metrics:
+        raise _refused("workloads", "no LRA is measured yet", "perphctl status shows what is missing")
+    return (*metrics, Metric(Signal.BATCH, "", "cpu"))
+
+
+def _readings(plan: Plan, specs: Sequence[WorkloadSpec], samples: Mapping[str, Sample]) -> Readings:
+    sources = {(metric.workload, metric.signal): metric.source for metric in plan.metrics}
+    lras: dict[str, LraReading] = {}
+    seconds = reach = 0.0
+    batch: Reading = 0.0
+    for spec in specs:
+        sample = samples.get(spec.name)
+        if sample is None or sample.has(Quality.GONE):
+            continue
+        if not sample.has(Quality.FIRST, Quality.RESTARTED):
+            seconds = max(seconds, sample.interval_s)
+        if spec.kind is Kind.BATCH:
+            used = sample.cpu_usage_cores
+            batch = batch + used if available(batch) and available(used) else NOT_MEASURED
+            continue
+        if spec.name not in plan.lras or sample.has(Quality.FIRST, Quality.RESTARTED, Quality.BETWEEN):
+            continue
+        reach = max(reach, reach_s(sample))
+        perf = performance(sample, spec.objective.latency_percentile)
+        lras[spec.name] = LraReading(
+            perf.delay if perf.delay_source == sources.get((spec.name, Signal.DELAY)) else NOT_MEASURED,
+            perf.work if perf.work_source == sources.get((spec.name, Signal.WORK)) else NOT_MEASURED,
+            perf.in_flight,
+        )
+    return Readings(seconds, max(seconds, reach), lras, batch)
+
+
+def _ended(record: TrialRecord) -> str:
+    assert record.ending is not None
+    return f"trial {record.plan.trial} ended ({record.ending.how}): {record.ending.text}"
+
+
+def request_of(values: Mapping[str, float | None]) -> Request:
+    """A checked request of the API's values.
+
+    Raises:
+        ConfigError: a value is out of bounds.
+    """
+    given = {key: value for key, value in values.items() if value is not None}
+    if "seed" in given:
+        if given["seed"] != int(given["seed"]):
+            raise _refused("seed", f"{given['seed']:g} is not a whole number", "0 to 4294967295")
+        given["seed"] = int(given["seed"])
+    try:
+        return Request(**given)  # type: ignore[arg-type]
+    except DesignRefused as exc:
+        raise _refused(exc.key, str(exc), exc.allowed) from exc
+
+
+def by_text(by: Actor | None) -> str:
+    """Who asked, in words."""
+    return "" if by is None else str(by)
+
+
+def _refused(key: str, problem: str, allowed: str) -> ConfigError:
+    return ConfigError("request", key, problem, allowed)

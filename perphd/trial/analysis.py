@@ -1,0 +1,180 @@
+"""What a trial found: the effect on every metric with its confidence interval, and the carry-over.
+
+Problem: the load of a host swings by day and night and its noise is correlated over minutes. A comparison of all
+enforced with all observed readings takes that for an effect, and an interval that treats readings as independent is
+far too narrow.
+
+Approach: one difference per pair of blocks. A coin decided which mode came first, so whatever else differs between
+the two blocks of a pair has a random sign, and differences of pairs are uncorrelated. Their mean is the effect.
+
+    delay:        d = log(enforce) - log(observe);       change = exp(mean d) - 1
+    work, batch:  d = (enforce - R observe) / mean observe;  R = sum enforce / sum observe, change = R - 1
+
+The interval is Student's, with the variance of successive differences (``statistics.of_pairs``); tools/bench/trial
+compares it with a permutation test and a bootstrap.
+
+A trial has several metrics. Each interval covers with 95 % by itself. An effect is *claimed* only where Holm's
+procedure over all metrics rejects "no effect" at 5 %, so a daemon that does nothing is credited with any effect in
+at most 5 % of trials.
+
+Carry-over: if the state before a switch outlasts the washout, pairs that begin with a switch show a smaller effect
+than pairs that follow a block of the same mode. The difference is the carry-over; the coin of the pair before
+decides which is which.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.workload import Mode
+from perphd.trial.design import MIN_PAIRS, Metric, Signal
+from perphd.trial.record import Block, TrialRecord
+from perphd.trial.statistics import Estimate, holm, of_pairs, of_two
+
+CONFIDENCE: Final = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change from observe to enforce in %, with its 95 % interval."""
+
+    pct: float
+    low_pct: float
+    high_pct: float
+    p: float
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """One metric. ``claimed``: "no effect" is rejected together with all other metrics' hypotheses.
+
+    ``missing`` says why there is no change; ``carried_over``: the carry-over was found, not only estimated.
+    """
+
+    metric: Metric
+    pairs: int
+    observe_mean: Reading
+    enforce_mean: Reading
+    change: Change | None
+    missing: str = ""
+    claimed: bool = False
+    carry_over: Change | None = None
+    carried_over: bool = False
+
+    @property
+    def is_better(self) -> bool:
+        """True if the change is one for the better."""
+        if self.change is None:
+            return False
+        return self.change.pct < 0 if self.metric.signal is Signal.DELAY else self.change.pct > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Analysis:
+    """Everything found. ``used``, ``void``: blocks after the run-in that count, and that do not, by mode."""
+
+    effects: tuple[Effect, ...]
+    used: tuple[tuple[Mode, int], ...]
+    void: tuple[tuple[Mode, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One metric in one pair. ``after_switch``: the block before the pair had the other mode than its first."""
+
+    observe: float
+    enforce: float
+    after_switch: bool
+
+
+def analyse(record: TrialRecord) -> Analysis:
+    """The effects of a trial, as far as it ran."""
+    found = [_effect(metric, pairs_of(record, metric.name)) for metric in record.plan.metrics]
+    known = [i for i, effect in enumerate(found) if effect.change is not None]
+    claims = holm([p for i in known if (p := _p(found[i].change)) is not None], 1.0 - CONFIDENCE)
+    carried = holm([p for i in known if (p := _p(found[i].carry_over)) is not None], 1.0 - CONFIDENCE)
+    claimed = dict(zip(known, claims, strict=True))
+    with_carry = [i for i in known if found[i].carry_over is not None]
+    carried_over = dict(zip(with_carry, carried, strict=True))
+    effects = tuple(
+        replace(e, claimed=claimed.get(i, False), carried_over=carried_over.get(i, False))
+        for i, e in enumerate(found)
+    )
+    after_run_in = [block for block in record.blocks if block.number]
+    return Analysis(effects, _by_mode(after_run_in, void=False), _by_mode(after_run_in, void=True))
+
+
+def pairs_of(record: TrialRecord, metric: str) -> tuple[Pair, ...]:
+    """The pairs in which both blocks count and have this metric, in the order of time."""
+    known = {
+        block.number: mean.mean
+        for block in record.blocks
+        if not block.void
+        for mean in block.means
+        if mean.metric == metric
+    }
+    pairs = []
+    for first in range(1, record.plan.blocks, 2):
+        if first in known and first + 1 in known:
+            mode = record.plan.mode(first)
+            one, other = known[first], known[first + 1]
+            observe, enforce = (one, other) if mode is Mode.OBSERVE else (other, one)
+            pairs.append(Pair(observe, enforce, record.plan.mode(first - 1) is not mode))
+    return tuple(pairs)
+
+
+def _effect(metric: Metric, pairs: Sequence[Pair]) -> Effect:
+    is_log = metric.signal is Signal.DELAY
+    if is_log:
+        pairs = [pair for pair in pairs if pair.observe > 0 and pair.enforce > 0]
+    n = len(pairs)
+    if n < MIN_PAIRS:
+        missing = f"{n} complete pairs of blocks; {MIN_PAIRS} are needed"
+        reading = Unavailable(missing)
+        return Effect(metric, n, reading, reading, None, missing)
+    observe, enforce = (
+        sum(pair.observe for pair in pairs) / n,
+        sum(pair.enforce for pair in pairs) / n,
+    )
+    if not is_log and observe <= 0:
+        missing = "it was 0 in all observed blocks"
+        return Effect(metric, n, observe, enforce, None, missing)
+    ratio = 1.0 if is_log else enforce / observe
+    differences = [_difference(pair, is_log, ratio, observe) for pair in pairs]
+    estimate = of_pairs(differences)
+    assert estimate is not None
+    shifted = Estimate(estimate.mean + (0.0 if is_log else ratio - 1.0), estimate.error, estimate.freedom)
+    plain = [_difference(pair, is_log, 1.0, observe) for pair in pairs]
+    carry = of_two(
+        [d for d, pair in zip(plain, pairs, strict=True) if not pair.after_switch],
+        [d for d, pair in zip(plain, pairs, strict=True) if pair.after_switch],
+    )
+    change, carry_over = _change(shifted, is_log), None if carry is None else _change(carry, is_log)
+    return Effect(metric, n, observe, enforce, change, carry_over=carry_over)
+
+
+def _difference(pair: Pair, is_log: bool, ratio: float, observe: float) -> float:
+    if is_log:
+        return math.log(pair.enforce / pair.observe)
+    return (pair.enforce - ratio * pair.observe) / observe
+
+
+def _change(estimate: Estimate, is_log: bool) -> Change:
+    low, high = estimate.interval(CONFIDENCE)
+    values = (estimate.mean, low, high)
+    mean, low, high = (math.expm1(v) if is_log else v for v in values)
+    return Change(100.0 * mean, 100.0 * low, 100.0 * high, estimate.p)
+
+
+def _p(change: Change | None) -> float | None:
+    return None if change is None else change.p
+
+
+def _by_mode(blocks: Sequence[Block], *, void: bool) -> tuple[tuple[Mode, int], ...]:
+    return tuple(
+        (mode, sum(1 for block in blocks if block.mode is mode and bool(block.void) is void)) for mode in Mode
+    )

@@ -1,0 +1,285 @@
+"""The guard: ends a trial when enforcing harms an LRA.
+
+Problem: find harm soon, and do not take the noise of the load for it.
+
+Approach: the observed blocks are the reference. Delays are compared as logarithms, averaged over windows of one minute.
+
+- At once: the last minute in an enforced block is worse than the worst observed minute by more than the bound, and
+  worse than the reference by more than twice the bound and ``MINUTE_SIGMAS`` standard deviations of observed minutes.
+- By blocks: an enforced block is harmful if its mean is worse than that of the worst observed block by more than the
+  bound, and worse than the reference by more than ``BLOCK_SIGMAS`` standard deviations of observed blocks. Two harmful
+  blocks in a row end the trial.
+
+    sigma_block^2  = (sum (b[i+1] - b[i])^2 / 2 + PRIOR within) / (steps + PRIOR)
+    sigma_minute^2 = within + sigma_block^2
+    both times 1 + SMALL / blocks: a sigma from few blocks is too small as often as not
+
+b: means of successive observed blocks; within: variance of the minutes of a block. Until enough blocks are known,
+blocks are assumed to scatter like minutes, as they do when noise lasts longer than a block. Such noise makes two
+harmful blocks in a row likelier than chance alone, so the bounds are wide: tools/bench/trial counts false stops.
+
+"Worse" is the delay (latency, or waiting per work) relative to the reference, or the work, as far as contention
+explains its fall (``domain.signals.contended_ratio``): less load is no harm. An LRA that is kept as busy as before and
+answers nothing is harmed, too. The reference is the last observed blocks, so that it follows the time of day. While an
+LRA does more work than in any observed block, ``BUSIER_DELAY`` is added to what is accepted.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from perphd.domain.reading import NOT_MEASURED, Reading, available
+from perphd.domain.signals import contended_ratio
+from perphd.domain.workload import Mode
+
+WINDOW_S: Final = 60.0
+REFERENCE_BLOCKS: Final = 3
+"""Observed blocks that are the reference: at blocks of ten minutes, they lie within the last hour or so."""
+SCATTER_BLOCKS: Final = 12
+"""Observed blocks from which the scatter is estimated."""
+AT_ONCE: Final = 2.0
+"""Bounds by which a single minute must be worse. One minute scatters more than a block."""
+MINUTE_SIGMAS: Final = 5.5
+BLOCK_SIGMAS: Final = 3.5
+SMALL: Final = 0.5
+BUSIER: Final = 1.1
+"""Work relative to the busiest observed block from which a higher delay may be due to the load."""
+BUSIER_DELAY: Final = 1.5
+"""So much more delay is then accepted."""
+PRIOR: Final = 3.0
+HARMFUL_BLOCKS: Final = 2
+BUSY_SHARE: Final = 0.5
+_ENOUGH: Final = 0.75
+"""Share of a window that readings must cover."""
+
+
+@dataclass(frozen=True, slots=True)
+class LraReading:
+    """What one sample says of an LRA, by the sources that the plan names."""
+
+    delay: Reading = NOT_MEASURED
+    work: Reading = NOT_MEASURED
+    in_flight: Reading = NOT_MEASURED
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Time-weighted sums of readings; delay as its logarithm."""
+
+    covered_s: float = 0.0
+    delay_s: float = 0.0
+    delay_sum: float = 0.0
+    work_s: float = 0.0
+    work_sum: float = 0.0
+    in_flight_s: float = 0.0
+    in_flight_sum: float = 0.0
+
+    def add(self, reading: LraReading, seconds: float) -> None:
+        self.covered_s += seconds
+        if available(reading.delay) and reading.delay > 0:
+            self.delay_s += seconds
+            self.delay_sum += seconds * math.log(reading.delay)
+        if available(reading.work):
+            self.work_s += seconds
+            self.work_sum += seconds * reading.work
+        if available(reading.in_flight):
+            self.in_flight_s += seconds
+            self.in_flight_sum += seconds * reading.in_flight
+
+    def mean(self) -> _Mean:
+        return _Mean(
+            math.exp(self.delay_sum / self.delay_s) if self.delay_s > 0 else None,
+            self.work_sum / self.work_s if self.work_s > 0 else None,
+            self.in_flight_sum / self.in_flight_s if self.in_flight_s > 0 else None,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Mean:
+    delay: float | None
+    work: float | None
+    in_flight: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Observed:
+    """One observed block: its mean, and log delay of its minutes."""
+
+    mean: _Mean
+    minutes: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """The extremes of observe: the highest delay, and the highest work of a block."""
+
+    delay: float | None
+    work: float | None
+
+
+@dataclass(slots=True)
+class _Watched:
+    """One LRA: the observed blocks, the open minute and block, and how many blocks in a row were harmful."""
+
+    observed: deque[_Observed] = field(default_factory=lambda: deque(maxlen=SCATTER_BLOCKS))
+    minutes: list[float] = field(default_factory=list)
+    minute: _Sums = field(default_factory=_Sums)
+    block: _Sums = field(default_factory=_Sums)
+    last: deque[tuple[float, LraReading]] = field(default_factory=deque)
+    last_s: float = 0.0
+    harmful: int = 0
+
+    def reference(self) -> _Mean | None:
+        """The mean of the last observed blocks."""
+        return _over([block.mean for block in list(self.observed)[-REFERENCE_BLOCKS:]])
+
+    def seen(self) -> tuple[_Seen, _Seen]:
+        """What observed minutes, and observed blocks, have shown."""
+        minutes = [minute for block in self.observed for minute in block.minutes]
+        delays = [block.mean.delay for block in self.observed if block.mean.delay]
+        work = max((block.mean.work for block in self.observed if block.mean.work), default=None)
+        worst = math.exp(max(minutes)) if minutes else None
+        return _Seen(worst, work), _Seen(max(delays, default=None), work)
+
+    def sigmas(self) -> tuple[float, float]:
+        """Standard deviations of log delay: of an observed minute, and of an observed block."""
+        blocks = [math.log(block.mean.delay) for block in self.observed if block.mean.delay]
+        if not blocks:
+            return 0.0, 0.0
+        within = [
+            sum((m - sum(block.minutes) / n) ** 2 for m in block.minutes) / (n - 1)
+            for block in self.observed
+            if (n := len(block.minutes)) > 1
+        ]
+        inside = sum(within) / len(within) if within else 0.0
+        steps = [(b - a) ** 2 / 2.0 for a, b in itertools.pairwise(blocks)]
+        between = (sum(steps) + PRIOR * inside) / (len(steps) + PRIOR)
+        few = 1.0 + SMALL / len(blocks)
+        return few * math.sqrt(inside + between), few * math.sqrt(between)
+
+
+class Guard:
+    """Watches the LRAs of one trial."""
+
+    def __init__(self, lras: tuple[str, ...], bound_pct: float, used_s: float) -> None:
+        self._lras = {name: _Watched() for name in lras}
+        self._bound = bound_pct / 100.0
+        self._window_s = min(WINDOW_S, used_s)
+
+    def take(self, mode: Mode, readings: Mapping[str, LraReading], seconds: float, used: bool) -> str:
+        """One sample of ``seconds``; ``used``: it lies behind the washout. Returns the harm in words, or empty."""
+        for name, watched in self._lras.items():
+            reading = readings.get(name, LraReading())
+            if used:
+                watched.block.add(reading, seconds)
+            if mode is Mode.OBSERVE:
+                if used:
+                    self._refer(watched, reading, seconds)
+            elif text := self._look(name, watched, reading, seconds):
+                return text
+        return ""
+
+    def end_block(self, mode: Mode, counts: bool) -> str:
+        """A block has ended. ``counts``: False if it is void. Returns the harm in words, or empty."""
+        found = ""
+        for name, watched in self._lras.items():
+            if counts and watched.block.covered_s > 0:
+                mean = watched.block.mean()
+                if mode is Mode.OBSERVE:
+                    watched.observed.append(_Observed(mean, tuple(watched.minutes)))
+                else:
+                    factor = max(1.0 + self._bound, math.exp(BLOCK_SIGMAS * watched.sigmas()[1]))
+                    harm = _harm(name, mean, watched.reference(), factor)
+                    seen = watched.seen()[1]
+                    if harm and _is_beyond(mean, seen, 1.0 + self._bound):
+                        watched.harmful += 1
+                    elif not (harm and _is_busier(mean, seen)):  # that says nothing
+                        watched.harmful = 0
+                    if watched.harmful >= HARMFUL_BLOCKS:
+                        found = found or f"{harm} over {HARMFUL_BLOCKS} enforced blocks in a row"
+            watched.block, watched.minute, watched.minutes = _Sums(), _Sums(), []
+            watched.last.clear()
+            watched.last_s = 0.0
+        return found
+
+    def _refer(self, watched: _Watched, reading: LraReading, seconds: float) -> None:
+        watched.minute.add(reading, seconds)
+        if watched.minute.covered_s >= self._window_s:
+            delay = watched.minute.mean().delay
+            if delay is not None:
+                watched.minutes.append(math.log(delay))
+            watched.minute = _Sums()
+
+    def _look(self, name: str, watched: _Watched, reading: LraReading, seconds: float) -> str:
+        watched.last.append((seconds, reading))
+        watched.last_s += seconds
+        while watched.last_s - watched.last[0][0] >= self._window_s:
+            watched.last_s -= watched.last.popleft()[0]
+        reference = watched.reference()
+        if reference is None or watched.last_s < _ENOUGH * self._window_s:
+            return ""
+        sums = _Sums()
+        for length_s, one in watched.last:
+            sums.add(one, length_s)
+        mean = sums.mean()
+        if _is_stalled(mean, reference):
+            return f"{name} answered nothing for {self._window_s:g} s and was as busy as before"
+        factor = max(1.0 + AT_ONCE * self._bound, math.exp(MINUTE_SIGMAS * watched.sigmas()[0]))
+        text = _harm(name, mean, reference, factor)
+        if text and _is_beyond(mean, watched.seen()[0], 1.0 + self._bound):
+            return f"{text} for {self._window_s:g} s"
+        return ""
+
+
+def _harm(name: str, now: _Mean, before: _Mean | None, factor: float) -> str:
+    """The harm in words if ``now`` is worse by more than ``factor``."""
+    if before is None:
+        return ""
+    delay_ratio = now.delay / before.delay if now.delay and before.delay else None
+    if delay_ratio is not None and delay_ratio > factor:
+        return f"{name}: delay {100 * (delay_ratio - 1):.0f} % higher than in observe"
+    if now.work is None or not before.work:
+        return ""
+    busy = now.in_flight / before.in_flight if now.in_flight is not None and before.in_flight else None
+    ratio = contended_ratio(now.work / before.work, delay_ratio, busy, closed=False)
+    if delay_ratio is None and busy is not None and busy < BUSY_SHARE:
+        return ""  # less was asked for
+    if ratio < 1.0 / factor:
+        return f"{name}: work {100 * (1 - ratio):.0f} % lower than in observe"
+    return ""
+
+
+def _is_beyond(now: _Mean, seen: _Seen, factor: float) -> bool:
+    """True unless the delay is within what observe has shown, with more room where more was asked."""
+    if _is_busier(now, seen):
+        factor *= BUSIER_DELAY
+    return now.delay is None or seen.delay is None or now.delay > seen.delay * factor
+
+
+def _is_busier(now: _Mean, seen: _Seen) -> bool:
+    return now.work is not None and seen.work is not None and now.work > BUSIER * seen.work
+
+
+def _over(means: list[_Mean]) -> _Mean | None:
+    if not means:
+        return None
+    delays = [math.log(m.delay) for m in means if m.delay]
+    works = [m.work for m in means if m.work is not None]
+    busy = [m.in_flight for m in means if m.in_flight is not None]
+    return _Mean(
+        math.exp(sum(delays) / len(delays)) if delays else None,
+        sum(works) / len(works) if works else None,
+        sum(busy) / len(busy) if busy else None,
+    )
+
+
+def _is_stalled(now: _Mean, before: _Mean) -> bool:
+    """True if nothing is answered any more although it is kept busy."""
+    if now.delay is not None or now.work or not before.work or before.delay is None:
+        return False
+    return bool(now.in_flight and before.in_flight and now.in_flight >= BUSY_SHARE * before.in_flight)
