@@ -27,12 +27,10 @@ class Modes:
         """
         if self.pause_of(spec) is not None:
             return Mode.OBSERVE
-        trials = self._state.parts.trials
-        if (wanted := trials.mode) is not None:
-            found = self._state.found.get(spec.name)
-            if trials.covers(spec, None if found is None else found.declaration):
-                return wanted
         own = self.own(spec)
+        wanted = self._state.parts.trials.mode
+        if wanted is not None and own is not Mode.OBSERVE:
+            return wanted
         return own if own is not None else self.general
 
     def own(self, spec: WorkloadSpec) -> Mode | None:

@@ -74,13 +74,6 @@ class Trials:
         """The trial that runs, else the last one."""
         return self._last if self._running is None else self._running.record
 
-    def covers(self, spec: WorkloadSpec, declaration: str | None) -> bool:
-        """True if the running trial decides this workload's mode."""
-        if self._running is None:
-            return False
-        left_out = self._running.plan.left_out
-        return spec.name not in left_out and declaration not in left_out
-
     def names_lra(self, name: str) -> bool:
         """True if the running trial measures an LRA of this name."""
         return self._running is not None and name in self._running.plan.lras

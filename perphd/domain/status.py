@@ -92,6 +92,7 @@ class AgentStatus:
     None until two ticks were made. ``forecast``: of the forecast worker; None: it is switched off.
     None until two ticks were made.
     configuration, which holds again after a restart. ``pauses``: every pause in force. ``trial``: the one that runs.
+    None until two ticks were made. ``trial``: the one that runs.
     """
 
     version: str
