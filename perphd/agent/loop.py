@@ -51,7 +51,6 @@ from perphd.isolation.restore_report import RestoreReport
 from perphd.monitor.sli import SliReading
 from perphd.sizing.memory_fit import FitView
 from perphd.sizing.shaper_view import ShaperView
-from perphd.sizing.shaping import ShaperView
 from perphd.trial.design import Request
 from perphd.trial.record import End, TrialRecord
 

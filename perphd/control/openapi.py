@@ -35,7 +35,6 @@ from perphd.isolation.restore_report import RestoreReport
 from perphd.monitor.sli import PUSHED_FIELDS
 from perphd.sizing.memory_fit import FitView
 from perphd.sizing.shaper_view import ShaperView
-from perphd.sizing.shaping import ShaperView
 from perphd.trial.design import (
     MAX_BLOCK_S,
     MAX_BOUND_PCT,

@@ -21,7 +21,6 @@ from perphd.domain.whatif import Arrival, WhatIf
 from perphd.domain.workload import Mode, WorkloadSpec
 from perphd.sizing.memory_fit import FitView
 from perphd.sizing.shaper_view import ShaperView
-from perphd.sizing.shaping import ShaperView
 from perphd.trial.design import Request
 from perphd.trial.record import TrialRecord
 

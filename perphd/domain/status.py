@@ -19,10 +19,10 @@ from perphd.domain.workload import Mode, WorkloadSpec
 class WorkloadStatus:
     """One workload now. ``present``: its cgroup exists; ``in_force``: what perphd has set on it.
 
-    ``not_enforceable``: what cannot be set on it here; ``limited``: what was wanted last and is not in force, or only
-    in part, or was to be given back and is not, with the reason. ``expected_false_alarms_per_day``: of an LRA, what its
-    own noise promises of the detector. ``pause``: why nothing is changed of it now; ``mode`` is then observe.
-    ``full_sample``: the last one whose indicators were due: what stands between two reports of a source.
+    ``not_enforceable``: what cannot be set on it here; ``limited``: what was wanted last and is not in force, or
+    only in part, or was to be given back and is not, with the reason. ``expected_false_alarms_per_day``: of an LRA,
+    what its own noise promises of the detector. ``pause``: why nothing is changed of it now; ``mode`` is then
+    observe. ``full_sample``: the last one whose indicators were due: what stands between two reports of a source.
     ``sli_resolution``: how often it reports, in words; empty where there is none.
     """
 
@@ -60,8 +60,8 @@ class SelfCost:
 class DetectorTest:
     """The detector's arithmetic on made noise, at the start.
 
-    ``expected_per_day``: false alarms that this noise promises, beside ``accepted_per_day``; ``found_after_samples``:
-    in how many samples a drop of two sigma was found, in the median.
+    ``expected_per_day``: false alarms that this noise promises, beside ``accepted_per_day``;
+    ``found_after_samples``: in how many samples a drop of two sigma was found, in the median.
     """
 
     accepted_per_day: float
@@ -83,16 +83,15 @@ class TrialStatus:
 
 @dataclass(frozen=True, slots=True)
 class AgentStatus:
-    """The agent as a whole. ``problems``: sentences that an operator should read; ``notes``: what cannot be seen here.
+    """The agent as a whole. ``problems``: sentences that an operator should read; ``notes``: what cannot be seen
+    here.
 
     ``period_s``: the usual time between two samples; ``pace_s``: that until the next one, which is shorter while
-    something is in flux: ``attentive`` says what (empty at the usual pace). ``extra_ticks``: looks between two
-    samples that pressure, batch that started or a pushed reading asked for. ``configured_mode``: the mode in the
-    configuration, which holds again after a restart. ``pauses``: every pause in force. ``host``: who uses the host;
-    None until two ticks were made. ``forecast``: of the forecast worker; None: it is switched off.
-    None until two ticks were made.
-    configuration, which holds again after a restart. ``pauses``: every pause in force. ``trial``: the one that runs.
-    None until two ticks were made. ``trial``: the one that runs.
+    something is in flux: ``attentive`` says what (empty at the usual pace). ``trial``: the one that runs.
+    ``extra_ticks``: looks between two samples that pressure, batch that started or a pushed reading asked for.
+    ``configured_mode``: the mode in the configuration, which holds again after a restart. ``pauses``: every pause
+    in force. ``host``: who uses the host; None until two ticks were made. ``forecast``: of the forecast worker;
+    None: it is switched off.
     """
 
     version: str

@@ -60,7 +60,6 @@ from perphd.predictor import LraModel
 from perphd.predictor.persist import ModelFile, Provenance, from_text, to_text
 from perphd.sizing.memory_fit import FitView
 from perphd.sizing.shaper_view import ShapedWorkload, ShaperView
-from perphd.sizing.shaping import ShapedWorkload, ShaperView
 from perphd.trial.design import Metric, Plan, Request, Signal, schedule
 from perphd.trial.record import End, Ending, TrialRecord
 
