@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from perphd.admission import arbiter, own_ways, streaming
+from perphd.admission import arbiter, floor, own_ways, streaming
 from perphd.admission.bandwidth import with_bandwidth
 from perphd.admission.context import batches, lras
 from perphd.admission.crowd import CrowdTick
 from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble, present, sharing_again
 from perphd.admission.domains import domains_of
+from perphd.admission.floor import NO_FLOOR, Floor
 from perphd.admission.lra_state import LraState
 from perphd.admission.own_ways import OwnWays
 from perphd.admission.settings import PolicySettings, at_pace, settings_for, without_trials
@@ -30,13 +31,15 @@ class PerphMemory:
     """State of the policy: per LRA name, and of all together while each has cores of its own.
 
     What was learned of each (regrets, doubts of its model, what is usual) is kept for the time after that.
-    ``streaming``: which batch jobs are kept to the least cache; ``own_ways``: which LRAs are kept apart in the cache.
+    ``streaming``: which batch jobs are kept to the least cache; ``own_ways``: which LRAs are kept apart in the cache;
+    ``floor``: what batch jobs got done and are given for their floor.
     """
 
     lras: Mapping[str, LraState] = field(default_factory=dict)
     crowd: Crowd | None = None
     streaming: Streaming = Streaming()
     own_ways: OwnWays = field(default_factory=OwnWays)
+    floor: Floor = NO_FLOOR
 
 
 class PerphPolicy:
@@ -66,12 +69,13 @@ class PerphPolicy:
         step = streaming.advance(
             memory.streaming, snapshot, target.settings, _how_lras_fare(snapshot, target), settings
         )
+        held = floor.hold(memory.floor, snapshot, step.settings)
         return replace(
             target,
-            settings=step.settings,
+            settings=held.settings,
             decisions=_with_bandwidth(snapshot, target),
-            outcomes=(*target.outcomes, *step.outcomes),
-            memory=replace(target.memory, streaming=step.streaming),
+            outcomes=(*target.outcomes, *step.outcomes, *held.outcomes),
+            memory=replace(target.memory, streaming=step.streaming, floor=held.floor),
         )
 
     def _for_lras(self, snapshot: Snapshot, memory: PerphMemory, wanted: PolicySettings) -> TargetState:

@@ -82,7 +82,7 @@ class Scene:
 
     def floor_cores(self) -> int:
         """Cores that batch keeps whatever happens."""
-        wanted = max((math.ceil(v.spec.min_cores) for v in batches(self.snapshot)), default=1)
+        wanted = max((math.ceil(v.spec.least_cores) for v in batches(self.snapshot)), default=1)
         return min(max(1, wanted), self.nothing.cpu.total_cores)
 
     def probe_allocation(self) -> Allocation:

@@ -83,7 +83,7 @@ source = "mysql"          # over /run/mysqld/mysqld.sock, account perphd
 [[batch]]
 name = "nightly"
 cgroup = "/batch.slice"
-min_cores = 1
+min_cores = 0.5
 min_memory = "1G"
 """
 

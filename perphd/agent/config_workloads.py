@@ -117,13 +117,22 @@ class BatchTable:
     cgroup: str = setting("", _CGROUP_DOC, kind="cgroup")
     match: str = setting("", _MATCH_DOC, kind="match")
     mode: Mode | None = setting(None, _MODE_DOC)
-    min_cores: float = setting(
-        1.0,
-        "it is never confined to fewer physical cores than this; where several LRAs need every core, as an idle guest "
-        "on theirs",
+    min_cores: float | None = setting(
+        None,
+        "CPU time that it gets, in CPUs, averaged over ten seconds, whatever the host is full of, as far as its weight "
+        "among the control groups beside it can give that; it is never confined to fewer physical cores either. "
+        "Default: no CPU time is guaranteed, and it keeps one core; where several LRAs need every core, as an idle "
+        "guest on theirs",
         low=0.0,
         high=4096.0,
         unit="cores",
+    )
+    max_starvation_s: float | None = setting(
+        None,
+        "the longest time that it waits for a CPU without any progress; default: unlimited",
+        low=5.0,
+        high=86400.0,
+        unit="s",
     )
     min_memory_bytes: int = setting(
         0, "its memory.high is never set below this", kind="size", key="min_memory"

@@ -34,6 +34,7 @@ from perphd.domain.event import Event, EventKind
 from perphd.domain.host_account import HostAccount
 from perphd.domain.plan import NotEnforceable
 from perphd.domain.policy import Policy
+from perphd.domain.progress import Progress
 from perphd.domain.sample import Sample
 from perphd.domain.status import DetectorTest
 from perphd.domain.topology import Topology
@@ -132,6 +133,7 @@ class State:
     list that were. ``planned``: the settings that were last wanted, and when the kernel was read back for them; None:
     it is to be read back at once. ``detector_test``: of the start. ``sli_followed``: the sources of indicators are
     those of the list. ``account``: of the whole host, at the last round; ``undeclared``: what other groups did.
+    ``progress``: what batch got done of late.
     ``full_samples``: of each workload the last whose indicators were due. ``now_s``: of the last
     round. ``attention``: whether the next one is wanted soon. ``lock``: held for a round, and by whatever must not
     fall into one.
@@ -149,6 +151,7 @@ class State:
     account: HostAccount | None = None
     undeclared: UndeclaredRecord = UndeclaredRecord()
     full_samples: dict[str, Sample] = field(default_factory=dict)
+    progress: dict[str, Progress] = field(default_factory=dict)
     protections: dict[str, Protection] = field(default_factory=dict)
     enforceable: dict[str, Enforceable] = field(default_factory=dict)
     planned: tuple[dict[str, Settings], float] | None = None
@@ -198,7 +201,7 @@ class State:
 
     def forget(self, name: str) -> None:
         """What was seen of a workload's control group, and what is in force there: it is another one now, or none."""
-        for kept in (self.protections, self.enforceable, self.samples):
+        for kept in (self.protections, self.enforceable, self.samples, self.progress):
             kept.pop(name, None)
         self.planned = None
         self.sli_followed = False

@@ -8,9 +8,13 @@ from perphd.admission.settings import settings_for
 from perphd.agent import counting
 from perphd.agent.modes import Modes
 from perphd.agent.state import Enforceable, State
+from perphd.domain.allocation import Settings
+from perphd.domain.condition import batch_condition, lra_condition
+from perphd.domain.decision import Decision
 from perphd.domain.plan import NotEnforceable
-from perphd.domain.reading import Reading, Unavailable
-from perphd.domain.sample import Quality
+from perphd.domain.progress import NO_PROGRESS
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
+from perphd.domain.sample import Quality, Sample
 from perphd.domain.status import AgentStatus, DetectorTest, WorkloadStatus
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 
@@ -64,15 +68,18 @@ def _of(state: State, modes: Modes, spec: WorkloadSpec) -> WorkloadStatus:
     present = sample is not None and not sample.has(Quality.GONE)
     protection = state.protections.get(spec.name)
     known, executor = state.enforceable.get(spec.name), state.parts.executor
+    decision, in_force = state.parts.records.last_decision(spec.name), executor.in_force(spec.name)
+    done = state.progress.get(spec.name, NO_PROGRESS)
+    full_sample = state.full_samples.get(spec.name)
     return WorkloadStatus(
         spec=spec,
         present=present,
         mode=modes.of(spec),
         sample=sample,
-        decision=state.parts.records.last_decision(spec.name),
+        decision=decision,
         outcome=state.parts.records.last_outcome(spec.name),
         protection=protection.allocation if protection is not None else None,
-        in_force=state.parts.executor.in_force(spec.name),
+        in_force=in_force,
         not_enforceable=known.missing if known is not None else (),
         limited=(
             *executor.not_enforceable(spec.name),
@@ -81,10 +88,25 @@ def _of(state: State, modes: Modes, spec: WorkloadSpec) -> WorkloadStatus:
         ),
         expected_false_alarms_per_day=_false_alarms(state, spec),
         pause=modes.pause_of(spec),
-        full_sample=state.full_samples.get(spec.name),
+        full_sample=full_sample,
+        condition=_condition(spec, sample, full_sample, decision, in_force),
+        starved_s=done.starved_s(state.now_s),
+        recent_cores=done.cores(state.now_s) if spec.kind is Kind.BATCH else NOT_MEASURED,
         sli_resolution=state.parts.sli.resolution(spec.name),
         problem="" if present else f"waiting for {f'cgroup {spec.cgroup}' if spec.cgroup else spec.match}",
     )
+
+
+def _condition(
+    spec: WorkloadSpec,
+    sample: Sample | None,
+    full_sample: Sample | None,
+    decision: Decision | None,
+    in_force: Settings,
+) -> str:
+    if spec.kind is Kind.BATCH:
+        return batch_condition(sample, in_force)
+    return lra_condition(full_sample, decision, spec.objective.latency_percentile) or ""
 
 
 def _false_alarms(state: State, spec: WorkloadSpec) -> Reading:

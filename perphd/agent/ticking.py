@@ -16,6 +16,7 @@ from perphd.agent.modes import Modes
 from perphd.agent.protections import Protections
 from perphd.agent.roster import Roster
 from perphd.agent.state import State
+from perphd.domain import progress
 from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.decision import TROUBLED, Decision
 from perphd.domain.errors import ConfigError
@@ -207,6 +208,14 @@ class Ticking:
         self._state.full_samples = {
             name: sample if not sample.has(Quality.BETWEEN) else self._state.full_samples.get(name, sample)
             for name, sample in self._state.samples.items()
+        }
+
+        self._state.progress = {
+            spec.name: progress.advance(
+                self._state.progress.get(spec.name, progress.NO_PROGRESS), self._state.samples.get(spec.name)
+            )
+            for spec in self._state.specs.values()
+            if spec.kind is Kind.BATCH
         }
 
     def _look_where_they_run(self, now_s: float) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from perphd.control.render_host import group_name, host_line
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.capability import Area, Capability
+from perphd.domain.condition import BatchCondition, LraCondition
 from perphd.domain.control import Pause
 from perphd.domain.decision import AWAITED, Action, Cause, Health, Outcome, Verdict
 from perphd.domain.forecast import ForecastSummary
@@ -29,10 +30,17 @@ HEALTH_STYLE = {
 }
 _AREAS = {Area.MEASURE: "Measuring", Area.ENFORCE: "Enforcing", Area.SERVICE: "Running as a service"}
 NONE = "-"
-IDLE_CORES = 0.01
-"""Below this CPU use batch is not shown as running."""
-STARVED_PCT = 50.0
-"""Batch that gets no CPU and waits for one at least this share of the time is starved."""
+_CONDITION_STYLE: Mapping[str, str] = {
+    LraCondition.STALLED: "bold red",
+    LraCondition.NO_LOAD: "dim",
+    BatchCondition.STARVED: "yellow",
+    BatchCondition.THROTTLED: "yellow",
+    BatchCondition.FROZEN: "yellow",
+    BatchCondition.IDLE: "dim",
+    BatchCondition.GONE: "dim",
+}
+_FLOOR_MET = 0.9
+"""Share of a floor from which it counts as met."""
 _LRA_HEADS = "LRA,HEALTH,WORK,TARGET,DELAY,TARGET,CORES,MEMORY,LAST,PROTECTION".split(",")
 _BATCH_HEADS = "BATCH,STATE,CORES,MEMORY,DISK,WAITS FOR CPU,IN FORCE".split(",")
 
@@ -271,7 +279,7 @@ def _lra_row(item: WorkloadStatus, status: AgentStatus, cache: bool) -> tuple[Ce
         return (*_absent(item, status), *[NONE] * (10 if cache else 8))
     told = item.full_sample if item.full_sample is not None else sample
     perf = performance(told, item.spec.objective.latency_percentile)
-    health: Cell = verdict_cell(decision.verdict) if decision is not None else NONE
+    health = _health(item)
     targets = (decision.target_work, decision.target_delay) if decision is not None else (NONE, NONE)
     work, delay = work_unit(perf.work_source), delay_unit(perf.delay_source)
     last = Styled(str(decision.action), "dim" if decision.action is Action.HOLD else "") if decision else NONE
@@ -297,7 +305,7 @@ def _batch_row(item: WorkloadStatus, status: AgentStatus, cache: bool) -> tuple[
     parts = [r for r in (sample.read_bytes_per_s, sample.write_bytes_per_s) if available(r)]
     return (
         _name(item, status),
-        _batch_state(sample),
+        _batch_state(item),
         number(sample.cpu_usage_cores),
         _bytes(sample.memory_current_bytes),
         *_cache_cells(sample, cache),
@@ -307,13 +315,18 @@ def _batch_row(item: WorkloadStatus, status: AgentStatus, cache: bool) -> tuple[
     )
 
 
-def _batch_state(sample: Sample) -> Cell:
-    """Running, idle (asks for no CPU), or starved: it waits for a CPU most of the time and gets next to none."""
-    if available(sample.cpu_usage_cores) and sample.cpu_usage_cores >= IDLE_CORES:
-        return "running"
-    if available(sample.cpu_some_pct) and sample.cpu_some_pct >= STARVED_PCT:
-        return Styled("starved", "yellow")
-    return Styled("idle", "dim")
+def _health(item: WorkloadStatus) -> Cell:
+    """Health, or what it does not say: an LRA that nobody asks is not healthy."""
+    if item.condition:
+        return Styled(item.condition, _CONDITION_STYLE.get(item.condition, "yellow"))
+    return verdict_cell(item.decision.verdict) if item.decision is not None else NONE
+
+
+def _batch_state(item: WorkloadStatus) -> Cell:
+    """What batch does; for how long, if it is starved."""
+    if item.condition == BatchCondition.STARVED and item.starved_s >= 1.0:
+        return Styled(f"{item.condition} {duration(item.starved_s)}", "yellow")
+    return Styled(item.condition, _CONDITION_STYLE.get(item.condition, ""))
 
 
 def _absent(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, Cell]:
@@ -352,10 +365,20 @@ def _why(item: WorkloadStatus, now_s: float) -> list[Cell]:
 
 
 def _tried(item: WorkloadStatus, now_s: float) -> list[Cell]:
-    """What was last tried with a batch job for the sake of all of batch."""
-    if not item.present or item.outcome is None:
+    """Whether a batch job has its floor, and what was last tried with it."""
+    if not item.present:
         return []
-    return [Styled(f"{item.spec.name}: {_came(item.outcome, now_s)}", "dim")]
+    lines: list[Cell] = []
+    floor, got = item.spec.guaranteed_cores, item.recent_cores
+    if item.condition != BatchCondition.IDLE and available(got) and got < _FLOOR_MET * floor:
+        lines.append(
+            Styled(
+                f"{item.spec.name}: got {got:.2f} cores over the last 10 s, min_cores is {floor:g}", "yellow"
+            )
+        )
+    if item.outcome is not None:
+        lines.append(Styled(f"{item.spec.name}: {_came(item.outcome, now_s)}", "dim"))
+    return lines
 
 
 def _came(outcome: Outcome, now_s: float) -> str:

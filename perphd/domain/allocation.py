@@ -40,6 +40,8 @@ NO_LIMIT: Final = _NoLimit.NO_LIMIT
 Keep: TypeAlias = Literal[_Keep.KEEP]
 Weight: TypeAlias = int | Literal[_Idle.IDLE]
 """A CPU weight on cgroup v2's scale, 1..10000, 100 being everybody's default, or IDLE."""
+DEFAULT_WEIGHT: Final = 100
+"""Everybody's weight. More is asked only for a floor of CPU time that the operator has declared."""
 Limit: TypeAlias = int | Literal[_NoLimit.NO_LIMIT]
 
 

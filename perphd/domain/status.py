@@ -24,6 +24,9 @@ class WorkloadStatus:
     what its own noise promises of the detector. ``pause``: why nothing is changed of it now; ``mode`` is then
     observe. ``full_sample``: the last one whose indicators were due: what stands between two reports of a source.
     ``sli_resolution``: how often it reports, in words; empty where there is none.
+    ``condition``: of batch what it does (``domain.condition``), of an LRA what its health does not say; ``starved_s``:
+    for how long batch has waited for a CPU and got none; ``recent_cores``: its CPU time over the last ten seconds, per
+    second.
     """
 
     spec: WorkloadSpec
@@ -41,6 +44,9 @@ class WorkloadStatus:
     pause: Pause | None = None
     full_sample: Sample | None = None
     sli_resolution: str = ""
+    condition: str = ""
+    starved_s: float = 0.0
+    recent_cores: Reading = NOT_MEASURED
 
 
 @dataclass(frozen=True, slots=True)

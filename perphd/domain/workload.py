@@ -83,6 +83,9 @@ class WorkloadSpec:
     the application from another: ``auto``, ``none``, ``file:PATH`` or ``label:KEY``. ``band``: gold, silver or copper;
     None: silver for an LRA, copper for batch. ``reserved_memory_bytes``: 0 if it does not say; ``shape``: no, core or
     elastic; ``application``: empty if it is one by itself.
+
+    Of batch: ``min_cores``: CPU time that it gets per time, averaged over ten seconds; None: none is guaranteed.
+    ``max_starvation_s``: the longest time without progress while it waits for a CPU.
     """
 
     name: str
@@ -92,7 +95,8 @@ class WorkloadSpec:
     mode: Mode | None = None
     objective: Objective = field(default_factory=Objective)
     sli: SliSpec | None = None
-    min_cores: float = 1.0
+    min_cores: float | None = None
+    max_starvation_s: float | None = None
     min_memory_bytes: int = 0
     match: str = ""
     app_class: str = "none"
@@ -102,3 +106,13 @@ class WorkloadSpec:
     reserved_memory_bytes: int = 0
     shape: str = "no"
     application: str = ""
+
+    @property
+    def least_cores(self) -> float:
+        """Cores to which batch is confined at least."""
+        return 1.0 if self.min_cores is None else self.min_cores
+
+    @property
+    def guaranteed_cores(self) -> float:
+        """CPU time per time that batch gets at least; 0: none is guaranteed."""
+        return 0.0 if self.min_cores is None else self.min_cores

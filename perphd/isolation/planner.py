@@ -15,7 +15,7 @@ from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from posixpath import basename, dirname
 
-from perphd.domain.allocation import KEEP
+from perphd.domain.allocation import DEFAULT_WEIGHT, KEEP
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.errors import ParseError
 from perphd.domain.plan import ChangeSet, NotEnforceable, Stage, Write
@@ -192,10 +192,11 @@ def _plan_freeze(state: KnobState, target: Value) -> list[Write]:
 
 
 def _plan_weight(state: KnobState, target: Value) -> list[Write]:
-    """Weight and idle: idle goes first, since it resets the weight. Never more than was found."""
+    """Weight and idle: idle goes first, since it resets the weight. Never more than was found, but for a floor."""
     weight, *rest = state.files
     idle = rest[0] if rest else None
-    found_idle = idle is not None and _found(idle) == "1"
+    for_floor = isinstance(target, int) and target > DEFAULT_WEIGHT
+    found_idle = idle is not None and _found(idle) == "1" and not for_floor
     if target is KEEP:
         wanted_weight = weight.original
         wanted_idle = None if idle is None else idle.original
@@ -203,7 +204,7 @@ def _plan_weight(state: KnobState, target: Value) -> list[Write]:
         texts = encode(state.knob, target, {})
         wanted_weight = texts.get(weight.path)
         wanted_idle = None if idle is None else "1" if found_idle else texts[idle.path]
-        if wanted_weight is not None and not found_idle:
+        if wanted_weight is not None and not found_idle and not for_floor:
             wanted_weight = min(wanted_weight, _found(weight), key=lambda text: magnitude(weight.path, text))
     is_idle = idle is not None and idle.now == "1"
     becomes_idle = is_idle if wanted_idle is None else wanted_idle == "1"

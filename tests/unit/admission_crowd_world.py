@@ -63,7 +63,7 @@ class CrowdWorld:
     noise: float = 0.03
     seed: int = 1
     settings: PolicySettings = field(default_factory=PolicySettings)
-    min_cores: float = 1.0
+    min_cores: float | None = None
     ways: int = 0
     levels: tuple[int, ...] = ()
 

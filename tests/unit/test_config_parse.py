@@ -298,7 +298,8 @@ def test_a_workload_written_reads_back_the_same(spec: WorkloadSpec):
         name=names,
         kind=st.just(Kind.BATCH),
         cgroup=cgroups,
-        min_cores=st.floats(0, 4096),
+        min_cores=st.none() | st.floats(0, 4096),
+        max_starvation_s=st.none() | st.floats(5, 86400),
         min_memory_bytes=st.integers(0, 1 << 62),
         band=st.sampled_from([None, "silver", "copper"]),
     )

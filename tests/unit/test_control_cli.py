@@ -29,8 +29,8 @@ from perphd.control.top import score, spark
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.decision import Action, Outcome
 from perphd.domain.errors import Denied, ParseError, PerphError
-from perphd.domain.reading import Reading, Unavailable
-from perphd.domain.workload import Mode
+from perphd.domain.reading import Unavailable
+from perphd.domain.workload import Kind, Mode
 from perphd.isolation.restore_report import FileReport, RestoreReport
 from perphd.monitor.store import Store
 from tests.unit.control_fake import MODEL, READER, STRANGER, Served, decision, serving
@@ -584,22 +584,25 @@ def test_control_groups_whose_names_are_no_utf8_are_listed(tmp_path: Path):
         assert rb"/b\udcffd" in shown.stdout
 
 
-@pytest.mark.parametrize(
-    ("cores", "waits_pct", "state"),
-    [
-        (0.5, 90.0, "running"),
-        (0.001, 95.0, "starved"),
-        (0.001, 5.0, "idle"),
-        (0.0, Unavailable("no PSI"), "idle"),
-    ],
-)
-def test_batch_without_cpu_time_is_starved_if_it_waits_for_some(
-    served: Served, cores: float, waits_pct: Reading, state: str
-):
+def test_status_says_what_batch_does_for_how_long_and_whether_it_has_its_floor(served: Served):
     status = served.agent.status()
     (pi,) = (item for item in status.workloads if item.spec.name == "pi")
-    assert pi.sample is not None
-    sample = replace(pi.sample, cpu_usage_cores=cores, cpu_some_pct=waits_pct)
-    shown = plain(status_parts(replace(status, workloads=(replace(pi, sample=sample),)), 130.0))
-    (row,) = (line for line in shown.splitlines() if line.startswith("pi "))
-    assert row.split()[1] == state
+    spec = replace(pi.spec, min_cores=0.5)
+    for condition, starved_s, got, state in (
+        ("running", 0.0, 0.6, "running"),
+        ("starved", 42.0, 0.0, "starved 42 s"),
+        ("idle", 0.0, 0.0, "idle"),
+    ):
+        item = replace(pi, spec=spec, condition=condition, starved_s=starved_s, recent_cores=got)
+        shown = plain(status_parts(replace(status, workloads=(item,)), 130.0))
+        (row,) = (line for line in shown.splitlines() if line.startswith("pi "))
+        assert row[4:].strip().startswith(state)
+        assert ("min_cores is 0.5" in shown) == (condition == "starved")
+
+
+def test_an_lra_that_is_asked_nothing_is_not_shown_as_healthy(served: Served):
+    status = served.agent.status()
+    lra = next(item for item in status.workloads if item.spec.kind is Kind.LRA)
+    shown = plain(status_parts(replace(status, workloads=(replace(lra, condition="no load"),)), 130.0))
+    (row,) = (line for line in shown.splitlines() if line.startswith(f"{lra.spec.name} "))
+    assert row.split()[1:3] == ["no", "load"]

@@ -176,7 +176,10 @@ def test_cpus_that_the_operator_pinned_elsewhere_are_left_alone_with_the_reason(
         (2, ("100", "1"), 25, []),
         (2, ("100", "1"), IDLE, []),
         (2, ("2", "0"), 25, []),
-        (2, ("100", "0"), 200, []),
+        (2, ("50", "0"), 100, []),
+        (2, ("100", "0"), 200, [("w/cpu.weight", "200", Stage.PROMOTE)]),
+        (2, ("400", "0"), 200, [("w/cpu.weight", "200", Stage.DEMOTE)]),
+        (2, ("100", "1"), 200, [("w/cpu.idle", "0", Stage.PROMOTE), ("w/cpu.weight", "200", Stage.PROMOTE)]),
         (2, ("100", "0"), IDLE, [("w/cpu.idle", "1", Stage.DEMOTE)]),
         (2, ("100", "0"), 25, [("w/cpu.weight", "25", Stage.DEMOTE)]),
         (1, ("3", "1"), 25, []),
@@ -185,7 +188,7 @@ def test_cpus_that_the_operator_pinned_elsewhere_are_left_alone_with_the_reason(
         (1, ("1024", "0"), IDLE, [("w/cpu.idle", "1", Stage.DEMOTE)]),
     ],
 )
-def test_a_weight_is_never_raised_above_what_was_found(
+def test_a_weight_is_never_raised_above_what_was_found_but_for_a_floor(
     version: int, found: tuple[str, str], target: Value, wanted: list[tuple[str, str, Stage]]
 ) -> None:
     weight, idle = found

@@ -139,6 +139,8 @@ def _workload(page: Page, item: WorkloadStatus, tally: Tally) -> None:
     page.add("perphd_workload_present", item.present, pairs)
     page.add("perphd_workload_enforcing", item.mode is Mode.ENFORCE, pairs)
     page.add("perphd_workload_paused", item.pause is not None, pairs)
+    if item.condition:
+        page.add("perphd_workload_condition", 1, f"{pairs},{labels(condition=item.condition)}")
     used = tally.used.get(name, {})
     for reading, total in _COUNTERS.items():
         page.add(total, used.get(reading, NOT_MEASURED), pairs)
@@ -161,10 +163,13 @@ def _workload(page: Page, item: WorkloadStatus, tally: Tally) -> None:
     if kind is Kind.LRA:
         _lra(page, item, tally, labels(workload=name))
     elif sample is not None:
-        _batch(page, sample, labels(workload=name))
+        _batch(page, item, sample, labels(workload=name))
 
 
-def _batch(page: Page, sample: Sample, pairs: str) -> None:
+def _batch(page: Page, item: WorkloadStatus, sample: Sample, pairs: str) -> None:
+    page.add("perphd_batch_recent_cores", item.recent_cores, pairs)
+    page.add("perphd_batch_starved_seconds", item.starved_s, pairs)
+    page.add("perphd_batch_guaranteed_cores", item.spec.guaranteed_cores, pairs)
     given, waiting = sample.cpu_usage_cores, sample.run_delay_cores
     page.add("perphd_batch_given_cores", given, pairs)
     if available(given) and available(waiting):

@@ -94,6 +94,13 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
     "Every workload": (
         _gauge("perphd_workload_present", "1 if the control group exists.", *_OF),
         _gauge("perphd_workload_enforcing", "1 if perphd may write for this workload.", *_OF),
+        _gauge(
+            "perphd_workload_condition",
+            "1 for what batch does (running, starved, throttled, frozen, idle, gone), and for what an LRA's "
+            "health does not say (no load, stalled, below target).",
+            *_OF,
+            "condition",
+        ),
         _gauge("perphd_workload_paused", "1 if a pause keeps perphd from changing this workload.", *_OF),
         _counter("perphd_workload_cpu_seconds_total", "CPU time used.", *_OF),
         _counter(
@@ -188,6 +195,11 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         ),
     ),
     "Batch": (
+        _gauge("perphd_batch_recent_cores", "CPU time of the last ten seconds, per second.", *_LRA),
+        _gauge("perphd_batch_guaranteed_cores", "CPU time that min_cores guarantees, per second.", *_LRA),
+        _gauge(
+            "perphd_batch_starved_seconds", "For how long it has waited for a CPU and got none; 0 if it is not.", *_LRA
+        ),
         _gauge("perphd_batch_given_cores", "CPUs that batch really used in the last sample.", *_LRA),
         _gauge(
             "perphd_batch_wanted_cores", "CPUs that batch used or waited for in the last sample.", *_LRA

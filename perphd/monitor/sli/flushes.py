@@ -21,7 +21,7 @@ Uncertainty, one sigma, of each of the two ends x:
              rates of windows that followed each other, at least EVEN
     counts   n A (1 - A): requests that come by chance
     unseen   events before x whose flushes are still to come, as many as the backends did P earlier
-    overdue  the same of flushes that should have come: by how much the last P brought less than the one before
+    overdue  the same of flushes that should have come: by how much the last P brought less than those before it
     late     events before a that came too late for the window before
 
 A window ends where that is least: at a flush if there are few backends or all flush together, anywhere if there are
@@ -61,6 +61,10 @@ FINEST, COARSEST = 0.1, 0.25
 """Share of the resolution between two looks."""
 TIMING: Final = 0.025
 """Relative error by the time between looks that is aimed at; half of what chance does is enough as well."""
+
+
+_ROUNDS: Final = 3
+"""Resolutions that are remembered: a backend may fail to flush twice."""
 
 
 class Look(NamedTuple):
@@ -202,17 +206,19 @@ class FlushWindow:
 
     def _awaited(self, x: float, now_s: float) -> float:
         """Events before x whose flushes are still to come: unseen and overdue."""
-        last_s, before_s = now_s - LATE * self._every_s, now_s - 2.0 * LATE * self._every_s
-        unseen = due = now = before = 0.0
+        unseen = due = 0.0
+        rounds = [0.0] * _ROUNDS  # events by age, the newest first
         for jump in self._jumps:
+            age = int((now_s - jump.at_s) / (LATE * self._every_s))
+            if age >= _ROUNDS:
+                continue
+            rounds[age] += jump.events
             done = jump.events * min(1.0, max(0.0, x - jump.at_s) / self._every_s)
-            if jump.at_s > last_s:
-                unseen += done
-                now += jump.events
-            elif jump.at_s > before_s:
+            if age:
                 due += done
-                before += jump.events
-        return unseen + min(due, max(0.0, before - now))
+            else:
+                unseen += done
+        return unseen + min(due, max(0.0, max(rounds[1:]) - rounds[0]))
 
     def _variance(self, x: float) -> float:
         timing = split = counts = 0.0
@@ -245,7 +251,7 @@ class FlushWindow:
         self._began_s = end.at_s
         self._rates.append(end.events / end.window_s)
         self._unevenness = _unevenness(self._rates)
-        oldest_s = min(end.at_s, now_s - 2.0 * LATE * self._every_s)
+        oldest_s = min(end.at_s, now_s - _ROUNDS * LATE * self._every_s)
         self._jumps = [j for j in self._jumps if j.booked < 1.0 or j.at_s + j.spread_s > oldest_s]
         equal = end.events**2 / (end.variance + end.events) if end.events > 0.0 else 0.0
         return Counted(end.events / end.window_s, equal, end.window_s)

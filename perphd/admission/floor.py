@@ -1,0 +1,236 @@
+"""The floor of batch: CPU time that a job really gets, whatever the host is full of, and progress at all.
+
+Problem. A cpuset of one core, or a weight, is no CPU time: beside work that nobody declared, batch in the idle class
+got none for minutes. ``min_cores``, where the operator gives it, is CPU time per time, averaged over ten seconds.
+``max_starvation_s`` bounds the time without any.
+
+Approach. While a job that wants more gets less than its floor, its weight is raised. Which weight it takes is inferred:
+with the weight w it got u of the c CPUs that it may use, so the others there weigh w (c - u) / u together, and it gets
+the share f with the weight
+
+    w' = w (c - u) / u * f / (c - f)
+
+A job that got nothing begins at the weight that would do beside one group of the usual weight. Raising is fast, and
+judged after ``SETTLE_S``; taking back is slow. Where even the greatest weight does not do, and the job is kept to some
+CPUs, it may use all. The weight that was found is no bound here, as the floor was declared for this.
+
+The weights of allocations are those without this: a demotion is as strong as floors allow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from perphd.admission.context import batches
+from perphd.domain.allocation import DEFAULT_WEIGHT, IDLE, KEEP, Settings
+from perphd.domain.decision import Outcome
+from perphd.domain.policy import Snapshot, WorkloadView
+from perphd.domain.progress import NO_PROGRESS, OVER_S, Progress, advance
+from perphd.domain.reading import Unavailable, available, value_or
+from perphd.domain.workload import WorkloadSpec
+
+AIM: Final = 1.2
+"""What is aimed at, as a multiple of the floor: samples scatter, and an average over ten seconds must hold."""
+CATCH_UP: Final = 2.0
+"""What was missed within the last ten seconds is made up for in half of that."""
+ENOUGH: Final = 1.05
+"""From this multiple of its floor on, nothing is raised."""
+PLENTY: Final = 1.6
+"""From this multiple on, for ``OVER_S``, the weight is lowered again."""
+LEAST_PROGRESS_CORES: Final = 0.02
+"""CPU time that counts as progress where only ``max_starvation_s`` is given."""
+SETTLE_S: Final = 2.0
+"""Time after a change of weight before the next one."""
+STEP: Final = 1.2
+"""Weights that differ by less are the same."""
+MOST_STEP: Final = 8.0
+BLIND_STEP: Final = 32.0
+"""The step of a job that still gets nothing: it was found in the idle class, or the others weigh much."""
+IDLE_WEIGHT: Final = 0.3
+"""The idle class as a weight."""
+LEAST_WEIGHT, MOST_WEIGHT = 1.0, 10000.0
+NOTHING: Final = 0.01
+"""Share of the CPUs that tells nothing about weights."""
+FULL: Final = 0.9
+"""Share of the host's CPUs in use from which the idle class gets nothing for certain."""
+MOST_SHARE: Final = 0.95
+"""No weight gives more of the CPUs than this beside others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lift:
+    """What one job has been given for its floor. ``weight``: at least this; ``wide``: on all CPUs.
+
+    ``began_s``: since when; ``changed_s``: when the weight last changed; ``plenty_since_s``: since when it gets far
+    more than its floor, or wants less.
+    """
+
+    weight: float
+    began_s: float
+    changed_s: float
+    wide: bool = False
+    plenty_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """One job with a floor: what it got done, and the lift that it has."""
+
+    progress: Progress = NO_PROGRESS
+    lift: Lift | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Floor:
+    """What is remembered, by the names of the jobs that have a floor."""
+
+    kept: Mapping[str, Kept]
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """``room``: the CPUs that a job may use now; ``full``: no CPU of the host is idle."""
+
+    now_s: float
+    room: float
+    full: bool
+
+
+NO_FLOOR: Final = Floor({})
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one tick came to."""
+
+    floor: Floor
+    settings: Mapping[str, Settings]
+    outcomes: tuple[Outcome, ...] = ()
+
+
+def hold(before: Floor, snapshot: Snapshot, settings: Mapping[str, Settings]) -> Step:
+    """Raise the weights of the jobs that get less than their floor."""
+    kept: dict[str, Kept] = {}
+    found = dict(settings)
+    outcomes: list[Outcome] = []
+    for view in batches(snapshot):
+        spec = view.spec
+        if spec.guaranteed_cores <= 0.0 and spec.max_starvation_s is None:
+            continue
+        known = before.kept.get(spec.name, Kept())
+        progress = advance(known.progress, view.sample)
+        can = view.enforced and view.sample is not None and "cpu_weight" in view.enforceable
+        wanted = found.get(spec.name, Settings())
+        lift = _lift(known.lift, progress, view, snapshot, wanted) if can else None
+        kept[spec.name] = Kept(progress, lift)
+        if lift is not None:
+            found[spec.name] = lifted(wanted, lift)
+        if (lift is None) != (known.lift is None) and can:
+            outcomes.append(_told(view, snapshot.at_s, known.lift, lift, progress))
+    return Step(Floor(kept), found, tuple(outcomes))
+
+
+def lifted(wanted: Settings, lift: Lift) -> Settings:
+    """These settings with at least the weight of the lift."""
+    weight = round(lift.weight)
+    if weight > _weight(wanted):
+        wanted = replace(wanted, cpu_weight=weight)
+    return replace(wanted, cpus=KEEP) if lift.wide else wanted
+
+
+def _lift(
+    lift: Lift | None, progress: Progress, view: WorkloadView, snapshot: Snapshot, wanted: Settings
+) -> Lift | None:
+    """The lift from now on."""
+    now_s, spec = snapshot.at_s, view.spec
+    if spec.guaranteed_cores <= 0.0 and lift is None and not _is_overdue(progress, spec, snapshot):
+        return None
+    at = _place(view, snapshot, wanted, lift)
+    floor = min(spec.guaranteed_cores or LEAST_PROGRESS_CORES, MOST_SHARE * at.room)
+    since_s = now_s - lift.changed_s if lift is not None else OVER_S
+    got = progress.cores(now_s, max(SETTLE_S, min(since_s, OVER_S)))
+    if isinstance(got, Unavailable):
+        return lift
+    weight = max(_weight(wanted), lift.weight if lift is not None else 0.0)
+    if progress.waits and min(got, value_or(progress.cores(now_s, SETTLE_S), got)) < ENOUGH * floor:
+        if since_s < SETTLE_S:
+            return lift
+        missed = CATCH_UP * max(0.0, floor - value_or(progress.cores(now_s), floor))
+        return _raised(lift, weight, inferred(weight, got, AIM * floor + missed, at.room), now_s)
+    return None if lift is None else _eased(lift, progress, wanted, floor, at)
+
+
+def _is_overdue(progress: Progress, spec: WorkloadSpec, snapshot: Snapshot) -> bool:
+    """True if a job without progress must get some now, so that its limit holds."""
+    if progress.starved_since_s is None or spec.max_starvation_s is None:
+        return False
+    return progress.starved_s(snapshot.at_s) + snapshot.period_s + SETTLE_S >= 0.5 * spec.max_starvation_s
+
+
+def inferred(weight: float, got: float, floor: float, room: float) -> float:
+    """The weight with which a job gets ``floor`` of ``room`` CPUs, from what it ``got`` with this one."""
+    floor = min(floor, MOST_SHARE * room)
+    share = floor / (room - floor)
+    if got <= NOTHING * room:
+        return max(DEFAULT_WEIGHT * share, BLIND_STEP * weight if weight >= LEAST_WEIGHT else 0.0)
+    others = weight * max(room - got, NOTHING * room) / got
+    return others * share
+
+
+def _raised(lift: Lift | None, weight: float, asked: float, now_s: float) -> Lift:
+    raised = min(MOST_WEIGHT, max(LEAST_WEIGHT, STEP * weight, asked))
+    began_s = lift.began_s if lift is not None else now_s
+    wide = weight >= MOST_WEIGHT or (lift is not None and lift.wide)
+    return Lift(raised, began_s, now_s, wide)
+
+
+def _eased(lift: Lift, progress: Progress, wanted: Settings, floor: float, at: _Place) -> Lift | None:
+    """The lift of a job that gets its floor, or wants no more than it gets."""
+    got = progress.cores(at.now_s)
+    if at.full and (not progress.waits or isinstance(got, Unavailable) or got < PLENTY * floor):
+        # What a job does not use, its weight takes from nobody; in the idle class it would get none again.
+        return replace(lift, plenty_since_s=None)
+    if lift.plenty_since_s is None:
+        return replace(lift, plenty_since_s=at.now_s)
+    if at.now_s - lift.plenty_since_s < OVER_S:
+        return lift
+    if not at.full:
+        return None
+    lower = inferred(lift.weight, value_or(got, floor), AIM * floor, at.room)
+    if lower <= _weight(wanted) and wanted.cpu_weight is not IDLE:
+        return None
+    lower = max(LEAST_WEIGHT, lower, lift.weight / MOST_STEP)
+    return lift if lower * STEP > lift.weight else Lift(lower, lift.began_s, at.now_s, lift.wide)
+
+
+def _weight(wanted: Settings) -> float:
+    if wanted.cpu_weight is KEEP:
+        return float(DEFAULT_WEIGHT)
+    return IDLE_WEIGHT if wanted.cpu_weight is IDLE else float(wanted.cpu_weight)
+
+
+def _place(view: WorkloadView, snapshot: Snapshot, wanted: Settings, lift: Lift | None) -> _Place:
+    """Where it may run. A host is full if nothing says otherwise."""
+    usable = snapshot.host.topology.usable
+    busy = value_or(snapshot.host.busy_cores, float(len(usable)))
+    allowed = usable if view.allowed is None else usable & view.allowed
+    if wanted.cpus is not KEEP and (lift is None or not lift.wide):
+        allowed = allowed & wanted.cpus
+    return _Place(snapshot.at_s, float(max(1, len(allowed))), busy >= FULL * len(usable))
+
+
+def _told(
+    view: WorkloadView, at_s: float, before: Lift | None, lift: Lift | None, progress: Progress
+) -> Outcome:
+    spec, got = view.spec, progress.cores(at_s)
+    floor = f"min_cores = {spec.guaranteed_cores:g}" if spec.guaranteed_cores else "max_starvation_s"
+    seen = f"{got:.2f} cores over {OVER_S:g} s" if available(got) else "nothing"
+    if lift is not None:
+        text = f"{floor}: it got {seen}, its weight is raised to {round(lift.weight)} and followed up"
+    else:
+        text = f"{floor}: it got {seen} without help, its weight is given back"
+    none = Unavailable("batch has no target")
+    began_s = before.began_s if before is not None else at_s
+    return Outcome(at_s, spec.name, began_s, none, none, lift is not None, text)

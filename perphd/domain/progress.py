@@ -1,0 +1,96 @@
+"""What batch gets done: its CPU time over the last seconds, and since when it has made none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.domain.reading import Reading, Unavailable, available, value_or
+from perphd.domain.sample import Quality, Sample
+
+OVER_S: Final = 10.0
+"""A guaranteed share of CPU time is an average over this time."""
+IDLE_CORES: Final = 0.01
+"""Below this CPU use a workload makes no progress."""
+WAITS_PCT: Final = 20.0
+"""CPU pressure from which a workload wants more than it gets."""
+STARVES_PCT: Final = 50.0
+"""CPU pressure from which a workload without progress is starved, rather than idle."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spell:
+    """One sample's part: the CPU time that a workload used within ``seconds`` before ``at_s``."""
+
+    at_s: float
+    seconds: float
+    cpu_s: float
+    waits: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The last ``OVER_S`` seconds of one workload. ``starved_since_s``: since when it waits for a CPU and gets none."""
+
+    spells: tuple[Spell, ...] = ()
+    starved_since_s: float | None = None
+
+    def cores(self, now_s: float, seconds: float = OVER_S) -> Reading:
+        """Its CPU time over the last seconds, per second."""
+        recent = [spell for spell in self.spells if spell.at_s > now_s - seconds + 1e-6]
+        covered_s = sum(spell.seconds for spell in recent)
+        if covered_s <= 0.0:
+            return Unavailable("no sample yet")
+        return sum(spell.cpu_s for spell in recent) / covered_s
+
+    def covers_s(self) -> float:
+        """How much time is known."""
+        return sum(spell.seconds for spell in self.spells)
+
+    @property
+    def waits(self) -> bool:
+        """True if it wanted more CPU than it got in the last sample."""
+        return bool(self.spells) and self.spells[-1].waits
+
+    def starved_s(self, now_s: float) -> float:
+        """For how long it has waited for a CPU and got none; 0 if it is not starved."""
+        return 0.0 if self.starved_since_s is None else max(0.0, now_s - self.starved_since_s)
+
+
+NO_PROGRESS: Final = Progress()
+
+
+def waits_pct(sample: Sample) -> float:
+    """Share of the time in which some thread waits for a CPU; from the waiting of all threads where there is no PSI."""
+    if available(sample.cpu_some_pct):
+        return sample.cpu_some_pct
+    return min(100.0, 100.0 * value_or(sample.run_delay_cores, 0.0))
+
+
+def is_starved(sample: Sample) -> bool:
+    """True if it waits for a CPU most of the time and gets next to none."""
+    used = sample.cpu_usage_cores
+    return available(used) and used < IDLE_CORES and waits_pct(sample) >= STARVES_PCT
+
+
+def advance(before: Progress, sample: Sample | None) -> Progress:
+    """Take one sample; None, or one of a control group that is gone or new, begins anew."""
+    if sample is None or sample.has(Quality.GONE, Quality.RESTARTED, Quality.FIRST):
+        return NO_PROGRESS
+    used = sample.cpu_usage_cores
+    if isinstance(used, Unavailable) or sample.interval_s <= 0.0:
+        return before
+    waits = waits_pct(sample) >= WAITS_PCT
+    spell = Spell(sample.at_s, sample.interval_s, used * sample.interval_s, waits)
+    kept = _kept((*before.spells, spell))
+    if not is_starved(sample):
+        return Progress(kept)
+    since_s = before.starved_since_s
+    return Progress(kept, sample.at_s - sample.interval_s if since_s is None else since_s)
+
+
+def _kept(spells: Sequence[Spell]) -> tuple[Spell, ...]:
+    """Those of the last ``OVER_S``, the newest last."""
+    oldest_s = spells[-1].at_s - OVER_S + 1e-6
+    return tuple(spell for spell in spells if spell.at_s > oldest_s)
