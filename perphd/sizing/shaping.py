@@ -2,7 +2,8 @@
 
 At every look the greatest use of the interval is updated. A plan is made
 
-- when an interval ends: its maxima enter the forecasters, and ``shaper.shape`` decides;
+- when an interval has ended: its maxima enter the forecasters, ``LEARN_PER_LOOK`` workloads at a look, so that no look
+  takes long, and then ``shaper.shape`` decides;
 - early, in pessimistic mode, when a workload outgrows its target or the use of all exceeds the capacity: the forecast
   was wrong, and waiting for the end of the interval would leave the choice of a victim to the kernel;
 - at once after a crash (an out-of-memory kill in the workload's group). The workload gets its reservation back, its
@@ -46,6 +47,7 @@ MODELS: Final = (LastValue(), Smoothing())
 BOUND_SPREADS: Final = 3.0
 """The ladder's bound stands this number of spreads above its mean."""
 GUARD_INTERVALS: Final = 3
+LEARN_PER_LOOK: Final = 8
 EMPTY_BYTES: Final = 256 << 10
 """A group that uses less holds no process worth a size."""
 FROZEN_INTERVALS: Final = 30
@@ -99,6 +101,7 @@ class Member:
 
     began_s: float
     greatest_bytes: float | None = None
+    window_bytes: float | None = None
     ladder: SeriesLadder = field(default_factory=SeriesLadder)
     kills: float | None = None
     crashes: int = 0
@@ -113,11 +116,12 @@ class Member:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShapingState:
-    """All workloads, the end of the last interval, and the last plan."""
+    """All workloads, the end of the last interval, the last plan, and whose maximum is yet to be learned from."""
 
     members: Mapping[str, Member] = field(default_factory=dict)
     closed_s: float | None = None
     plan: ShapingPlan | None = None
+    pending: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,14 +155,18 @@ def advance(
     }
     closed_s = now_s if state.closed_s is None else state.closed_s
     ended = now_s - closed_s >= rules.interval_s * (1 - JITTER_SHARE)
+    pending = state.pending
     if ended:
-        closed_s = now_s
+        closed_s, pending = now_s, tuple(members)
         members = {name: _closed(member) for name, member in members.items()}
+    learning, pending = pending[:LEARN_PER_LOOK], pending[LEARN_PER_LOOK:]
+    members |= {name: _learned(members[name]) for name in learning if name in members}
+    regular = bool(learning) and not pending
     present = [subject for subject in subjects if _is_there(subject, members[subject.name])]
     plan = state.plan
     ends: list[tuple[str, str]] = []
-    early = not ended and _overtaken(present, members, capacity, rules.mode)
-    if (ended or early) and not isinstance(capacity, Unavailable):
+    early = not regular and _overtaken(present, members, capacity, rules.mode)
+    if (regular or early) and not isinstance(capacity, Unavailable):
         ranks = _ranks(present, members)
         components = [
             _component(subject, members[subject.name], ranks[subject.application], now_s)
@@ -167,12 +175,12 @@ def advance(
         plan = shape(components, {Resource.MEMORY: capacity}, rules.mode, rules.settings, early=early)
         acts = rules.mode in (Mode.OPTIMISTIC, Mode.PESSIMISTIC)
         members, ends = _decided(members, present, plan, acts, now_s, notes)
-        if ended:
+        if regular:
             members = {name: replace(member, crashed=False) for name, member in members.items()}
     limits = {}
     for subject in present:
         members[subject.name], limits[subject.name] = _limits(subject, members[subject.name], rules, now_s)
-    return ShapingState(members, closed_s, plan), ShapingStep(limits, tuple(ends), tuple(notes))
+    return ShapingState(members, closed_s, plan, pending), ShapingStep(limits, tuple(ends), tuple(notes))
 
 
 def _seen(before: Member | None, subject: Subject, now_s: float, notes: list[tuple[str, str]]) -> Member:
@@ -182,7 +190,8 @@ def _seen(before: Member | None, subject: Subject, now_s: float, notes: list[tup
         if member.kills is not None and subject.kills > member.kills:
             member = _crashed(member, subject, now_s)
             notes.append((subject.name, f"killed for lack of memory: {member.reason}"))
-        member = replace(member, kills=subject.kills)
+        if subject.kills != member.kills:
+            member = replace(member, kills=subject.kills)
     used = subject.used_bytes
     if isinstance(used, Unavailable):
         return member
@@ -192,16 +201,18 @@ def _seen(before: Member | None, subject: Subject, now_s: float, notes: list[tup
         return member
     if member.rung is Rung.END:
         member = replace(member, rung=None, began_s=now_s, reason="it did not end")
-    rate = subject.refaults_per_s
-    if not isinstance(rate, Unavailable):
-        usual = member.usual_refaults_per_s
-        member = replace(
-            member,
-            usual_refaults_per_s=rate
-            if usual is None
-            else usual + USUAL_GAIN * (min(rate, 2 * usual + 1) - usual),
-        )
-    return replace(member, greatest_bytes=max(used, member.greatest_bytes or 0.0))
+    greatest = max(used, member.greatest_bytes or 0.0)
+    usual = _usual(member.usual_refaults_per_s, subject.refaults_per_s)
+    if greatest == member.greatest_bytes and usual == member.usual_refaults_per_s:
+        return member  # most looks change nothing, and a copy costs more than all the rest
+    return replace(member, greatest_bytes=greatest, usual_refaults_per_s=usual)
+
+
+def _usual(before: float | None, rate: Reading) -> float | None:
+    """The usual rate of refaults, which a burst moves slowly."""
+    if isinstance(rate, Unavailable) or before is None:
+        return before if isinstance(rate, Unavailable) else rate
+    return before + USUAL_GAIN * (min(rate, 2 * before + 1) - before)
 
 
 def _crashed(member: Member, subject: Subject, now_s: float) -> Member:
@@ -222,15 +233,20 @@ def _crashed(member: Member, subject: Subject, now_s: float) -> Member:
 
 
 def _closed(member: Member) -> Member:
-    """The member after an interval: its greatest use enters the forecasters. Frozen time teaches nothing."""
-    member = replace(member, rung_intervals=member.rung_intervals + 1)
-    if member.greatest_bytes is None or member.rung is Rung.FREEZE:
-        return replace(member, greatest_bytes=None)
-    ladder = observed(member.ladder, member.greatest_bytes, MODELS)
+    """The member after an interval, whose greatest use is to be learned from. Frozen time teaches nothing."""
+    window = None if member.rung is Rung.FREEZE else member.greatest_bytes
+    return replace(member, rung_intervals=member.rung_intervals + 1, window_bytes=window, greatest_bytes=None)
+
+
+def _learned(member: Member) -> Member:
+    """The member whose last window has entered the forecasters."""
+    if member.window_bytes is None:
+        return member
+    ladder = observed(member.ladder, member.window_bytes, MODELS)
     names = due(ladder, MODELS)
     if names:
         ladder = with_fits(ladder, refitted(ladder.values, names, MODELS))
-    return replace(member, greatest_bytes=None, ladder=forecast(ladder, MODELS))
+    return replace(member, window_bytes=None, ladder=forecast(ladder, MODELS))
 
 
 def _is_there(subject: Subject, member: Member) -> bool:
