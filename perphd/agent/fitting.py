@@ -6,6 +6,7 @@ is in force only once somebody applies it. Nothing of this survives the daemon: 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -39,6 +40,7 @@ SKIPPED_SAMPLES: Final = 3
 WITNESSES: Final = ("work_rate_per_s", "mips", "cpu_usage_cores")
 """Readings of performance, the best first."""
 _KNOB: Final = "memory_high_bytes"
+LARGEST_PAGE_BYTES: Final = 1 << 16
 
 
 @dataclass(slots=True)
@@ -142,8 +144,10 @@ class Fitting:
             raise ConfigError("request", "workload", f"no search was started for {name}", known)
         return self._searches[name]
 
-    def look(self, snapshot: Snapshot, target: TargetState) -> tuple[tuple[str, str], ...]:
-        """One look at every search; returns what is to be announced."""
+    def look(
+        self, snapshot: Snapshot, target: TargetState, in_force: Callable[[str], Settings]
+    ) -> tuple[tuple[str, str], ...]:
+        """One look at every search; returns what is to be announced. ``in_force``: what is set on a workload."""
         troubled = {each.workload for each in target.decisions if each.verdict.health in TROUBLED}
         notes: list[tuple[str, str]] = []
         for view in snapshot.workloads:
@@ -152,6 +156,13 @@ class Fitting:
                 continue
             search.settable = _KNOB in view.enforceable
             before = search.fit
+            if not view.enforced:
+                self._begin_again(search)
+                continue
+            if not _is_in_force(_limit(search), in_force(view.spec.name)):
+                search.fit = replace(before, reason="the limit is not in force: perphctl status says why")
+                self._begin_epoch(search)
+                continue
             self._look(search, view, view.sample, view.spec.name in troubled, snapshot.at_s)
             if search.fit.phase is not before.phase or search.fit.limit_bytes != before.limit_bytes:
                 notes.append((view.spec.name, f"memory fit: {search.fit.phase.value}, {search.fit.reason}"))
@@ -196,6 +207,14 @@ class Fitting:
         search.fit = after_epoch(search.fit, epoch, urgent=crash)
         self._begin_epoch(search)
         search.skip = SKIPPED_SAMPLES
+
+    @staticmethod
+    def _begin_again(search: _Search) -> None:
+        """From the pilot on: while a workload is only observed, it runs without the limits that an epoch is about."""
+        before = search.fit
+        reason = "only observed now: the search begins again when the workload is enforced"
+        search.fit = MemoryFit(step=before.step, epoch_samples=before.epoch_samples, reason=reason)
+        search.sums = _Sums()
 
     @staticmethod
     def _begin_epoch(search: _Search) -> None:
@@ -266,6 +285,12 @@ def _limit(search: _Search) -> int | None:
     if fit.phase is FitPhase.CONVERGED and not search.applied:
         return None
     return int(fit.limit_bytes)
+
+
+def _is_in_force(limit: int | None, settings: Settings) -> bool:
+    """Whether a limit is what the kernel has; sizes are whole pages there."""
+    found = settings.memory_high_bytes
+    return limit is None or (isinstance(found, int) and abs(found - limit) < LARGEST_PAGE_BYTES)
 
 
 def _epoch(search: _Search) -> FitEpoch:

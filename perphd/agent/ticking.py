@@ -284,7 +284,8 @@ class Ticking:
         """Let memory fits and the shaper look; announce what they say."""
         shaping, fitting = self._state.parts.shaping, self._state.parts.fitting
         if fitting is not None:
-            for name, text in fitting.look(snapshot, target):
+            in_force = self._state.parts.executor.in_force
+            for name, text in fitting.look(snapshot, target, in_force):
                 self._state.tell(EventKind.SIZING, text, name)
             self._state.parts.executor.let_exact(fitting.names)
         if shaping is None or shaping.is_off:

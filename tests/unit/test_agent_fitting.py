@@ -45,6 +45,7 @@ class Job:
         self.slowed, self.now_s, self.knobs = 1.0, 0.0, KNOBS
         self.limits: list[int | None] = []
         self.silent = self.stuck = False
+        self.enforced = self.obeyed = True
 
     def view(self) -> WorkloadView:
         """As it is under the limit in force."""
@@ -63,7 +64,11 @@ class Job:
             refaults_per_s=4000.0 if starved else 0.0,
             cpu_usage_cores=Unavailable("not read") if self.silent and starved else speed,
         )
-        return WorkloadView(self.spec, sample, enforceable=self.knobs, enforced=True)
+        return WorkloadView(self.spec, sample, enforceable=self.knobs, enforced=self.enforced)
+
+    def in_force(self, name: str) -> Settings:
+        """What the kernel has."""
+        return self.fitting.over(name, UNTOUCHED) if self.obeyed else UNTOUCHED
 
     @property
     def limit(self) -> int | None:
@@ -76,7 +81,7 @@ class Job:
         for _ in range(times):
             self.now_s += 1.0
             snapshot = Snapshot(int(self.now_s), self.now_s, 1.0, HostView(TOPOLOGY), (self.view(),))
-            self.fitting.look(snapshot, NOTHING)
+            self.fitting.look(snapshot, NOTHING, self.in_force)
             self.limits.append(self.limit)
         return self.fitting.views()[0]
 
@@ -174,6 +179,27 @@ def test_without_memory_high_an_estimate_is_all(tmp_path: Path) -> None:
     assert "memory.high" in found.reason
     with pytest.raises(ConfigError):
         job.fitting.apply("job")
+
+
+def test_a_limit_that_is_not_in_force_teaches_nothing(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.fitting.start(job.view(), samples=20)
+    before = job.look(60).limit_bytes
+    job.obeyed = False
+    found = job.look(200)
+    assert (found.limit_bytes, found.samples) == (before, 0)
+    assert "not in force" in found.reason
+
+
+def test_a_pause_begins_the_search_again(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.fitting.start(job.view(), samples=20)
+    assert job.look(60).limit_bytes is not None
+    job.enforced = False
+    found = job.look(100)
+    assert (found.phase, found.limit_bytes) == (FitPhase.PILOT.value, None)
+    job.enforced = True
+    assert job.need <= (job.until_converged().recommended_bytes or 0) <= 1.15 * job.need
 
 
 def test_who_may_not_be_searched(tmp_path: Path) -> None:

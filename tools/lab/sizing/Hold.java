@@ -28,7 +28,7 @@ public class Hold {
                 try (FileWriter file = new FileWriter(words[1] + ".new")) {
                     file.write("work_total = " + work + "\n");
                 }
-                Files.move(Path.of(words[1] + ".new"), Path.of(words[1]), StandardCopyOption.REPLACE_EXISTING);
+                Files.move(Path.of(words[1] + ".new"), Path.of(words[1]), StandardCopyOption.ATOMIC_MOVE);
             }
             if (work % 16 == 0) {
                 Thread.sleep(5);

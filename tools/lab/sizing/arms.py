@@ -19,7 +19,7 @@ from perphd.host.fs import RealFs
 from tools.lab.processes import LabError
 
 ROOT: Final = Path(__file__).parents[3]
-START_S: Final = 120.0
+START_S: Final = 300.0
 _WANTED: Final = ("memory", "freezer", "cpu")
 _PERPHD: Final = (sys.executable, "-c", "from perphd.control.daemon import main; main()")
 _CONFIG: Final = """
