@@ -14,6 +14,7 @@ from perphd import __version__
 from perphd.control.cli_admission import add_admission_commands
 from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Out, command
 from perphd.control.cli_calibrate import add_calibrate_command
+from perphd.control.cli_history import add_history_commands
 from perphd.control.cli_init import add_init_command
 from perphd.control.cli_models import add_model_commands
 from perphd.control.cli_pause import add_pause_commands
@@ -22,6 +23,7 @@ from perphd.control.cli_sizing import add_sizing_commands
 from perphd.control.cli_store import add_store_commands
 from perphd.control.cli_suggest import add_suggest_command
 from perphd.control.cli_trial import add_trial_commands
+from perphd.control.cli_usage_profile import add_usage_profile_commands
 from perphd.control.cli_workloads import add_workload_commands
 from perphd.control.client import SOCKET_VARIABLE, NotPermitted, Unreachable
 from perphd.domain.utf8 import print_any
@@ -45,10 +47,8 @@ REMEMBERED = 256
 def cli(as_json: bool, socket: str | None) -> None:
     """Ask and steer perphd, which keeps long-running applications (LRAs) at their performance targets.
 
-    init, doctor, groups, calibrate, size, forecast, headroom, memfit estimate, config check, model evaluate, model
-    merge and restore also work while the daemon does not run; trial report --file does, too.
-    doctor, groups, calibrate, size, forecast, headroom, memfit estimate, config check, model evaluate, model merge and
-    restore also work while the daemon does not run; trial report --file does, too.
+    init, doctor, groups, calibrate, size, forecast, headroom, predict, history, usage-profile, memfit estimate, config
+    check, model evaluate, model merge, restore and trial report --file also work while the daemon does not run.
     """
     print_any(sys.stdout)
 
@@ -70,6 +70,8 @@ add_store_commands(cli)
 add_sizing_commands(cli)
 add_shaper_commands(cli)
 add_trial_commands(cli)
+add_history_commands(cli)
+add_usage_profile_commands(cli)
 add_model_commands(cli)
 add_calibrate_command(cli)
 

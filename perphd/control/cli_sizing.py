@@ -239,20 +239,16 @@ def _read(
 
 
 def _sized(place: Place, workload: str, key: str, windows: SeriesWindows) -> Recommendation:
-    import numpy as np
-
-    from perphd.forecast.following import latest_stretch
-    from perphd.forecast.replay import Outlook, outlook
-    from perphd.sizing.recommendation import recommend
+    from perphd.sizing.rows import History, recommendation
     from perphd.sizing.shaper import Resource
 
     resource = Resource(key)
-    if windows.missing:
-        ahead = Outlook(0, Unavailable(windows.missing))
-    else:
-        ahead = outlook(latest_stretch(windows.numbers, windows.values))
-    values = np.asarray(windows.values, dtype=np.float64)
-    return recommend(resource, values, windows.now, ahead, place.reservation(workload, resource))
+    reservation = place.reservation(workload, resource)
+    return recommendation(
+        History(
+            workload, resource, windows.numbers, windows.values, windows.now, reservation, windows.missing
+        )
+    )
 
 
 def _headroom(place: Place, found: StoreWindows, resource: Resource, given: float | None) -> HostHeadroom:

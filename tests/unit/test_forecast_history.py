@@ -6,6 +6,7 @@ import json
 import math
 import sqlite3
 from pathlib import Path
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -126,15 +127,17 @@ def test_a_stationary_history_does_not_split() -> None:
 
 
 def test_twenty_five_samples_bring_the_quantiles_within_ten_percent() -> None:
+    """In nine groups of ten, for the median, the third quartile and p90 of lognormal groups of unlike spread."""
     random = np.random.default_rng(3)
-    off: dict[float, list[float]] = {0.5: [], 0.75: [], 0.9: []}
-    for _ in range(60):
+    within = {0.5: 0, 0.75: 0, 0.9: 0}
+    groups = 200
+    for _ in range(groups):
         scale, spread = random.lognormal(4, 1), random.uniform(0.05, 0.3)
         record = _record((scale * random.lognormal(0, spread, 25)).tolist())
-        truth = np.quantile(scale * random.lognormal(0, spread, 20_000), list(off))
-        for share, exact in zip(off, truth.tolist(), strict=True):
-            off[share].append(abs(quantile(record.distribution, share) / exact - 1))
-    assert {share: float(np.median(found)) < 0.1 for share, found in off.items()} == dict.fromkeys(off, True)
+        for share in within:
+            exact = scale * math.exp(spread * NormalDist().inv_cdf(share))
+            within[share] += abs(quantile(record.distribution, share) / exact - 1) < 0.1
+    assert min(within.values()) >= 0.9 * groups
 
 
 def test_what_a_record_refuses() -> None:
@@ -174,6 +177,24 @@ def test_the_feature_that_predicts_is_chosen_and_gives_way_within_twenty_jobs() 
         assert switched is not None
         assert "user=u3" in switched.feature
         assert switched.estimate == pytest.approx(640, rel=0.2)
+
+
+def test_another_feature_takes_over_within_twenty_jobs_with_the_same_facts() -> None:
+    """Half of them suffice, for every one of 16 groups, 12 of which change their run time by a factor of 4 to 64."""
+    kinds = [(user, name) for user in range(4) for name in range(4)]
+    for seed in range(3):
+        random = np.random.default_rng(seed)
+        with JobHistory(":memory:") as history:
+            for facts, took in _jobs(random, 300, "name"):
+                history.complete(facts, {RUN: took}, 0.0)
+            for _ in range(10):
+                for user, name in random.permutation(kinds).tolist():
+                    facts = JobFacts(user=f"u{user}", name=f"n{name}")
+                    history.complete(facts, {RUN: 10.0 * 4**user * random.lognormal(0, 0.1)}, 1.0)
+            for user, name in kinds:
+                found = history.predict(JobFacts(user=f"u{user}", name=f"n{name}"), RUN)
+                assert found is not None
+                assert found.estimate == pytest.approx(10.0 * 4**user, rel=0.25)
 
 
 def test_a_new_job_falls_back_to_what_it_shares_with_others() -> None:

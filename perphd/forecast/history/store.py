@@ -134,12 +134,13 @@ class JobHistory:
         )
 
     def clear(self, prefix: str = "") -> int:
-        """Forget all feature values that begin with ``prefix``; the number of rows forgotten."""
+        """Forget all feature values that begin with ``prefix``, and pairs with them; the number of rows forgotten."""
         with self._database:
             if not prefix:
                 self._database.execute("DELETE FROM imported")
             return self._database.execute(
-                "DELETE FROM history WHERE substr(feature, 1, ?) = ?", (len(prefix), prefix)
+                "DELETE FROM history WHERE substr(feature, 1, ?) = ? OR instr(feature, ?)",
+                (len(prefix), prefix, f" & {prefix}"),
             ).rowcount
 
     def __len__(self) -> int:
