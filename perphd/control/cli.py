@@ -201,8 +201,8 @@ def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose:
     from perphd.control.explain import batch_parts, explain_parts, parse_at, summary_parts
     from perphd.control.table import text
     from perphd.control.wire import decode
-    from perphd.domain.allocation import Settings
     from perphd.domain.decision import Aftermath, Decision
+    from perphd.domain.status import WorkloadStatus
 
     moment = None
     if at is not None:
@@ -213,14 +213,15 @@ def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose:
     offset_s = data["clock"]["unix_s"] - data["clock"]["monotonic_s"]
 
     def parts() -> list[Part]:
+        status = decode(WorkloadStatus, data["workload"], "workload")
         if data["kind"] == "batch":
-            in_force = decode(Settings, data["in_force"], "in_force")
-            return batch_parts(workload, in_force, decisions[: limit or 1], offset_s)
+            return batch_parts(status, decisions[: limit or 1], offset_s)
         listed = explain_parts if limit is not None else summary_parts
         nothing = text(
             f"No decision about {workload} is remembered" + (" from before then." if at else " yet.")
         )
-        return listed(decisions, offset_s, verbose=verbose, after=after) or [nothing]
+        now = [text(f"Its last sample says: {status.condition}.")] if status.condition and at is None else []
+        return [*now, *(listed(decisions, offset_s, verbose=verbose, after=after) or [nothing])]
 
     out.show(data, parts)
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from perphd.control.render import HEALTH_STYLE, NONE, duration, number, settings_text
 from perphd.control.render_host import group_name
 from perphd.control.table import Cell, Part, Styled, table, text
-from perphd.domain.allocation import Settings
 from perphd.domain.decision import Action, Aftermath, Cause, Decision, Evidence, Health, Prediction
 from perphd.domain.errors import ParseError
 from perphd.domain.reading import Reading, Unavailable, available
+from perphd.domain.status import WorkloadStatus
 from perphd.domain.units import SECONDS_PER_UNIT, format_bytes
 from perphd.domain.workload import Mode
 
@@ -117,13 +117,25 @@ def summary_parts(
     return parts
 
 
-def batch_parts(name: str, in_force: Settings, decisions: Sequence[Decision], offset_s: float) -> list[Part]:
+def batch_parts(item: WorkloadStatus, decisions: Sequence[Decision], offset_s: float) -> list[Part]:
     """Why a batch workload has what it has. ``decisions``: those that changed its settings, newest first."""
-    parts: list[Part] = [text(Styled(f"{name}: {settings_text(in_force)}", "bold"))]
+    lines: list[Cell] = [Styled(f"{item.spec.name}: {settings_text(item.in_force)}", "bold")]
+    if item.condition:
+        lines.append(f"  It is {item.condition}{_for_how_long(item)}.")
+    if available(item.recent_cores):
+        floor = f"; min_cores is {item.spec.min_cores:g}" if item.spec.min_cores else ""
+        lines.append(f"  It got {item.recent_cores:.2f} cores over the last 10 s{floor}.")
+    if item.outcome is not None:
+        lines.append(f"  Lately: {item.outcome.text}.")
+    parts: list[Part] = [text(*lines)]
     if not decisions:
         parts.append(text("No decision that changed it is remembered."))
         return parts
     return [*parts, *explain_parts(decisions, offset_s)]
+
+
+def _for_how_long(item: WorkloadStatus) -> str:
+    return f", for {duration(item.starved_s)}" if item.starved_s >= 1.0 else ""
 
 
 def _sentences(decision: Decision, offset_s: float, after: Aftermath, verbose: bool) -> Part:

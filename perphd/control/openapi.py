@@ -26,7 +26,7 @@ from perphd.domain.control import Pause
 from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import EventKind
 from perphd.domain.forecast import Forecasts
-from perphd.domain.status import AgentStatus, TrialStatus
+from perphd.domain.status import AgentStatus, TrialStatus, WorkloadStatus
 from perphd.domain.suggestion import Suggestion
 from perphd.domain.topology import Topology
 from perphd.domain.whatif import WhatIf
@@ -149,6 +149,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             "mode": Mode,
             "kind": Kind,
             "in_force": Settings,
+            "workload": WorkloadStatus,
             "clock": _CLOCK,
         },
         (_query("workload", TEXT, True), _query("at", {"type": "number"}), _query("limit", _LIMIT)),

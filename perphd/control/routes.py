@@ -204,6 +204,7 @@ class Routes:
             "mode": status.mode.value,
             "kind": status.spec.kind.value,
             "in_force": encode(status.in_force),
+            "workload": encode(status),
             "clock": self._clock(),
         }
 

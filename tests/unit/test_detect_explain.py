@@ -16,7 +16,8 @@ from perphd.domain.allocation import IDLE, UNTOUCHED, Settings
 from perphd.domain.decision import Action, Aftermath, Cause, Outcome
 from perphd.domain.plan import ChangeSet, Stage, Write
 from perphd.domain.reading import available
-from perphd.domain.workload import Mode
+from perphd.domain.status import WorkloadStatus
+from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from tests.unit.admission_world import World
 from tests.unit.control_fake import decision
 
@@ -105,10 +106,16 @@ def test_batch_is_explained_by_the_decisions_that_changed_it() -> None:
     records.change(20.0, ChangeSet((replace(write, workload="web"),)), "written")
     assert records.decisions_about_batch("pi", None, 5) == (grown,)
     assert records.decisions_about_batch("pi", 5.0, 5) == ()
-    shown = plain(batch_parts("pi", Settings(cpu_weight=IDLE), (grown,), 0.0))
+    spec = WorkloadSpec("pi", Kind.BATCH, "/pi", min_cores=0.5)
+    pi = WorkloadStatus(spec, True, Mode.ENFORCE, None, None, None, None, Settings(cpu_weight=IDLE))
+    shown = plain(batch_parts(pi, (grown,), 0.0))
     assert shown.startswith("pi: idle")
     assert "batch on 2 of 4 cores" in shown
-    assert "is remembered" in plain(batch_parts("pi", UNTOUCHED, (), 0.0))
+    starved = replace(pi, in_force=UNTOUCHED, condition="starved", starved_s=42.0, recent_cores=0.1)
+    shown = plain(batch_parts(starved, (), 0.0))
+    assert "is remembered" in shown
+    assert "It is starved, for 42 s." in shown
+    assert "It got 0.10 cores over the last 10 s; min_cores is 0.5." in shown
 
 
 def test_a_change_of_mode_makes_a_decision_news() -> None:
