@@ -64,6 +64,7 @@ class Records:
         self._problems: dict[str, str] = {}
         self._told: dict[str, float] = {}
         self._observed: dict[str, Decision] = {}
+        self._would: dict[str, Decision] = {}
         self._left: dict[str, None] = {}
         self._accounts: list[HostAccount] = []
 
@@ -86,6 +87,8 @@ class Records:
     def decision(self, decision: Decision) -> None:
         """Remember a decision; store, log and announce it when it says something new."""
         recent = self._decisions.setdefault(decision.workload, deque(maxlen=KEPT_DECISIONS))
+        if decision.mode is Mode.OBSERVE and decision.action is not Action.HOLD:
+            self._would[decision.workload] = decision
         last = self._last.get(decision.workload)
         if last is not None and _same(last.decision, decision):
             recent[-1] = decision
@@ -178,6 +181,10 @@ class Records:
         last = self._last.get(workload)
         return last.decision if last is not None else None
 
+    def would(self, workload: str) -> Decision | None:
+        """The newest decision about this LRA that would have changed something, had it been enforced."""
+        return self._would.get(workload)
+
     def last_outcome(self, workload: str) -> Outcome | None:
         """The newest judged change of this LRA."""
         return self._outcomes.get(workload)
@@ -222,7 +229,7 @@ class Records:
 
     def forget(self, workload: str) -> None:
         """Drop what is remembered of a workload that was taken off the list (the store keeps it)."""
-        for kept in (self._decisions, self._last, self._outcomes, self._observed):
+        for kept in (self._decisions, self._last, self._outcomes, self._observed, self._would):
             kept.pop(workload, None)
 
     def _announce_decision(self, decision: Decision) -> None:

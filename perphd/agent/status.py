@@ -93,6 +93,7 @@ def _of(state: State, modes: Modes, spec: WorkloadSpec) -> WorkloadStatus:
         starved_s=done.starved_s(state.now_s),
         recent_cores=done.cores(state.now_s) if spec.kind is Kind.BATCH else NOT_MEASURED,
         sli_resolution=state.parts.sli.resolution(spec.name),
+        would=state.parts.records.would(spec.name),
         problem="" if present else f"waiting for {f'cgroup {spec.cgroup}' if spec.cgroup else spec.match}",
     )
 

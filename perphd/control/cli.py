@@ -18,6 +18,7 @@ from perphd.control.cli_history import add_history_commands
 from perphd.control.cli_init import add_init_command
 from perphd.control.cli_models import add_model_commands
 from perphd.control.cli_pause import add_pause_commands
+from perphd.control.cli_report import add_report_command
 from perphd.control.cli_shaper import add_shaper_commands
 from perphd.control.cli_sizing import add_sizing_commands
 from perphd.control.cli_store import add_store_commands
@@ -72,6 +73,7 @@ add_shaper_commands(cli)
 add_trial_commands(cli)
 add_history_commands(cli)
 add_usage_profile_commands(cli)
+add_report_command(cli)
 add_model_commands(cli)
 add_calibrate_command(cli)
 

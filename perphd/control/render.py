@@ -357,6 +357,10 @@ def _why(item: WorkloadStatus, now_s: float) -> list[Cell]:
     if item.spec.sli is not None and item.sli_resolution:
         source = f"{item.spec.sli.source}: resolution {item.sli_resolution}"
         lines.append(Styled(f"{' ' * len(item.spec.name)}  {source}", "dim"))
+    if item.mode is Mode.OBSERVE and (would := item.would) is not None:
+        ago = duration(now_s - would.at_s)
+        said = f"observing: {ago} ago it would have done {would.action}: {would.chosen} (perphctl report)"
+        lines.append(Styled(f"{' ' * len(item.spec.name)}  {said}", "cyan"))
     if item.outcome is not None:
         lines.append(
             Styled(f"{' ' * len(item.spec.name)}  last outcome: {_came(item.outcome, now_s)}", "dim")

@@ -27,6 +27,8 @@ class WorkloadStatus:
     ``condition``: of batch what it does (``domain.condition``), of an LRA what its health does not say; ``starved_s``:
     for how long batch has waited for a CPU and got none; ``recent_cores``: its CPU time over the last ten seconds, per
     second.
+    ``sli_resolution``: how often it reports, in words; empty where there is none. ``would``: the last decision in
+    observe that would have changed something.
     """
 
     spec: WorkloadSpec
@@ -47,6 +49,7 @@ class WorkloadStatus:
     condition: str = ""
     starved_s: float = 0.0
     recent_cores: Reading = NOT_MEASURED
+    would: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True)

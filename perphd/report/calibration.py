@@ -1,0 +1,52 @@
+"""From what was observed to what perphd would have achieved: two straight lines and the width of their errors.
+
+The numbers come from ``python -m tools.bench.weeks``: simulated weeks, each lived in observe and in enforce from
+the same seed. The lines are fitted to all of them. The half widths are conformal: all bands of a week together hold
+with probability ``BAND`` for a week that took no part in the fit, whatever the distribution of the errors. That is true
+of hosts like the simulated ones; how far another host differs from them, nobody knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Banded:
+    """A predicted share in % with its band."""
+
+    pct: float
+    low_pct: float
+    high_pct: float
+
+
+BAND: Final = 0.95
+"""Probability that all bands of a report hold, on hosts like the simulated ones."""
+
+RECOVERED: Final = 0.843
+"""Share of the missed time that perphd recovers."""
+OWN_MISS_PCT: Final = 1.2
+"""Time that is missed although nothing was missed in observe: perphd's own steps back."""
+ON_TARGET_HALF_PCT: Final = 41.0
+
+GIVEN: Final = 0.584
+"""Share of its CPU time that batch gives in runs in which an LRA needs protection."""
+OWN_GIVEN_PCT: Final = 3.9
+BATCH_HALF_PCT: Final = 50.8
+
+
+def predicted_on_target(observed_pct: float) -> Banded:
+    """The share of time on target with perphd, from that without."""
+    missed = (1.0 - RECOVERED) * (100.0 - observed_pct) + OWN_MISS_PCT
+    return _banded(100.0 - missed, ON_TARGET_HALF_PCT)
+
+
+def predicted_batch_kept(touched_pct: float) -> Banded:
+    """The share of batch's CPU time that stays, from the share in runs in which an LRA needed protection."""
+    return _banded(100.0 - OWN_GIVEN_PCT - GIVEN * touched_pct, BATCH_HALF_PCT)
+
+
+def _banded(pct: float, half_pct: float) -> Banded:
+    inside = min(100.0, max(0.0, pct))
+    return Banded(inside, max(0.0, pct - half_pct), min(100.0, pct + half_pct))

@@ -1,0 +1,226 @@
+"""The figures of a report.
+
+Problem: in observe, perphd changes nothing, so what it would have achieved can only be predicted.
+
+Approach: time is cut into windows of ten seconds. A window is *on target* if the LRA's delay (without one, its
+work) met the target of the decision in force then. Of the windows that missed it, perphd would have recovered most.
+Batch would have given way in its runs in which an LRA needed protection. How much of both is taken from simulated
+weeks, lived in observe and in enforce from the same seed, and the bands are as wide as the errors there
+(``calibration``, docs/how-to/report.md).
+
+In enforce nothing is predicted: the same figures are what happened.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.domain.decision import Action, Cause, Health
+from perphd.domain.reading import available
+from perphd.domain.workload import Mode
+from perphd.report.calibration import Banded, predicted_batch_kept, predicted_on_target
+from perphd.report.rows import WINDOW_S, Decided, History, Window
+
+STALE_S: Final = 300.0
+"""A target is not older than this: unchanged decisions are stored once a minute."""
+RUNNING_CORES: Final = 0.05
+PLACES: Final = 84
+"""Points of a plot: two hours each in a week."""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """Windows with a known target, and the share of them that met it in %."""
+
+    windows: int
+    pct: float
+
+    @property
+    def hours(self) -> float:
+        """The time that they cover."""
+        return self.windows * WINDOW_S / 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One point of a plot: hours since the start, share of time on target in %, by mode."""
+
+    hours: float
+    observe_pct: float | None
+    enforce_pct: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LraSummary:
+    """One LRA. ``observed`` and ``enforced``: as it was in these modes; ``predicted``: of the observed time with
+    perphd.
+
+    ``acted``: decisions that changed something, or would have, by mode, action and cause. ``degraded``: hours by
+    cause. ``kept``, ``rolled_back``: judged changes in enforce.
+    """
+
+    lra: str
+    observed: Share | None
+    enforced: Share | None
+    predicted: Banded | None
+    acted: tuple[tuple[Mode, Action, Cause, int], ...]
+    degraded: tuple[tuple[Cause, float], ...]
+    kept: int
+    rolled_back: int
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class BatchSummary:
+    """All batch together: mean CPU use in cores, by mode.
+
+    ``touched_pct``: of the CPU time in observe, the share in runs in which an LRA needed protection;
+    ``predicted_pct``: the share that perphd would have left.
+    """
+
+    observed_cores: float | None
+    enforced_cores: float | None
+    touched_pct: float
+    predicted_pct: Banded | None
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything. Times are seconds since the epoch."""
+
+    since_s: float
+    until_s: float
+    lras: tuple[LraSummary, ...]
+    batch: BatchSummary
+
+    @property
+    def is_predicted(self) -> bool:
+        """True if any time was observed."""
+        return any(lra.predicted is not None for lra in self.lras)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    """One window of an LRA with the decision in force: ``met`` is None where nothing is known."""
+
+    at_s: float
+    decided: Decided
+    met: bool | None
+
+
+def summarise(history: History) -> Report:
+    """The figures of everything that was read."""
+    judged = {lra: _judge(history.windows.get(lra, ()), history.decisions[lra]) for lra in history.lras}
+    lras = tuple(_lra(history, lra, judged[lra]) for lra in history.lras)
+    return Report(history.since_s, history.until_s, lras, _batch(history, judged))
+
+
+def _judge(windows: Sequence[Window], decisions: Sequence[Decided]) -> list[_Judged]:
+    found, i = [], -1
+    for window in windows:
+        while i + 1 < len(decisions) and decisions[i + 1].at_s <= window.at_s:
+            i += 1
+        if i >= 0 and window.at_s - decisions[i].at_s <= STALE_S:
+            found.append(_Judged(window.at_s, decisions[i], _met(window, decisions[i])))
+    return found
+
+
+def _met(window: Window, decided: Decided) -> bool | None:
+    """Whether the target was met: not degraded in perphd's judgement then, and the delay within its target."""
+    if decided.health is Health.UNKNOWN:
+        return None
+    if decided.health is Health.DEGRADED:
+        return False
+    if available(decided.target_delay) and available(window.delay):
+        return window.delay <= decided.target_delay
+    return True if available(window.work) else None
+
+
+def _lra(history: History, lra: str, judged: Sequence[_Judged]) -> LraSummary:
+    observed, enforced = (_share(judged, mode) for mode in Mode)
+    acted = Counter(
+        (decided.mode, decided.action, decided.cause)
+        for decided in history.decisions[lra]
+        if decided.action is not Action.HOLD
+    )
+    degraded: Counter[Cause] = Counter()
+    for one in judged:
+        if one.decided.health is Health.DEGRADED:
+            degraded[one.decided.cause] += 1
+    outcomes = [outcome.kept for outcome in history.outcomes if outcome.lra == lra]
+    return LraSummary(
+        lra,
+        observed,
+        enforced,
+        None if observed is None else predicted_on_target(observed.pct),
+        tuple((*key, count) for key, count in acted.most_common()),
+        tuple((cause, count * WINDOW_S / 3600.0) for cause, count in degraded.most_common()),
+        sum(outcomes),
+        len(outcomes) - sum(outcomes),
+        _places(history, judged),
+    )
+
+
+def _share(judged: Sequence[_Judged], mode: Mode) -> Share | None:
+    known = [one.met for one in judged if one.met is not None and one.decided.mode is mode]
+    return Share(len(known), 100.0 * sum(known) / len(known)) if known else None
+
+
+def _places(history: History, judged: Sequence[_Judged]) -> tuple[Place, ...]:
+    size_s = max((history.until_s - history.since_s) / PLACES, WINDOW_S)
+    by_place: dict[int, list[_Judged]] = {}
+    for one in judged:
+        by_place.setdefault(int((one.at_s - history.since_s) // size_s), []).append(one)
+    found = []
+    for place in sorted(by_place):
+        shares = [_share(by_place[place], mode) for mode in Mode]
+        pcts = [None if share is None else share.pct for share in shares]
+        found.append(Place((place + 0.5) * size_s / 3600.0, *pcts))
+    return tuple(found)
+
+
+def _batch(history: History, judged: Mapping[str, Sequence[_Judged]]) -> BatchSummary:
+    modes = {one.at_s: one.decided.mode for ones in judged.values() for one in ones}
+    used: dict[float, float] = defaultdict(float)
+    for name in history.batch:
+        for window in history.windows[name]:
+            if available(window.cores):
+                used[window.at_s] += window.cores * window.covered_s / WINDOW_S
+    totals, times = dict.fromkeys(Mode, 0.0), Counter(modes.values())
+    for at_s, mode in modes.items():
+        totals[mode] += used[at_s]
+    cores = {mode: totals[mode] / times[mode] if times[mode] else None for mode in Mode}
+    predicted, touched_pct = None, 0.0
+    if totals[Mode.OBSERVE] > 0:
+        given = sum(used[at_s] for at_s in _touched(judged, used) if modes[at_s] is Mode.OBSERVE)
+        touched_pct = 100.0 * given / totals[Mode.OBSERVE]
+        predicted = predicted_batch_kept(touched_pct)
+    return BatchSummary(cores[Mode.OBSERVE], cores[Mode.ENFORCE], touched_pct, predicted, history.batch)
+
+
+def _touched(judged: Mapping[str, Sequence[_Judged]], used: Mapping[float, float]) -> set[float]:
+    """Windows in which batch would have given way.
+
+    Protection stays while batch runs, so one window in which an LRA needed protection touches the rest of that run
+    of batch. Runs are divided by windows in which no batch runs.
+    """
+    needed = {
+        one.at_s
+        for ones in judged.values()
+        for one in ones
+        if one.met is False or one.decided.action in (Action.GROW, Action.EXPLORE)
+    }
+    found: set[float] = set()
+    giving = False
+    for at_s in sorted({one.at_s for ones in judged.values() for one in ones}):
+        if used.get(at_s, 0.0) < RUNNING_CORES:
+            giving = False
+            continue
+        giving = giving or at_s in needed
+        if giving:
+            found.add(at_s)
+    return found

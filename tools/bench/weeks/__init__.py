@@ -1,0 +1,1 @@
+"""Is the report right? Short simulated weeks, lived once in observe and once in enforce, from the same seed."""

@@ -1,0 +1,118 @@
+"""The calibration of reports: two straight lines through what weeks showed, and bands that hold for whole weeks.
+
+The lines are least squares. The bands are conformal at the level of the week: its score is the greatest error of any of
+its predictions, in units of that prediction's typical error. Each week is scored with lines that the other weeks gave
+(the jackknife), so the score is that of a week that took no part. The bands are as wide as the score that a share
+``BAND`` of the weeks stays within, counting one more week than there are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from perphd.report.calibration import BAND
+
+_LEAST_PCT: Final = 1.0
+"""A typical error below this is chance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A figure of the observed week, and what it predicts as it was in the enforced week; both in %."""
+
+    observed: float
+    enforced: float
+
+
+@dataclass(frozen=True, slots=True)
+class Week:
+    """One week: time on target of every LRA; batch's touched share of time and the share of CPU time it kept."""
+
+    seed: int
+    on_target: tuple[Pair, ...]
+    batch: Pair | None
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """The constants of ``perphd.report.calibration``."""
+
+    recovered: float
+    own_miss_pct: float
+    on_target_half_pct: float
+    given: float
+    own_given_pct: float
+    batch_half_pct: float
+
+    def holds(self, week: Week) -> bool:
+        """True if every prediction of the week is within its band."""
+        on_target = all(
+            abs(self._on_target(pair.observed) - pair.enforced) <= self.on_target_half_pct
+            for pair in week.on_target
+        )
+        batch = week.batch
+        return on_target and (
+            batch is None or abs(self._kept(batch.observed) - batch.enforced) <= self.batch_half_pct
+        )
+
+    def _on_target(self, observed: float) -> float:
+        return 100.0 - (1.0 - self.recovered) * (100.0 - observed) - self.own_miss_pct
+
+    def _kept(self, touched: float) -> float:
+        return 100.0 - self.own_given_pct - self.given * touched
+
+
+def calibrate(weeks: Sequence[Week]) -> Calibration:
+    """The constants from these weeks."""
+    lines = _lines(weeks)
+    scores = [_score(week, _lines([*weeks[:i], *weeks[i + 1 :]]), lines) for i, week in enumerate(weeks)]
+    width = sorted(scores)[min(len(scores), math.ceil((len(scores) + 1) * BAND)) - 1]
+    (slope, own_miss), on_error = lines.on_target
+    (share, own_given), batch_error = lines.batch
+    return Calibration(1.0 - slope, own_miss, width * on_error, share, own_given, width * batch_error)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """Slope, offset and typical error of what is missed and of what batch gives."""
+
+    on_target: tuple[tuple[float, float], float]
+    batch: tuple[tuple[float, float], float]
+
+
+def _lines(weeks: Sequence[Week]) -> _Lines:
+    missed = [(100.0 - p.observed, 100.0 - p.enforced) for week in weeks for p in week.on_target]
+    given = [(week.batch.observed, 100.0 - week.batch.enforced) for week in weeks if week.batch]
+    return _Lines(_line(missed), _line(given))
+
+
+def _score(week: Week, lines: _Lines, units: _Lines) -> float:
+    """The greatest error of a week by these lines, in units of the typical errors."""
+    slope, own_miss = lines.on_target[0]
+    errors = [
+        abs(slope * (100.0 - p.observed) + own_miss - (100.0 - p.enforced)) / units.on_target[1]
+        for p in week.on_target
+    ]
+    if week.batch:
+        share, own_given = lines.batch[0]
+        error = abs(share * week.batch.observed + own_given - (100.0 - week.batch.enforced))
+        errors.append(error / units.batch[1])
+    return max(errors, default=0.0)
+
+
+def coverage(weeks: Sequence[Week]) -> list[bool]:
+    """For every week, whether the bands hold that all others give."""
+    return [calibrate([*weeks[:i], *weeks[i + 1 :]]).holds(week) for i, week in enumerate(weeks)]
+
+
+def _line(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], float]:
+    """Slope and offset by least squares, and the typical error."""
+    x, y = np.array(points).T
+    slope, offset = np.polyfit(x, y, 1)
+    error = float(np.sqrt(np.mean((slope * x + offset - y) ** 2)))
+    return (float(slope), float(offset)), max(error, _LEAST_PCT)
