@@ -20,7 +20,8 @@ between that and the first bad one, it goes on halving the gap. The crash zone i
 ``SLOWDOWN`` *and* evidence that memory is its cause:
 
     share of time in garbage collection > .7,   or
-    working set > .8 of the limit, and memory pressure or refaults above the pilot's
+    working set > .8 of the limit, and memory pressure above the pilot's that explains the slow-down:
+    at least  EXPLAINED_SHARE (1 - performance / the pilot's);  refaults where the kernel tells no pressure
 
 Neither is enough alone: a full limit is what the search is for, and a neighbour's CPU slows as well. Without a
 witness of memory an epoch decides nothing and the limit stays; so it does without a witness of performance, unless
@@ -49,13 +50,16 @@ FULL_RATIO: Final = 0.8
 STEP: Final = 0.05
 TOLERANCE: Final = 0.08
 LEAST_SAMPLES: Final = 60
-URGENT_SAMPLES: Final = 5
+URGENT_SAMPLES: Final = 8
+"""Right after a limit was lowered the kernel drops some pages that are in use, until it knows them."""
 ATTAINED_RATIO: Final = 1.02
 """Use that stays above the limit by this factor shows that the limit cannot be had."""
 PRESSURE_MARGIN: Final = 0.02
 """Memory pressure (share of time) that is above the pilot's by less than this is the pilot's."""
+EXPLAINED_SHARE: Final = 0.2
+"""Pressure counts all tasks that wait at once, so that it shows a part of the time that is lost to memory."""
 REFAULT_FACTOR: Final = 2.0
-LEAST_REFAULTS_PER_S: Final = 10.0
+LEAST_REFAULTS_PER_S: Final = 100.0
 SAFETY: Final = 0.05
 """The recommendation stands this share above the last good limit."""
 
@@ -286,9 +290,8 @@ def _starved(fit: MemoryFit, epoch: FitEpoch) -> bool | None:
     unseen = None if isinstance(share, Unavailable) else False
     if isinstance(epoch.working_set_bytes, Unavailable) or fit.limit_bytes is None or fit.pilot is None:
         return unseen
-    pressed = _above(
-        fit.pilot.full_pressure_ratio, epoch.full_pressure_ratio, lambda before: before + PRESSURE_MARGIN
-    )
+    margin = max(PRESSURE_MARGIN, EXPLAINED_SHARE * _lost(fit.pilot.performance, epoch.performance))
+    pressed = _above(fit.pilot.full_pressure_ratio, epoch.full_pressure_ratio, lambda before: before + margin)
     refaulting = _above(
         fit.pilot.refaults_per_s,
         epoch.refaults_per_s,
@@ -297,9 +300,17 @@ def _starved(fit: MemoryFit, epoch: FitEpoch) -> bool | None:
     if pressed is None and refaulting is None:
         return unseen
     held = epoch.working_set_bytes
+    short = refaulting if pressed is None else pressed
     if refaulting and not isinstance(epoch.current_bytes, Unavailable):
         held = max(held, epoch.current_bytes)
-    return held > FULL_RATIO * fit.limit_bytes and bool(pressed or refaulting)
+    return held > FULL_RATIO * fit.limit_bytes and bool(short)
+
+
+def _lost(pilot: Reading, now: Reading) -> float:
+    """The share of the pilot's performance that is missing; 0 where nobody knows."""
+    if isinstance(pilot, Unavailable) or isinstance(now, Unavailable) or pilot <= 0:
+        return 0.0
+    return max(0.0, 1.0 - now / pilot)
 
 
 def _above(pilot: Reading, now: Reading, bound: Callable[[float], float]) -> bool | None:

@@ -18,7 +18,7 @@ from perphd.domain.topology import Core, L3Domain, NumaNode, Topology
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
-from perphd.sizing.memory_fit import FitPhase, FitView
+from perphd.sizing.memory_fit import URGENT_SAMPLES, FitPhase, FitView
 
 MIB = 1 << 20
 KNOBS = frozenset({"memory_high_bytes"})
@@ -115,7 +115,7 @@ def test_the_crash_zone_is_left_after_a_few_samples(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.search()
     below = [limit for limit in job.limits if limit is not None and limit < job.need]
-    assert 0 < len(below) <= SKIPPED_SAMPLES + 6
+    assert 0 < len(below) <= SKIPPED_SAMPLES + URGENT_SAMPLES + 1
 
 
 def test_a_witness_that_falls_silent_when_memory_is_short_counts_as_slow(tmp_path: Path) -> None:

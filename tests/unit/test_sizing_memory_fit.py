@@ -113,6 +113,20 @@ def test_a_full_limit_and_pressure_without_a_slow_down_are_no_crash() -> None:
     assert lower.limit_bytes == pytest.approx(0.95 * fit.limit_bytes)
 
 
+def test_pressure_that_does_not_explain_the_slow_down_is_no_evidence() -> None:
+    fit = _searching()
+    slowed = replace(_epoch(fit.limit_bytes, 2e9, slowed=6.0, spiky=True), full_pressure_ratio=0.05)
+    assert evidence(fit, slowed).memory is False
+    assert evidence(fit, replace(slowed, full_pressure_ratio=0.4)).memory is True
+
+
+def test_refaults_decide_where_the_kernel_tells_no_pressure() -> None:
+    fit = _searching()
+    blind = replace(_epoch(fit.limit_bytes, 2e9, slowed=6.0, spiky=True), full_pressure_ratio=NOT_THERE)
+    assert evidence(fit, blind).memory is False
+    assert evidence(fit, replace(blind, refaults_per_s=5000.0)).memory is True
+
+
 @pytest.mark.parametrize(
     "epoch",
     [
