@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
 
 import pytest
@@ -49,4 +50,5 @@ def test_everything_is_given_back_after_a_kill(found: dict[str, dict[str, object
 
 def test_nothing_is_left_of_it(found: dict[str, dict[str, object]]) -> None:
     assert found
-    assert not list(Path("/sys/fs/cgroup").glob("*/perphd-lab-*"))
+    tree = Path("/sys/fs/cgroup")
+    assert not [*tree.glob(f"perphd-lab-*-{os.getpid()}"), *tree.glob(f"*/perphd-lab-*-{os.getpid()}")]
