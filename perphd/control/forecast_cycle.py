@@ -5,6 +5,7 @@ Kept apart from the process around it (``forecast_worker``), so that tests and o
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -26,8 +27,10 @@ from perphd.forecast.following import Followed, choice_score, continued, next_wi
 from perphd.forecast.headroom import MOST_PAIRED, HostOutlook
 from perphd.forecast.host_peaks import HostPeaks
 from perphd.forecast.usage_profile import PodSample, UsageProfile, observed, with_memory
-from perphd.monitor.windows import SERIES, WINDOW_S, StoreWindows
+from perphd.monitor.windows import SERIES, WINDOW_S, SeriesWindows, StoreWindows
 from perphd.sizing.shaper import Resource
+
+log = logging.getLogger("perphd.forecast")
 
 FIRST_S: Final = 12 * 3600.0
 """History that is read at the first start: as many windows as the longest model looks back."""
@@ -94,15 +97,7 @@ class Cycles:
                 windows = each.series[name]
                 if not windows.numbers:
                     continue
-                key = each.workload, name
-                known = self._series.get(key)
-                series = (
-                    started(windows.numbers, windows.values, REPLAYED)
-                    if known is None
-                    else continued(known, windows.numbers, windows.values)
-                )
-                if series is not None:
-                    self._series[key] = series
+                self._take_series((each.workload, name), windows)
         for key in [key for key, series in self._series.items() if series.number < last - FORGET_AFTER]:
             del self._series[key]
         for resource in Resource:
@@ -136,6 +131,21 @@ class Cycles:
             hosts[0].peak, hosts[1].peak, costs.cpu_pct, rss_bytes, problem,
         )  # fmt: skip
         return Forecasts(summary, tuple(workloads), hosts)
+
+    def _take_series(self, key: tuple[str, str], windows: SeriesWindows) -> None:
+        """One series. If its numbers defeat a model, it alone starts again."""
+        known = self._series.pop(key, None)
+        try:
+            series = (
+                started(windows.numbers, windows.values, REPLAYED)
+                if known is None
+                else continued(known, windows.numbers, windows.values)
+            )
+        except (ValueError, ArithmeticError) as exc:  # LinAlgError is a ValueError
+            log.warning("%s %s: its forecasts start again: %r", *key, exc)
+            return
+        if series is not None:
+            self._series[key] = series
 
     def _take_host(
         self, resource: Resource, windows: Mapping[int, Mapping[str, float]],

@@ -206,6 +206,26 @@ def test_a_workload_that_is_off_the_list_is_not_published_and_forgotten_later(
     assert {name for name, _ in worker._cycles.known.series} == {"etl"}
 
 
+def test_a_series_that_defeats_a_model_starts_again_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    store_of(tmp_path / "one.db", 90)
+    cycles = Cycles(Known(), UsageProfile(), "n")
+    found = read_windows(tmp_path / "one.db", 1e6)
+    cycles.take(found, ["db"], REQUESTS)
+    assert len(cycles.known.series) == 3
+
+    def fails(series: Any, numbers: Any, values: Any) -> Any:
+        if series.ladder.values[-1] == pytest.approx(250.0):
+            raise np.linalg.LinAlgError("Singular matrix")
+        return continued(series, numbers, values)
+
+    monkeypatch.setattr("perphd.control.forecast_cycle.continued", fails)
+    cycles.take(found, ["db"], REQUESTS)
+    assert {name for _, name in cycles.known.series} == {"cpu_usage_cores", "memory_working_set_bytes"}
+    assert "db load_per_s: its forecasts start again" in caplog.text
+
+
 def test_a_store_that_cannot_be_read_is_a_published_problem(tmp_path: Path, wall: list[float]) -> None:
     worker = Worker(tmp_path / "none.db", tmp_path / "f", "node1", str(tmp_path))
     worker.cycle([Listed("db", "/app/db", 0, frozenset())])

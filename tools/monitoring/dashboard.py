@@ -193,6 +193,40 @@ ROWS: dict[str, Sequence[Panel]] = {
             (Query(f"perphd_limited{{{_HOST}}}", "{{workload}} {{knob}}"),),
         ),
     ),
+    "Forecasts (with [forecast] enabled)": (
+        Panel(
+            "CPU and its bound", "Use, and the greatest use of the next minute with 99 %.",
+            (
+                Query(f"perphd:workload_cpu_cores:rate5m{{{_HOST}}}", "{{workload}}"),
+                Query(f'perphd_forecast_p99{{{_HOST},series="cpu_usage_cores"}}', "{{workload}} at most"),
+            ),
+            unit="cores",
+        ),
+        Panel(
+            "Working set and its bound", "Use, and the greatest use of the next minute with 99 %.",
+            (
+                Query(f"perphd_workload_memory_working_set_bytes{{{_HOST}}}", "{{workload}}"),
+                Query(
+                    f'perphd_forecast_p99{{{_HOST},series="memory_working_set_bytes"}}', "{{workload}} at most"
+                ),
+            ),
+            unit="bytes",
+        ),
+        Panel(
+            "Peak of the host's CPU use", "Of the next hour, by each predictor and by the one that is picked.",
+            (
+                Query(f'perphd_host_peak{{{_HOST},resource="cpu"}}', "picked"),
+                Query(f'perphd_host_peak_predicted{{{_HOST},resource="cpu"}}', "{{predictor}}"),
+                Query(f"perphd_host_cpus{{{_HOST}}}", "CPUs"),
+            ),
+            unit="cores",
+        ),
+        Panel(
+            "Coverage", "Share of recent values that the 99 % bound covered.",
+            (Query(f"perphd_forecast_covered_ratio{{{_HOST}}}", "{{workload}} {{series}}"),),
+            unit="percentunit", limit=0.99,
+        ),
+    ),
     "perphd itself": (
         Panel(
             "CPU", "Of one CPU.",

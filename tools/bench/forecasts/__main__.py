@@ -1,7 +1,7 @@
 """The forecast report: series forecasters, their ladder, and peak predictors, on generated and public series.
 
 python -m tools.bench.forecasts [--data DIR] [--series 12] [--windows 600] [--longest 2000] [--hosts 4] [--out FILE]
-                                [--seed 20] [--skip 0]
+                                [--seed 20] [--skip 0] [--only models|peaks]
 
 ``--data`` (or PERPHD_DATA) names the folder with nab/, alibaba2018/, google2019/ and azure_traces/; without it the
 generated families alone are measured. On an idle core the whole report takes about ten minutes.
@@ -27,11 +27,17 @@ from perphd.forecast.peaks import PREDICTORS  # noqa: E402
 from tools.bench.forecasts import families, hosts, models  # noqa: E402
 from tools.bench.forecasts.models import K2S, LADDER, Figures  # noqa: E402
 
+THRESHOLDS = (-0.25, -0.10, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+"""Errors at which the distribution is shown."""
+
 
 def main() -> int:
     """Measure and write the report."""
     options = _options()
-    lines = ["# Forecasts, measured", "", *_of_models(options), *_of_peaks(options)]
+    parts = {"models": _of_models, "peaks": _of_peaks}
+    lines = ["# Forecasts, measured", ""]
+    for name, part in parts.items():
+        lines += part(options) if options.only in (None, name) else []
     text = "\n".join(lines) + "\n"
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -56,6 +62,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--skip", type=int, default=0, help="values of a public series that are left out at its start"
     )
+    parser.add_argument("--only", choices=("models", "peaks"), help="one part of the report")
     parser.add_argument("--out", type=Path, help="file of the report")
     options = parser.parse_args()
     if min(options.series, options.hosts) < 1 or min(options.windows, options.longest) <= models.WARM_UP:
@@ -166,17 +173,32 @@ def _of_peaks(options: argparse.Namespace) -> list[str]:
         "| under by > 10 % |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
-    kept = []
+    kept, shares = [], []
     for kind, make in makers.items():
         runs = [hosts.errors_of(make()) for _ in range(options.hosts)]
         for name in PREDICTORS:
             instant = np.concatenate([found[name].instant for found, _ in runs])
             horizon = np.concatenate([found[name].horizon for found, _ in runs])
             lines.append(_peak_row(kind, name, instant, horizon))
-        lines.append(_peak_row(kind, hosts.CHOICE, None, np.concatenate([choice for _, choice in runs])))
+            shares += [_share_row(kind, name, "instant", instant), _share_row(kind, name, "horizon", horizon)]
+        choices = np.concatenate([choice for _, choice in runs])
+        lines.append(_peak_row(kind, hosts.CHOICE, None, choices))
+        shares.append(_share_row(kind, hosts.CHOICE, "horizon", choices))
         kept += [score(choice).under_ratio <= BUDGET for _, choice in runs]
         print(f"{kind}: peak predictors done", file=sys.stderr)
-    return [*lines, "", f"The choice keeps its budget on {sum(kept)} of {len(kept)} hosts."]
+    return [
+        *lines,
+        "",
+        f"The choice keeps its budget on {sum(kept)} of {len(kept)} hosts.",
+        "",
+        "### Distribution of the errors",
+        "",
+        "Share of predictions whose error is at most the column's: what Optum's Fig. 11 draws.",
+        "",
+        "| hosts | predictor | against | " + " | ".join(f"{at:+.0%}" for at in THRESHOLDS) + " |",
+        "| --- | --- | --- |" + " --- |" * len(THRESHOLDS),
+        *shares,
+    ]
 
 
 def _peak_row(kind: str, name: str, instant: Floats | None, horizon: Floats) -> str:
@@ -184,6 +206,11 @@ def _peak_row(kind: str, name: str, instant: Floats | None, horizon: Floats) -> 
     found = score(horizon)
     extremes = f"{found.least_error:+.2f}, {found.greatest_error:+.2f}"
     return f"| {kind} | {name} | {now} | {_spread(horizon)} | {extremes} | {found.under_ratio:.2%} |"
+
+
+def _share_row(kind: str, name: str, against: str, errors: Floats) -> str:
+    cells = " | ".join(f"{np.mean(errors <= at):.1%}" for at in THRESHOLDS)
+    return f"| {kind} | {name} | {against} | {cells} |"
 
 
 def _spread(errors: Floats) -> str:
