@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from perphd.admission import inferer, ladder, outcomes
 from perphd.admission.detector import Target
@@ -17,13 +18,16 @@ from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action
 from perphd.domain.policy import ResPerfModel
 
+SURE_FREE: Final = 2
+"""Steps back that harmed before one that is as good as certain is waited for any longer."""
+
 
 @dataclass(frozen=True, slots=True)
 class GiveBack:
     """What a step back is looked for with.
 
     ``regretted``: allocations that have shown not to be enough and are not tried now; ``stride``: units of cores,
-    ways or throttle that may be given back at once.
+    ways or throttle that may be given back at once; ``harmed``: steps back that proved too much here.
     """
 
     scene: Scene
@@ -31,6 +35,7 @@ class GiveBack:
     target: Target
     regretted: Sequence[Allocation]
     stride: int
+    harmed: int = 0
 
     def smaller(self, assessed: Sequence[Assessed], current: Assessed) -> Assessed | None:
         """The step to take; None: nothing smaller is predicted to keep the target.
@@ -68,7 +73,8 @@ class GiveBack:
         sure = inferer.chance(smaller.prediction, stakes.need, stakes.z) >= inferer.SURE
         waits_s = (0.0, settings.shrink_sure_after_s, settings.shrink_after_s)
         # Where the last step has left more than enough there is no need to look long; there is where some were undone.
-        wait_s = waits_s[(not sure) + (self.stride == 1)] * outcomes.patience(self.regretted)
+        wait_s = waits_s[(not sure) + (self.stride == 1)]
+        wait_s *= outcomes.patience(self.regretted, self.harmed - (SURE_FREE if sure else 0))
         if waited_s < wait_s:
             reason = "more than enough; waiting before a step is given back"
             return Move(Action.HOLD, self.scene.current, reason)

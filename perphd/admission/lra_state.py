@@ -8,15 +8,13 @@ from typing import Final
 
 from perphd.admission import culprit, pregrow, probing
 from perphd.admission.detector import DetectorState, Target, rearm
-from perphd.admission.outcomes import Pending, Regret
+from perphd.admission.outcomes import LOAD_ROSE, Harmed, Pending, Regret, Setting
 from perphd.admission.quarantine import Quarantine
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Health
 from perphd.domain.reading import Reading, available
 from perphd.forecast.load import LoadForecast
 
-LOAD_ROSE: Final = 1.2
-"""Growth of the load that makes what was enough before no measure of what is enough now."""
 LOADS: Final = 5
 """Ticks whose median load is what was asked until now."""
 
@@ -37,7 +35,8 @@ class LraState:
     enough, one after anything else.
     ``moments``: shortfall and batch's samples of the last ticks, to find out who is to blame. ``loads``: what was asked
     of it in the last ticks. ``standing``: of the last sample that was judged. ``chosen``: at the last tick.
-    ``awaited``: the same while its cache and bandwidth wait for their write.
+    ``awaited``: the same while its cache and bandwidth wait for their write. ``gave_back``: under what the last
+    change was made if it was a step back to batch; ``harmed``: steps back that proved too much.
     """
 
     first_seen_s: float
@@ -58,6 +57,8 @@ class LraState:
     standing: Standing | None = None
     chosen: Allocation | None = None
     awaited: Allocation | None = None
+    gave_back: Setting | None = None
+    harmed: Harmed = Harmed()
 
     @classmethod
     def new(cls, now_s: float) -> LraState:
@@ -71,6 +72,7 @@ class LraState:
             detector=replace(rearm(self.detector), health=Health.UNKNOWN),
             regrets=self.regrets,
             quarantine=self.quarantine,
+            harmed=self.harmed,
             forecasts=self.forecasts,
             aside=self.aside,
         )

@@ -46,6 +46,12 @@ _BEFORE_SAMPLES = 3
 REGRET_SLOWS: Final = 2.0
 """For every step back that had to be undone, the next is waited for so many times longer (besides the usual time)."""
 _MOST_REGRETS = 16
+FREE: Final = 4
+"""Steps back that may harm before it is doubted that what looks like slack is any: looking for it costs some."""
+FORGETS: Final = 64.0
+"""Times ``regret_s`` after which a failure that was not repeated is forgotten."""
+LOAD_ROSE: Final = 1.2
+"""Growth of the load that makes what was enough before no measure of what is enough now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,35 +213,113 @@ def is_often_short(scores: Sequence[float], settings: PolicySettings) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class Setting:
+    """Under what something has shown not to be enough: beside which batch (names), and what was asked of the LRA."""
+
+    beside: frozenset[str] = frozenset()
+    load: Reading = NOT_MEASURED
+
+    def resembles(self, other: Setting) -> bool:
+        """True if what was too little under ``other`` is to be expected to be too little here."""
+        return self.beside == other.beside and not self.is_easier(other)
+
+    def is_easier(self, other: Setting) -> bool:
+        """True if clearly less is asked of the LRA than under ``other``."""
+        return available(self.load) and available(other.load) and self.load * LOAD_ROSE < other.load
+
+
+ANYWHERE: Final = Setting()
+
+
+@dataclass(frozen=True, slots=True)
 class Regret:
-    """A step that was too much: nothing that protects no more is tried until ``until_s``."""
+    """A step that was too much: nothing that protects no more is tried until ``until_s`` under a like ``setting``.
+
+    Until ``firm_until_s`` it is barred at less load as well: what comes in bursts comes again.
+    """
 
     allocation: Allocation
     until_s: float
     times: int
+    setting: Setting = ANYWHERE
+    firm_until_s: float = -math.inf
+
+    def bars(self, now_s: float, setting: Setting) -> bool:
+        """True if it is not to be tried now."""
+        easier = now_s >= self.firm_until_s and setting.is_easier(self.setting)
+        return self.until_s > now_s and setting.beside == self.setting.beside and not easier
 
 
 def regret(
-    regrets: tuple[Regret, ...], allocation: Allocation, now_s: float, regret_s: float
+    regrets: tuple[Regret, ...],
+    allocation: Allocation,
+    now_s: float,
+    regret_s: float,
+    setting: Setting = ANYWHERE,
+    stood_s: float = math.inf,
 ) -> tuple[tuple[Regret, ...], float]:
-    """Note that an allocation was not enough. Returns the new list and for how long it is not tried again (s)."""
-    alike = (r for r in regrets if r.allocation == allocation)
-    # Forgiven once it has not been repeated for as long as it was barred.
-    times = 1 + max((r.times for r in alike if now_s < r.until_s + _wait_s(r.times, regret_s)), default=0)
+    """Note that an allocation was not enough. Returns the new list and for how long it is not tried again (s).
+
+    Each time it is twice as long. That nobody tried it for a while does not prove it right: its earlier failures are
+    forgiven after it has stood for as long as it was barred, or after ``FORGETS`` times ``regret_s``.
+
+    Args:
+        regrets: what is known.
+        allocation: what was not enough.
+        now_s: the time, monotonic.
+        regret_s: the shortest time.
+        setting: under what it failed.
+        stood_s: how long it had been in force.
+    """
+
+    def counts(known: Regret) -> bool:
+        alike = known.allocation == allocation or (
+            known.allocation.cpu == allocation.cpu and inferer.asks_no_more(allocation, known.allocation)
+        )
+        wait_s = _wait_s(known.times, regret_s)
+        old = now_s >= known.until_s + FORGETS * regret_s
+        forgiven = old or (now_s >= known.until_s + wait_s and stood_s >= wait_s)
+        return alike and setting.resembles(known.setting) and not forgiven
+
+    times = 1 + max((known.times for known in regrets if counts(known)), default=0)
     wait_s = _wait_s(times, regret_s)
-    others = tuple(r for r in regrets if r.allocation != allocation)[1 - _MOST_REGRETS :]
-    return (*others, Regret(allocation, now_s + wait_s, times)), wait_s
+    same = allocation, setting.beside
+    others = tuple(r for r in regrets if (r.allocation, r.setting.beside) != same)[1 - _MOST_REGRETS :]
+    return (*others, Regret(allocation, now_s + wait_s, times, setting, now_s + regret_s)), wait_s
 
 
 def _wait_s(times: int, regret_s: float) -> float:
     return doubled_s(regret_s, times - 1)
 
 
-def patience(regretted: Sequence[Allocation]) -> float:
-    """How many times longer than usual is waited before a step back, while so many are regretted."""
-    return 1.0 + REGRET_SLOWS * len(regretted)
+@dataclass(frozen=True, slots=True)
+class Harmed:
+    """Steps back to batch that have harmed the LRA: how many, the last one's time (monotonic), and under what."""
+
+    times: int = 0
+    at_s: float = -math.inf
+    setting: Setting = ANYWHERE
+
+    def here(self, now_s: float, setting: Setting, regret_s: float) -> int:
+        """Those that tell something of this setting, and are not forgotten."""
+        recent = now_s < self.at_s + FORGETS * regret_s
+        return self.times if recent and setting.resembles(self.setting) else 0
+
+    def again(self, now_s: float, setting: Setting, regret_s: float) -> Harmed:
+        """After one more."""
+        return Harmed(self.here(now_s, setting, regret_s) + 1, now_s, setting)
 
 
-def alive(regrets: Sequence[Regret], now_s: float) -> tuple[Allocation, ...]:
-    """What is regretted now."""
-    return tuple(r.allocation for r in regrets if r.until_s > now_s)
+def patience(regretted: Sequence[Allocation], harmed: int = 0) -> float:
+    """How many times longer than usual is waited before a step back.
+
+    Args:
+        regretted: what is not to be tried now.
+        harmed: steps back that harmed the LRA here: each one after the first ``FREE`` doubles the wait.
+    """
+    return max(1.0 + REGRET_SLOWS * len(regretted), doubled_s(1.0, harmed - FREE))
+
+
+def alive(regrets: Sequence[Regret], now_s: float, setting: Setting = ANYWHERE) -> tuple[Allocation, ...]:
+    """What is regretted now, as far as it was found under a setting like this one."""
+    return tuple(r.allocation for r in regrets if r.bars(now_s, setting))

@@ -142,9 +142,8 @@ def _infer(
             return _hold(scene, f"best effort: what is in force has the best chance ({stay:.0%}) of all")
     candidates = scene.candidates(assessed, chosen, current)
     hopeless = chosen.prediction.score < measured * HELPED_RATIO and chosen.prediction.lower < 1.0
-    if chosen.allocation == scene.current or (
-        hopeless and not exploring and (scene.current != scene.nothing)
-    ):
+    may_hold = scene.current != scene.nothing or target.reach < 1.0
+    if chosen.allocation == scene.current or (hopeless and not exploring and may_hold):
         open_ = [a for a in assessed if not _barred(a.allocation, plight.regretted)]
         gentle = _gentler(open_, current, measured) if plight.scores else None
         if gentle is not None:

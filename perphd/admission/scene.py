@@ -20,11 +20,12 @@ from perphd.admission.context import (
 )
 from perphd.admission.detector import Target
 from perphd.admission.inferer import Assessed, Knobs
+from perphd.admission.outcomes import Setting
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Candidate
 from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
-from perphd.domain.reading import available, value_or
+from perphd.domain.reading import NOT_MEASURED, available, value_or
 from perphd.domain.sample import Sample, lies_after
 
 SHOWN_CANDIDATES = 8
@@ -98,6 +99,12 @@ class Scene:
     def shield_allocation(self) -> Allocation:
         """The same with the least cache and bandwidth that batch can be kept to."""
         return ladder.strongest(self.probe_allocation(), self.snapshot.host, giving_now(self.snapshot))
+
+    def setting(self) -> Setting:
+        """What holds around the LRA now: the batch that is there, and what is asked of the LRA."""
+        sample = self.view.sample
+        beside = frozenset(view.spec.name for view in batches(self.snapshot) if view.sample is not None)
+        return Setting(beside, sample.load_per_s if sample is not None else NOT_MEASURED)
 
     def is_clean(self) -> bool:
         """True if the sample's whole interval lies after the last change plus the settle time."""

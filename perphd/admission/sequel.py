@@ -55,6 +55,7 @@ def decided(scene: Scene, state: LraState, move: Move, judged: Judgement) -> Lra
     return replace(
         state,
         pending=pending,
+        gave_back=scene.setting() if move.action is Action.SHRINK else None,
         aside=aside,
         scores=(),
         slack_since_s=None,
@@ -155,5 +156,13 @@ def regret(scene: Scene, state: LraState, allocation: Allocation) -> tuple[LraSt
     """The state with an allocation that was not enough, and for how long nothing like it is tried (s)."""
     if not scene.view.enforced:
         return state, 0.0  # what is only watched has shown nothing of what was decided
-    regrets, wait_s = outcomes.regret(state.regrets, allocation, scene.now_s, scene.settings.regret_s)
+    setting, regret_s = scene.setting(), scene.settings.regret_s
+    gave = state.gave_back
+    if gave is not None and allocation == scene.current:
+        # More load, or other batch, is not the doing of what was given back.
+        blame = setting.beside == gave.beside and not rose(setting.load, gave.load)
+        harmed = state.harmed.again(scene.now_s, setting, regret_s) if blame else state.harmed
+        state = replace(state, gave_back=None, harmed=harmed)
+    stood_s = scene.now_s - scene.view.protected_since_s if allocation == scene.current else 0.0
+    regrets, wait_s = outcomes.regret(state.regrets, allocation, scene.now_s, regret_s, setting, stood_s)
     return replace(state, regrets=regrets), wait_s

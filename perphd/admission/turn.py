@@ -194,7 +194,7 @@ class Turn:
             if came.undo is not None:
                 return came.undo
         if judged.verdict.health is Health.DEGRADED:
-            protected = memory.protect(self.scene, alive(self.state.regrets, self.now_s))
+            protected = memory.protect(self.scene, self._regretted)
             if protected is not None:
                 return self._with_regret(protected)
         if self._is_alert() and not self._unadvised and self._foresees_trouble(model):
@@ -221,7 +221,7 @@ class Turn:
         """
         if not pending.unproven:
             return None
-        step = blind.relieve(self.scene, self.target, (), alive(self.state.regrets, self.now_s))
+        step = blind.relieve(self.scene, self.target, (), self._regretted)
         if step is None or step.action is not Action.GROW:
             return None
         self.state = replace(self.state, pending=None)
@@ -262,7 +262,7 @@ class Turn:
         self.state = replace(self.state, slack_since_s=None, stride=1)
         if self._unadvised:
             return self._climb(judged)
-        plight = Plight(judged, self.state.scores, alive(self.state.regrets, self.now_s))
+        plight = Plight(judged, self.state.scores, self._regretted)
         move = self._with_regret(rescue(self.scene, model, self.target, plight))
         return replace(move, reason=why + move.reason)
 
@@ -284,7 +284,7 @@ class Turn:
             return move
         if self.state.pending is None and not self._quarantined:
             step = pregrow.advise(self.scene, model, self.target, perf.load, foreseen)
-            if step is not None and not self._is_regretted(step):
+            if step is not None and step not in self._regretted:
                 return Move(Action.GROW, step, "a load spike is expected: it gets what is idle")
         return (
             self._hold("a load spike is expected: nothing is given back")
@@ -308,7 +308,7 @@ class Turn:
 
     def _climb(self, judged: Judgement) -> Move:
         """A rescue without the model."""
-        barred = alive(self.state.regrets, self.now_s)
+        barred = self._regretted
         if (step := blind.relieve(self.scene, self.target, self.state.scores, barred)) is not None:
             return step
         score = mean(self.state.scores[-5:]) if self.state.scores else value_or(judged.score, 1.0)
@@ -323,19 +323,22 @@ class Turn:
 
     def _descend(self) -> Move:
         """A step back without the model, one rung at a time."""
-        step = quarantine.descend(self.scene, alive(self.state.regrets, self.now_s))
+        step = quarantine.descend(self.scene, self._regretted)
         if step is None:
             return self._hold(f"on target; {self._why_unadvised}, and no rung below is to be tried now")
-        if self._slack_for_s() < self.settings.shrink_after_s:
+        patience = outcomes.patience((), self._harmed)
+        if self._slack_for_s() < self.settings.shrink_after_s * patience:
             return self._hold("more than enough; waiting before a rung is given back")
         return Move(Action.SHRINK, step, "more than enough for long enough: one rung back, without the model")
 
     def _foresees_trouble(self, model: ResPerfModel) -> bool:
         """True if beside so much batch the target has no fair chance: harm is not waited for, only proven absent."""
-        if not (self.settings.precaution and self.view.enforced and self.target.reach >= 1.0):
+        if not (self.settings.precaution and self.view.enforced):
             return False
         here = self.scene.assess_these([self.current], model, self.target)[0]
-        return inferer.chance(here.prediction, 1.0, self.settings.confidence_z) < inferer.FAIR
+        # What is out of reach is no harm: that is to do worse than undisturbed.
+        need = min(1.0, AS_GOOD * self.target.reach)
+        return inferer.chance(here.prediction, need, self.settings.confidence_z) < inferer.FAIR
 
     def _give_back(self, judged: Judgement, model: ResPerfModel) -> Move:
         if judged.verdict.health is not Health.HEALTHY:
@@ -346,8 +349,8 @@ class Turn:
             return self._hold(on_target)
         if self._unadvised:
             return self._descend()
-        stride, regretted = self.state.stride, alive(self.state.regrets, self.now_s)
-        back = GiveBack(self.scene, model, self.target, regretted, stride)
+        stride, regretted = self.state.stride, self._regretted
+        back = GiveBack(self.scene, model, self.target, regretted, stride, self._harmed)
         home = self.state.aside.way_home(self.current)
         if home is not None and not back.is_weaker_than_regretted(home):
             self.state = replace(self.state, aside=self.state.aside.back())
@@ -367,7 +370,7 @@ class Turn:
         self, judged: Judgement, assessed: tuple[Assessed, ...], model: ResPerfModel
     ) -> Move | None:
         """Where all that could be given back is: see ``probing``."""
-        barred, since_s = alive(self.state.regrets, self.now_s), judged.verdict.since_s
+        barred, since_s = self._regretted, judged.verdict.since_s
         known = self.state.aside, self.state.scores
         found = probing.aside(self.scene, model, self.target, assessed, *known, barred, since_s)
         if found is None:
@@ -386,13 +389,20 @@ class Turn:
     def _when_unknown(self, judged: Judgement, perf: Performance) -> Move:
         reason = judged.score.reason if isinstance(judged.score, Unavailable) else ""
         may_probe = not self.target.known and available(perf.work)
-        regretted = alive(self.state.regrets, self.now_s)
+        regretted = self._regretted
         return self._with_regret(
             blind.when_unknown(self.scene, reason, self._unknown_for_s(), may_probe, regretted)
         )
 
-    def _is_regretted(self, allocation: Allocation) -> bool:
-        return allocation in alive(self.state.regrets, self.now_s)
+    @property
+    def _regretted(self) -> tuple[Allocation, ...]:
+        """What has shown not to be enough beside this batch, at no higher load, and is not to be tried yet."""
+        return alive(self.state.regrets, self.now_s, self.scene.setting())
+
+    @property
+    def _harmed(self) -> int:
+        """Steps back to batch that proved too much beside this batch, at no higher load."""
+        return self.state.harmed.here(self.now_s, self.scene.setting(), self.settings.regret_s)
 
     # -- what is remembered -------------------------------------------------------------------------
 

@@ -2,7 +2,7 @@
 
 Batch slows an application down through cache and memory bandwidth alone, by what the control group allows in which
 batch's threads are: the rule of ``tests/rdt/kit/app.py``, on the simulated tree. Each one tells its latency in a
-file, every 0.4 s, with a scatter of 1 %. Its CPU time says nothing, nor do its threads wait.
+file, every 0.4 s, with a scatter of 1 % by default. Its CPU time says nothing, nor do its threads wait.
 """
 
 from __future__ import annotations
@@ -66,9 +66,10 @@ class ContendedHost:
         target_ms: float = TARGET_MS,
         alone_ms: float = ALONE_MS,
         resctrl: bool = True,
+        scatter: float = SCATTER,
         seed: int = 0,
     ) -> None:
-        self.target_ms, self.alone_ms = target_ms, alone_ms
+        self.target_ms, self.alone_ms, self.scatter = target_ms, alone_ms, scatter
         self.apps, self.jobs = tuple(apps), tuple(jobs)
         works: list[Lra | Batch] = [
             Lra(
@@ -175,7 +176,7 @@ class ContendedHost:
 
     def _tell(self) -> None:
         for app in self.apps:
-            took_ms = self.latency_ms(app) * self._random.gauss(1.0, SCATTER)
+            took_ms = self.latency_ms(app) * self._random.gauss(1.0, self.scatter)
             file = self._folder / app.name
             latency = f"latency_p50_ms = {took_ms / 1.6}\nlatency_p95_ms = {took_ms}\n"
             file.with_suffix(".new").write_text(f"work_rate_per_s = 60\nload_per_s = 60\n{latency}")

@@ -74,3 +74,11 @@ async def test_two_applications_on_two_sockets(tmp_path: Path) -> None:
     run = ContendedHost(tmp_path, apps=(LEFT, RIGHT), jobs=HOGS)
     await run.run(1.0 + 2.0 * WITHIN_S)
     assert run.is_kept()
+
+
+async def test_a_step_back_that_has_harmed_is_not_repeated_at_once(tmp_path: Path) -> None:
+    """Readings scatter by 6 %, so that what looks like enough proves too little again and again."""
+    run = ContendedHost(tmp_path, scatter=0.06)
+    await run.run(900.0)
+    late = len(run.changes(600.0))
+    assert late <= 8, f"{late} of {len(run.changes())} changes come after it had ten minutes to learn"

@@ -13,12 +13,15 @@ from perphd.admission.outcomes import (
     MOST_STRIDE,
     PATIENCE,
     Came,
+    Harmed,
     Pending,
+    Setting,
     alive,
     is_no_better,
     is_often_short,
     judge,
     next_stride,
+    patience,
     regret,
     still_short,
     units_between,
@@ -181,3 +184,55 @@ def test_what_nothing_speaks_for_has_its_time_and_stands_only_if_it_helps() -> N
 def test_a_step_of_several_is_taken_back_to_where_the_first_began() -> None:
     assert pending(Action.GROW).origin == DEMOTED
     assert replace(pending(Action.GROW), home=NOTHING).origin == NOTHING
+
+
+def test_a_failure_is_remembered_until_it_has_stood_for_as_long_as_it_was_barred() -> None:
+    """That nobody tried it proves nothing."""
+    regrets, _ = regret((), CONFINED, 0.0, 60.0)
+    assert regret(regrets, CONFINED, 600.0, 60.0, stood_s=20.0)[1] == 120.0
+    assert regret(regrets, CONFINED, 600.0, 60.0, stood_s=60.0)[1] == 60.0
+    assert regret(regrets, CONFINED, 600.0 + 64 * 60.0, 60.0, stood_s=20.0)[1] == 60.0, "programs change"
+
+
+def test_less_of_what_failed_has_failed_as_well() -> None:
+    held = replace(CONFINED, llc_ways=5)
+    regrets, _ = regret((), held, 0.0, 60.0)
+    assert regret(regrets, replace(held, llc_ways=4), 70.0, 60.0)[1] == 120.0
+    assert regret(regrets, replace(held, llc_ways=6), 70.0, 60.0)[1] == 60.0
+
+
+NO_LOAD = Unavailable("a closed loop")
+
+
+@pytest.mark.parametrize(
+    ("then", "now", "holds"),
+    [
+        (Setting(frozenset("a"), 100.0), Setting(frozenset("a"), 100.0), True),
+        (Setting(frozenset("a"), 100.0), Setting(frozenset("a"), 150.0), True),
+        (Setting(frozenset("a"), 100.0), Setting(frozenset("a"), 80.0), False),  # much less is asked of it
+        (Setting(frozenset("a"), NO_LOAD), Setting(frozenset("a"), 80.0), True),
+        (Setting(frozenset("a"), 100.0), Setting(frozenset("ab"), 100.0), False),  # beside other batch
+        (Setting(frozenset("ab"), 100.0), Setting(frozenset("a"), 100.0), False),
+    ],
+)
+def test_what_failed_is_barred_beside_the_same_batch_at_no_lower_load(
+    then: Setting, now: Setting, holds: bool
+) -> None:
+    regrets, _ = regret((), CONFINED, 0.0, 60.0, then)
+    regrets, _ = regret(regrets, CONFINED, 1.0, 60.0, then)
+    assert alive(regrets, 70.0, now) == ((CONFINED,) if holds else ())
+    bursts = then.beside == now.beside
+    assert alive(regrets, 50.0, now) == ((CONFINED,) if bursts else ()), "at first it is barred at any load"
+    regrets, _ = regret((), CONFINED, 0.0, 60.0, then)
+    assert regret(regrets, CONFINED, 70.0, 60.0, now, 1.0)[1] == (120.0 if holds else 60.0)
+    assert Harmed().again(0.0, then, 60.0).here(10.0, now, 60.0) == int(holds)
+
+
+def test_steps_back_that_harm_again_and_again_double_the_wait_for_the_next() -> None:
+    here, harmed, waits = Setting(frozenset("a")), Harmed(), []
+    for n in range(13):
+        harmed = harmed.again(10.0 * n, here, 60.0)
+        waits.append(patience((), harmed.here(10.0 * n, here, 60.0)))
+    assert waits == [1.0] * 4 + [2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 64.0, 64.0, 64.0]
+    assert harmed.here(120.0 + 64 * 60.0, here, 60.0) == 0
+    assert patience((CONFINED,), 5) == 3.0
