@@ -23,6 +23,7 @@ WATCHED_S = 30.0
 CLOSE = 0.1
 SCORES: dict[str, float] = {}
 """Of the application in some scenes: its objective over what it had."""
+CLOSELY = 0.97
 UNSEEN_ROUNDS = 4
 """A mount is seen in the round after it, and measured in the next; a slow machine takes a round or two to look."""
 
@@ -61,8 +62,8 @@ def test_mounted_late(enforcing: Bed) -> None:
     assert not any(before[name][0] for name in before if name.startswith("resctrl."))
     assert not isinstance(bed.workload("app")["sample"]["llc_occupancy_bytes"], float)
     assert not bed.is_protected(), "batch must slow the application down for this to say anything"
-    mounted_s = bed.now_s()
     bed.mount()
+    mounted_s = bed.now_s()
     bed.wait_until(bed.is_narrowed, "resctrl that was mounted late was not used")
     bed.wait_for_protection("by resctrl that was mounted late")
     unseen = bed.rounds_without_occupancy("app", mounted_s)
@@ -101,6 +102,14 @@ def test_samples_say_what_the_kernel_counts(scene: Bed) -> None:
         print(f"{name}: {said / moved:.3f} of the kernel's bytes, {shown / held:.3f} of its occupancy")
         assert said == pytest.approx(moved, rel=CLOSE), f"{name}: bandwidth"
         assert shown == pytest.approx(held, rel=CLOSE), f"{name}: occupancy"
+
+
+def test_status_shows_the_samples_that_are_stored(scene: Bed) -> None:
+    shown = {one["spec"]["name"]: one["sample"] for one in scene.status()["workloads"]}
+    for name in ("app", "hog"):
+        at_s, interval_s = shown[name]["at_s"], shown[name]["interval_s"]
+        stored = scene.samples(name, at_s - interval_s - 0.001, at_s + 0.001)
+        assert {key: shown[name][key] for key in stored[-1]} == stored[-1]
 
 
 def at(rows: list[tuple[float, int, int]], when_s: float) -> tuple[float, float]:
@@ -290,4 +299,5 @@ def test_code_and_data_prioritisation(scene: Bed) -> None:
     finally:
         scene.remount()
     print(", ".join(f"score {found:.2f} {name}" for name, found in SCORES.items()))
-    assert SCORES["cdp"] >= SCORES.get("plain", SCORES["cdp"]) / 1.15, SCORES
+    # What is beyond the objective batch gets back, sooner or later.
+    assert min(SCORES["cdp"], 1.0) >= CLOSELY * min(SCORES.get("plain", 1.0), 1.0), SCORES
