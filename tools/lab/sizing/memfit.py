@@ -4,7 +4,7 @@ Needs root and the memory controller on cgroup v2. Every case is a process with 
 and a perphd that searches its limit:
 
 - ``file``: pages of a file, which the kernel drops and reads again;
-- ``hog``: the same beside a process for each CPU that takes all of it, from the pilot's end on;
+- ``hog``: the same, and from the pilot's end on, for a minute, a process for each CPU that takes all of it;
 - ``anon``: memory of its own; with swap it is a search like the others, without swap it ends at what is used;
 - ``java``: a JVM that uses all of a heap of a fixed size (--java names the program, --classes holds Hold.class).
 
@@ -34,6 +34,7 @@ CASES: Final = ("file", "hog", "anon", "java")
 AFTER_S: Final = 20.0
 PATIENCE_S: Final = 3600.0
 SETTLED_S: Final = 240.0
+HOG_S: Final = 60.0
 MIB: Final = 1 << 20
 _CONFIG: Final = """
 [[lra]]
@@ -117,7 +118,7 @@ def _search(case: str, daemon: Daemon, tree: Tree) -> list[dict[str, Any]]:
     """Every change of the search, until it has converged."""
     steps: list[dict[str, Any]] = []
     hogs: list[subprocess.Popen[bytes]] = []
-    began_s = time.monotonic()
+    began_s, hogs_began_s = time.monotonic(), None
     try:
         while time.monotonic() - began_s < PATIENCE_S:
             answer = daemon.ask("memfit")
@@ -133,16 +134,24 @@ def _search(case: str, daemon: Daemon, tree: Tree) -> list[dict[str, Any]]:
                 print(f"{case} {now['at_s']:6.0f} s  {now['phase']:<9} {line}", flush=True)
             if now.get("phase") == "converged":
                 return steps
-            if case == "hog" and now.get("phase") == "search" and not hogs:
+            if case == "hog" and now.get("phase") == "search" and hogs_began_s is None:
+                hogs_began_s = time.monotonic()
                 hogs = [
                     tree.start("hog", [sys.executable, "-S", "-c", _SPIN]) for _ in range(os.cpu_count() or 1)
                 ]
+            if hogs and hogs_began_s is not None and time.monotonic() - hogs_began_s > HOG_S:
+                _end(hogs)
             time.sleep(0.3)
     finally:
-        for hog in hogs:
-            hog.kill()
-            hog.wait()
+        _end(hogs)
     raise LabError(f"{case}: the search has not converged after {PATIENCE_S:.0f} s")
+
+
+def _end(hogs: list[subprocess.Popen[bytes]]) -> None:
+    while hogs:
+        hog = hogs.pop()
+        hog.kill()
+        hog.wait()
 
 
 def _pressure(tree: Tree) -> float:
