@@ -191,7 +191,7 @@ def build_agent(
     links = LinkLoad(fs)
     tap = RoundTap(policy if policy is not None else POLICIES[config.daemon.policy](config))
     bounds = _actuators(fs, config.daemon.state_dir)
-    forecasts = _forecasts(config, records) if kept is not None and clock is not None else None
+    forecasts = _forecasts(config, records, clock, kept) if clock is not None else None
     parts = Parts(
         topology=topology,
         processors=processors,
@@ -359,8 +359,14 @@ def _models(
     )  # fmt: skip
 
 
-def _forecasts(config: Config, records: Records) -> Forecasts | None:
+def _forecasts(
+    config: Config, records: Records, clock: Callable[[], float], kept: Store | None
+) -> Forecasts | None:
     if not config.forecast.enabled:
+        return None
+    if kept is None:
+        text = "no forecasts: they are made from the store; set enabled = true in [store] and restart perphd"
+        records.problem("forecast", text, clock())
         return None
     folder = Path(config.daemon.state_dir).absolute() / "forecast"
     store = str(Path(config.store_path).absolute())

@@ -126,7 +126,7 @@ class Forecasts:
         if self._pid is None:
             return
         until = time.monotonic() + SAVES_WITHIN_S
-        while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+        while self._reaped() is None:
             if time.monotonic() >= until:
                 os.kill(self._pid, signal.SIGKILL)  # it is not reaped yet, so the number is still its own
                 os.waitpid(self._pid, 0)
@@ -146,9 +146,14 @@ class Forecasts:
         with contextlib.suppress(OSError):  # over the user's limit on pipes: the rest goes with the next tick
             fcntl.fcntl(self._pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
         future: Future[int] = Future()
+        try:
+            # Thread.start() would wait until the kernel has run the new thread once, which takes long on a full host.
+            _thread.start_new_thread(self._spawn, (future, reading))
+        except RuntimeError as exc:  # TasksMax= of the service, for one
+            os.close(reading)
+            self._failed(now_s, f"it cannot be started: {exc}")
+            return
         self._starting = future
-        # Thread.start() would wait until the kernel has run the new thread once; that may be long on a full machine.
-        _thread.start_new_thread(self._spawn, (future, reading))
 
     def _spawn(self, future: Future[int], reading: int) -> None:
         """Runs in a thread: the child's exec(2) may have to wait for a processor."""
@@ -167,13 +172,21 @@ class Forecasts:
             os.close(reading)
 
     def _has_ended(self, now_s: float) -> bool:
-        assert self._pid is not None
-        found, status = os.waitpid(self._pid, os.WNOHANG)
-        if not found:
+        ended = self._reaped()
+        if ended is None:
             return False
         self._pid = None
-        self._failed(now_s, f"it ended with status {os.waitstatus_to_exitcode(status)}; the log says why")
+        self._failed(now_s, f"it ended with {ended}; the log says why")
         return True
+
+    def _reaped(self) -> str | None:
+        """How it ended; None while it runs."""
+        assert self._pid is not None
+        try:
+            found, status = os.waitpid(self._pid, os.WNOHANG)
+        except ChildProcessError:
+            return "an unknown status"
+        return f"status {os.waitstatus_to_exitcode(status)}" if found else None
 
     def _failed(self, now_s: float, why: str) -> None:
         self._close_pipe()

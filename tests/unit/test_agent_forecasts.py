@@ -98,6 +98,26 @@ def test_one_that_dies_is_a_problem_and_starts_again_after_a_growing_pause(tmp_p
         until(lambda: not stepped(found, FIRST_PAUSE_S) and "in 120 s" in "".join(records.problems))
 
 
+def test_one_that_somebody_else_reaped_has_ended(tmp_path: Path) -> None:
+    with worker(tmp_path, DIES) as (found, records, _):
+        until(lambda: stepped(found, 0.0))
+        assert found._pid is not None
+        os.waitpid(found._pid, 0)
+        found.step(1.0, lambda: ROSTER)
+        assert "ended with an unknown status" in records.problems[0]
+
+
+def test_without_a_thread_the_loop_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> int:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("perphd.agent.forecasts._thread.start_new_thread", full)
+    with worker(tmp_path, ECHO) as (found, records, _):
+        found.step(0.0, lambda: ROSTER)
+        assert "can't start new thread" in records.problems[0]
+        found.step(1.0, lambda: ROSTER)
+
+
 def test_a_program_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
     records = Records(None, time.time)
     found = Forecasts(tmp_path / "forecast", ("store",), records, ("/nowhere/python",))
@@ -170,6 +190,9 @@ def test_it_is_off_unless_configured_with_a_store_and_a_clock(
         if not there:
             assert agent.forecasts() == Unavailable(FORECASTS_OFF)
             assert agent.status().forecast is None
+        assert any("set enabled = true in [store]" in text for text in agent.status().problems) is (
+            enabled and clock and not store
+        )
     finally:
         for part in agent._state.parts.owned:
             part.close()
