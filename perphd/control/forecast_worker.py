@@ -37,6 +37,8 @@ from perphd.sizing.shaper import Resource
 log = logging.getLogger("perphd.forecast")
 
 NICENESS: Final = 19
+OOM_SCORE: Final = 500
+"""The daemon's own score, which the worker would inherit, protects it almost fully."""
 SAVE_EVERY_S: Final = 1800.0
 """What is lost with a worker that is killed is read from the store again."""
 READ_BYTES: Final = 1 << 20
@@ -159,14 +161,11 @@ def lines_of(descriptor: int, pending: bytes = b"") -> tuple[bytes | None, bytes
 def main(arguments: Sequence[str]) -> int:
     """Run until standard input ends. Raises PerphError, OSError."""
     logging.basicConfig(stream=sys.stderr, format="%(message)s", level=logging.INFO)
-    for number in (
-        signal.SIGTERM,
-        signal.SIGINT,
-    ):  # systemd signals all of a service; the end of input ends it
+    # systemd signals all processes of a service; the end of its input ends this one.
+    for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")  # no file system is kept busy
-    with contextlib.suppress(OSError):  # a service's system call filter may refuse it
-        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    give_way()
     store, folder, node, *root = arguments
     worker = Worker(Path(store), Path(folder), node, *root)
     pending = b""
@@ -176,6 +175,14 @@ def main(arguments: Sequence[str]) -> int:
             worker.save()
             return 0
         worker.cycle(parse_roster(line))
+
+
+def give_way() -> None:
+    """Run when nobody else wants to, and be killed before the daemon where memory runs out."""
+    with contextlib.suppress(OSError):  # a service's system call filter may refuse it
+        os.setpriority(os.PRIO_PROCESS, 0, NICENESS)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text(f"{OOM_SCORE}\n")
 
 
 def _rss_bytes() -> Reading:

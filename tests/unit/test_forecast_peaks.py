@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import numpy as np
@@ -26,7 +27,9 @@ from perphd.forecast.usage_profile import (
     KEPT_PERIODS,
     PodSample,
     UsageProfile,
+    as_record,
     effective_ratio,
+    from_record,
     memory_ratio,
     merged,
     observed,
@@ -154,6 +157,11 @@ def test_merging_is_commutative_associative_and_idempotent(
     assert merged([merged([a, b]), c]) == merged([a, merged([b, c])])
     assert merged([a, b, b, a]) == merged([merged([a, b]), a]) == merged([a, b])
     assert merged([a]) == a
+
+
+@given(profiles())
+def test_a_profile_that_was_written_is_read_again(profile: UsageProfile) -> None:
+    assert from_record(json.loads(json.dumps(as_record(profile)))) == profile
 
 
 # --- back-test --------------------------------------------------------------------------------------------------

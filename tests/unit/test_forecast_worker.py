@@ -301,6 +301,15 @@ def test_the_newest_line_counts_and_the_end_ends_it(tmp_path: Path) -> None:
     ]
 
 
+def test_the_process_gives_way_to_everybody() -> None:
+    code = (
+        "import os; from perphd.control.forecast_worker import give_way; give_way();"
+        "print(os.getpriority(os.PRIO_PROCESS, 0), open('/proc/self/oom_score_adj').read())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=120, check=True)
+    assert done.stdout.split() == [b"19", b"500"]
+
+
 def test_the_process_serves_a_line_and_saves_at_the_end_of_its_input(tmp_path: Path) -> None:
     store_of(tmp_path / "perphd.db", LEAST_WINDOWS + 5)
     command = [sys.executable, "-m", "perphd.control.forecast_worker", str(tmp_path / "perphd.db"),
