@@ -61,7 +61,7 @@ RULES = (
     "What makes perphd run or read something with its own rights (sli sources command and file, password_file, "
     "version_from with a file) stands in a file of the configuration, or is added by root: the control API refuses it "
     "from others, members of the admin group too.",
-    'Sizes are texts such as "512M": a whole number, optionally with K, M, G or T (powers of 1024).',
+    'Sizes are texts such as "512M": a whole number, optionally with K, M, G or T (powers of 1024; also Ki, KiB ...).',
     f"Workloads added with perphctl are kept in STATE_DIR/{RUNTIME_FILE}, in the same form; a declared workload "
     "of the same name or cgroup wins over one added there.",
     "Check a file with perphctl config check FILE; let a running daemon read it again with perphctl reload "

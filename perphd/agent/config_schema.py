@@ -337,7 +337,7 @@ _KINDS: Mapping[str, _Text] = {
     "text": _Text(_printable, "text without control characters"),
     "size": _Text(
         parse_size_bytes,
-        'a whole number in quotes, optionally followed by K, M, G or T (powers of 1024), e.g. "512M"',
+        'a whole number in quotes, optionally followed by K, M, G or T (powers of 1024; also Ki, KiB ...), e.g. "512M"',
     ),
     "path": _Text(_path, "an absolute path without '..'"),
     "optional-path": _Text(_optional_path, "an absolute path without '..', or \"\" for the default"),

@@ -13,6 +13,7 @@ from perphd.domain.event import Event, EventKind
 from perphd.domain.host_account import HostAccount, mean_account
 from perphd.domain.plan import ChangeSet, Write
 from perphd.domain.sample import Sample
+from perphd.domain.status import Change
 from perphd.domain.workload import Mode
 from perphd.monitor.store import Store
 
@@ -26,6 +27,8 @@ REMIND_S = 3600.0
 """A problem that goes on is logged again after so long."""
 QUIET_S = 60.0
 """Moves of one kind that are only observed are logged again after so long if they lead elsewhere."""
+KEPT_CHANGES = 32
+"""Changes of protection kept for the status."""
 KEPT_LEFT = 64
 """Problems that workloads left behind and that may never be solved: so many, the newest, are shown."""
 QUEUED_EVENTS = 256
@@ -66,6 +69,7 @@ class Records:
         self._observed: dict[str, Decision] = {}
         self._would: dict[str, Decision] = {}
         self._left: dict[str, None] = {}
+        self._moved: deque[Change] = deque(maxlen=KEPT_CHANGES)
         self._accounts: list[HostAccount] = []
 
     # -- taking -------------------------------------------------------------------------------------
@@ -176,6 +180,10 @@ class Records:
         store = self._store.problem if self._store is not None else None
         return (*self._problems.values(), *((store,) if store else ()))
 
+    def changes(self, limit: int) -> tuple[Change, ...]:
+        """The last changes of protection, newest first; in mode observe those that would have been made."""
+        return tuple(list(self._moved)[: -limit - 1 : -1])
+
     def last_decision(self, workload: str) -> Decision | None:
         """The newest decision about this LRA."""
         last = self._last.get(workload)
@@ -240,7 +248,10 @@ class Records:
         else:
             would = "" if enforced else "would "
             text = f"{would}{decision.action}: {decision.current} -> {decision.chosen}; {decision.reason}"
-            level = logging.INFO if enforced or self._is_news(decision) else logging.DEBUG
+            is_news = enforced or self._is_news(decision)
+            level = logging.INFO if is_news else logging.DEBUG
+            if is_news:
+                self._moved.append(_change_of(decision))
         fields = {
             "event": EventKind.DECISION,
             "workload": decision.workload,
@@ -262,6 +273,18 @@ class Records:
         if news:
             self._observed[decision.workload] = decision
         return news
+
+
+def _change_of(decision: Decision) -> Change:
+    return Change(
+        decision.at_s,
+        decision.workload,
+        decision.action,
+        decision.current,
+        decision.chosen,
+        decision.mode,
+        decision.reason,
+    )
 
 
 def _same(a: Decision, b: Decision) -> bool:

@@ -18,6 +18,8 @@ from perphd.domain.sample import Quality, Sample
 from perphd.domain.status import AgentStatus, DetectorTest, WorkloadStatus
 from perphd.domain.workload import Kind, Mode, WorkloadSpec
 
+SHOWN_CHANGES = 5
+"""The last changes that the status shows."""
 _BATCH = Unavailable("batch is not judged")
 
 
@@ -41,21 +43,16 @@ def status_of(state: State, modes: Modes) -> AgentStatus:
         journal_entries=state.parts.executor.journal_entries,
         cost=state.cost.cost(),
         problems=(*state.config.warnings, *records.problems, *_untrue(state.detector_test)),
-        notes=(*_closed(state), *counting.notes(state, modes)),
+        notes=(*counting.notes(state, modes),),
         detector_test=state.detector_test,
+        changes=records.changes(SHOWN_CHANGES),
+        window="" if state.parts.window.is_open() else state.config.window.allow,
         configured_mode=state.config.daemon.mode,
         pauses=state.parts.pauses.all(),
         host=state.account,
         forecast=None if state.parts.forecasts is None else state.parts.forecasts.summary(),
         trial=state.parts.trials.status(),
     )
-
-
-def _closed(state: State) -> tuple[str, ...]:
-    if state.parts.window.is_open():
-        return ()
-    allow = state.config.window.allow
-    return (f"the change window is closed ({allow}): LRAs' own settings stay as they are, nothing is tried",)
 
 
 def _untrue(test: DetectorTest | None) -> tuple[str, ...]:

@@ -27,6 +27,7 @@ from perphd.control.cli_trial import add_trial_commands
 from perphd.control.cli_usage_profile import add_usage_profile_commands
 from perphd.control.cli_workloads import add_workload_commands
 from perphd.control.client import SOCKET_VARIABLE, NotPermitted, Unreachable
+from perphd.domain.errors import ParseError
 from perphd.domain.utf8 import print_any
 
 if TYPE_CHECKING:
@@ -79,16 +80,19 @@ add_calibrate_command(cli)
 
 
 @command(cli)
-def status(out: Out) -> None:
-    """Show what the daemon sees and does now."""
+@click.option(
+    "-v", "--verbose", is_flag=True, help="With reasons, memory, cache and disk, and perphd's own cost."
+)
+def status(out: Out, verbose: bool) -> None:
+    """Show the host, LRAs, batch, changes, and what needs you."""
     data = out.client.get("status")
 
     def parts() -> Any:
-        from perphd.control.render import status_parts
+        from perphd.control.render_status import status_parts
         from perphd.control.wire import decode
         from perphd.domain.status import AgentStatus
 
-        return status_parts(decode(AgentStatus, data), data["clock"]["monotonic_s"])
+        return status_parts(decode(AgentStatus, data), data["clock"]["monotonic_s"], verbose)
 
     out.show(data, parts)
 
@@ -112,13 +116,24 @@ def top(out: Out, interval_s: float, count: int | None) -> None:
 
 @command(cli)
 @click.option("--local", is_flag=True, help="Look with this user's rights, do not ask the daemon.")
+@click.option(
+    "--require",
+    metavar="NAME,...",
+    default="",
+    help="Exit with 1 unless all of these can be protected: cpu, memory, cache, bandwidth, counters.",
+)
 @_host_of
-def doctor(out: Out, local: bool, config_path: str) -> None:
+def doctor(out: Out, local: bool, require: str, config_path: str) -> None:
     """Show what this host can measure and enforce.
 
-    Below that: what each absence costs, and how to get it. The daemon is asked if it runs: it may see more than
-    this user.
+    A verdict in one line, then the capabilities, what each absence costs, and how to get it. The daemon is asked if it
+    runs: it may see more than this user. For fleets: perphctl doctor --require cpu,memory
     """
+    from perphd.control.verdict import PROTECTIONS, missing
+
+    required = tuple(name.strip() for name in require.split(",") if name.strip())
+    if unknown := [name for name in required if name not in PROTECTIONS]:
+        raise click.UsageError(f"--require: {unknown[0]!r} is none of {', '.join(PROTECTIONS)}")
     from perphd.control.render import doctor_parts
     from perphd.control.wire import decode, encode
     from perphd.domain.capability import Capability
@@ -158,8 +173,13 @@ def doctor(out: Out, local: bool, config_path: str) -> None:
             decode(tuple[Capability, ...], data["capabilities"], "capabilities"),
             decode(Topology, data["topology"], "topology"),
             seen_by,
+            data.get("limitations", ()),
         ),
     )
+    absent = missing(decode(tuple[Capability, ...], data["capabilities"], "capabilities"), required)
+    if absent:
+        click.echo(f"perphctl: this host cannot protect {', '.join(absent)}, or only in part", err=True)
+        raise SystemExit(EXIT_FAILED)
 
 
 @command(cli)
@@ -208,7 +228,10 @@ def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose:
 
     moment = None
     if at is not None:
-        moment = f"{parse_at(at, datetime.datetime.now().astimezone()):.3f}"
+        try:
+            moment = f"{parse_at(at, datetime.datetime.now().astimezone()):.3f}"
+        except ParseError as exc:
+            raise click.UsageError(f"--at: {exc}") from exc
     data = out.client.get("explain", workload=workload, at=moment, limit=limit or REMEMBERED)
     decisions = decode(tuple[Decision, ...], data["decisions"], "decisions")
     after = decode(tuple[Aftermath, ...], data.get("aftermath", []), "aftermath")
@@ -379,29 +402,21 @@ def show(out: Out) -> None:
 @click.option("--all", "everything", is_flag=True, help="Also those without processes.")
 @_host_of
 def groups(out: Out, limit: int, everything: bool, config_path: str) -> None:
-    """List the host's control groups.
+    """List the host's control groups and what runs in them.
 
-    These are what can be declared as workloads.
+    With the line to paste into a configuration for each.
+
+    The host is the running daemon's, else the one that the configuration names. CPU use is measured over half a second.
     """
-    from perphd.control.table import table
+    from perphd.control.groups import group_parts, rows_of, usage
     from perphd.host.catalogue import list_cgroups
     from perphd.host.cgroup.hierarchy import discover
 
-    fs, _ = _host(config_path)
-    found = [item for item in list_cgroups(fs, discover(fs), limit) if everything or item.populated]
-    data = [
-        {
-            "path": item.path,
-            "populated": item.populated,
-            "processes": item.processes,
-            "container": item.label,
-        }
-        for item in found
-    ]
-    rows = [(item.path, str(item.processes), item.label) for item in found]
-    out.show(
-        {"cgroups": data}, lambda: [table("", ("CGROUP", "PROCESSES", "POD OR CONTAINER"), rows, right=(1,))]
-    )
+    fs, root = _host_of_daemon(out, config_path)
+    hierarchies = discover(fs)
+    found = [item for item in list_cgroups(fs, hierarchies, limit) if everything or item.populated]
+    rows = rows_of(found, {} if root else usage(fs, hierarchies))
+    out.show({"cgroups": rows}, lambda: group_parts(rows))
 
 
 def _mode_answer(answer: dict[str, Any]) -> list[str]:
@@ -413,6 +428,20 @@ def _mode_answer(answer: dict[str, Any]) -> list[str]:
     if answer["paused"] and wanted == "enforce":
         said.append("A pause is in force, so nothing is written until it ends: perphctl resume")
     return said
+
+
+def _host_of_daemon(out: Out, config_path: str) -> tuple[RealFs, str]:
+    """The files of the host that the running daemon controls; of the configured one if no daemon may be asked."""
+    from perphd.host.fs import RealFs
+
+    try:
+        host = out.client.get("config")["host"]
+    except (Unreachable, NotPermitted):
+        return _host(config_path)
+    if host["kind"] == "simulated":
+        out.warn(("the daemon's host is simulated and has no files; these are the groups of this machine",))
+        return _host(config_path)
+    return RealFs(host["root"]), host["root"]
 
 
 def _host(config_path: str) -> tuple[RealFs, str]:

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import click
 
 from perphd.control.client import SOCKET_VARIABLE, Client, NotPermitted, Refused, Unreachable, socket_path
+from perphd.control.published import published
 from perphd.control.table import Part, plain, print_parts
 from perphd.domain.errors import ConfigError, Denied, PerphError
 
@@ -53,7 +54,7 @@ class Out:
     def show(self, data: Any, parts: Callable[[], Iterable[Part]]) -> None:
         """Print ``data`` as JSON if that was asked for, else ``parts``."""
         if self.as_json:
-            click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+            click.echo(json.dumps(published(data), indent=2, ensure_ascii=False))
         elif sys.stdout.isatty():
             from rich.console import Console
 
@@ -64,7 +65,7 @@ class Out:
     def say(self, data: Any, *sentences: str) -> None:
         """Print ``data`` as JSON if that was asked for, else the sentences."""
         if self.as_json:
-            click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+            click.echo(json.dumps(published(data), indent=2, ensure_ascii=False))
         else:
             for sentence in sentences:
                 click.echo(sentence)

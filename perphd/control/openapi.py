@@ -139,7 +139,8 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         "Who is looked after, as declared", _of(workloads={"type": "array", "items": _NAMED})
     ),
     ("GET", "/v1/doctor"): Operation(
-        "What the host can do", {"capabilities": tuple[Capability, ...], "topology": Topology}
+        "What the host can do",
+        {"capabilities": tuple[Capability, ...], "topology": Topology, "limitations": tuple[str, ...]},
     ),
     ("GET", "/v1/explain"): Operation(
         "The latest decisions about an LRA, or those that changed a batch workload, newest first",

@@ -1,4 +1,4 @@
-"""The account of the host in one line. Pure functions of domain values."""
+"""The account of the host in a few lines. Pure functions of domain values."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ PARTS = ("lras", "batch", "undeclared", "kernel", "steal", "idle")
 """Fields of ``CpuAccount`` that add up to its capacity."""
 
 
-def host_line(account: HostAccount) -> str:
-    """``host: 1.9 of 2 CPUs busy: LRAs 0.4, batch 0, undeclared 1.4 (/hogs 1.3), kernel 0.1, steal 0; ...``."""
+def host_lines(account: HostAccount) -> tuple[str, ...]:
+    """The host in two or three lines that fit 80 columns.
+
+    ``host: 1.9 of 2 CPUs busy: LRAs 0.4, batch 0, undeclared 1.4, kernel 0.1, steal 0``
+    """
     cpu = account.cpu
-    parts = (
-        f"LRAs {_two(cpu.lras)}",
-        f"batch {_two(cpu.batch)}",
-        f"undeclared {_two(cpu.undeclared)}{_names(account)}",
-    )
-    words = [
-        f"host: {_two(cpu.capacity - cpu.idle)} of {cpu.capacity:g} CPUs busy: {', '.join(parts)}, "
-        f"kernel {_two(cpu.kernel)}, steal {_two(cpu.steal)}"
-    ]
+    parts = f"LRAs {_two(cpu.lras)}, batch {_two(cpu.batch)}, undeclared {_two(cpu.undeclared)}"
+    busy = f"{_two(cpu.capacity - cpu.idle)} of {cpu.capacity:g} CPUs busy"
+    lines = [f"host: {busy}: {parts}, kernel {_two(cpu.kernel)}, steal {_two(cpu.steal)}"]
+    if names := _names(account):
+        lines.append(f"  undeclared: {names}")
     waits = (
         ("CPU", account.cpu_some_pct),
         ("memory", account.memory_some_pct),
         ("disks", account.io_some_pct),
     )
-    stalls = [f"{name} {value:.0f} %" for name, value in waits if available(value)]
-    if stalls:
-        words.append(f"tasks wait for {', '.join(stalls)}")
+    stalls = [f"{name} {value:.0f}%" for name, value in waits if available(value)]
+    words = [f"tasks wait for {', '.join(stalls)}"] if stalls else []
     words += _memory(account.memory_total_bytes, account.memory_available_bytes)
-    return "; ".join(words)
+    if words:
+        lines.append(f"  {'; '.join(words)}")
+    return tuple(lines)
 
 
 def group_name(group: str) -> str:
@@ -47,7 +47,7 @@ def _two(cores: float) -> str:
 
 def _names(account: HostAccount) -> str:
     shown = [item for item in account.undeclared if _is_worth_naming(item, account.cpu)][:NAMED]
-    return f" ({', '.join(f'{group_name(g.group)} {_two(g.cpu_cores)}' for g in shown)})" if shown else ""
+    return ", ".join(f"{group_name(g.group)} {_two(g.cpu_cores)}" for g in shown)
 
 
 def _is_worth_naming(item: GroupUse, cpu: CpuAccount) -> bool:

@@ -33,6 +33,7 @@ from perphd.control.limits import MAX_PAUSE_S, MAX_REASON, Limits
 from perphd.control.model_routes import ModelRoutes
 from perphd.control.owner_only import check_harmless
 from perphd.control.port import AgentPort, Done
+from perphd.control.render import limitations
 from perphd.control.replay_routes import Recordings
 from perphd.control.sizing_routes import SizingRoutes
 from perphd.control.sql import Queries
@@ -189,6 +190,7 @@ class Routes:
         return {
             "capabilities": encode(self._agent.capabilities.items),
             "topology": encode(self._agent.topology),
+            "limitations": list(limitations(self._agent.status())),
         }
 
     async def _explain(self, request: web.Request, peer: Peer) -> Any:

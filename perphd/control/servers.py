@@ -7,9 +7,11 @@ from contextlib import AsyncExitStack
 from typing import Protocol
 
 from perphd.agent.config import Config
+from perphd.control.access import Access
 from perphd.control.metrics import Collector
 from perphd.control.metrics.listener import Listener
 from perphd.control.metrics.textfile import Textfile
+from perphd.control.names_file import NamesFile
 from perphd.control.port import AgentPort
 from perphd.control.server import ControlServer
 from perphd.domain.control import Actor
@@ -56,6 +58,8 @@ def servers_of(agent: AgentPort, config: Config, reload: Callable[[Actor], Await
     metrics = config.metrics
     page = Collector(agent.status, lambda: agent.tally, lambda: agent.topology, agent.forecasts).text
     servers: list[Server] = [ControlServer(agent, config, reload=reload)]
+    access = Access.of_groups(config.daemon.read_group, config.daemon.admin_group)
+    servers.append(NamesFile(config.daemon.socket, access.read_gid, agent.status))
     if metrics.listen:
         servers.append(Listener(metrics, page))
     if metrics.textfile:

@@ -11,7 +11,8 @@ from typing import Any
 import click
 
 from perphd.control.cli_base import Out
-from perphd.control.render import status_parts
+from perphd.control.published import published
+from perphd.control.render_status import status_parts
 from perphd.control.table import Part, Styled, plain, rich_parts, text
 from perphd.control.wire import decode
 from perphd.domain import signals
@@ -93,7 +94,7 @@ def _print(out: Out, history: History, interval_s: float, count: int | None) -> 
             time.sleep(interval_s)
         data = out.client.get("status")
         if out.as_json:
-            click.echo(json.dumps(data, ensure_ascii=False))
+            click.echo(json.dumps(published(data), ensure_ascii=False))
         else:
             click.echo(plain(_parts(data, history)))
         sys.stdout.flush()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from perphd.domain.allocation import Allocation, Settings
 from perphd.domain.control import Pause
-from perphd.domain.decision import Decision, Outcome
+from perphd.domain.decision import Action, Decision, Outcome
 from perphd.domain.forecast import ForecastSummary
 from perphd.domain.host_account import HostAccount
 from perphd.domain.plan import NotEnforceable
@@ -50,6 +50,19 @@ class WorkloadStatus:
     starved_s: float = 0.0
     recent_cores: Reading = NOT_MEASURED
     would: Decision | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A decision that changed an LRA's protection, or in ``mode`` observe would have. ``at_s``: monotonic."""
+
+    at_s: float
+    workload: str
+    action: Action
+    before: Allocation
+    after: Allocation
+    mode: Mode | None
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +113,8 @@ class AgentStatus:
     ``extra_ticks``: looks between two samples that pressure, batch that started or a pushed reading asked for.
     ``configured_mode``: the mode in the configuration, which holds again after a restart. ``pauses``: every pause
     in force. ``host``: who uses the host; None until two ticks were made. ``forecast``: of the forecast worker;
-    None: it is switched off.
+    None: it is switched off. ``changes``: the last ones, newest first. ``window``: the change window while it is
+    closed, else empty.
     """
 
     version: str
@@ -123,3 +137,5 @@ class AgentStatus:
     host: HostAccount | None = None
     forecast: ForecastSummary | Unavailable | None = None
     trial: TrialStatus | None = None
+    changes: tuple[Change, ...] = ()
+    window: str = ""

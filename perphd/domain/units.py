@@ -10,17 +10,17 @@ import re
 
 from perphd.domain.errors import ParseError
 
-_SIZE = re.compile(r"([0-9]{1,19})([KMGT]?)")
-_FACTOR = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+_SIZE = re.compile(r"([0-9]{1,19})(?:([KMGT])(?:iB?)?)?")
+_FACTOR = {None: 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 SECONDS_PER_UNIT = {None: 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 """Units of a length of time as people write them; without one it is seconds."""
 MAX_BYTES = 1 << 62
 PAGE_BYTES = 4096
-_ALLOWED = "a whole number, optionally followed by K, M, G or T (powers of 1024), e.g. 512M"
+_ALLOWED = "a whole number, optionally followed by K, M, G or T (powers of 1024; also Ki, KiB ...), e.g. 512M"
 
 
 def parse_size_bytes(text: str) -> int:
-    """Read ``512M``-like text as bytes.
+    """Read ``512M``-like text as bytes; ``512Mi`` and ``512MiB`` are the same.
 
     Raises:
         ParseError: blanks, fractions, empty text, unknown suffixes, or more than 2**62.

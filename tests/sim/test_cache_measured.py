@@ -11,7 +11,7 @@ from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, ResctrlConfig, StoreConfig
 from perphd.agent.simulated import simulated_sli
 from perphd.control.metrics import Collector
-from perphd.control.render import status_parts
+from perphd.control.render_status import status_parts
 from perphd.control.table import plain
 from perphd.control.wire import encode
 from perphd.domain.reading import available
@@ -166,9 +166,9 @@ async def test_status_store_and_metrics_say_what_the_tree_counts(tmp_path: Path)
                 assert near(told(text, gauge + of), held[use.domain])
                 grown = told(text, counter + of) - told(text_before, counter + of)
                 assert near(grown, moved[use.domain])
-        table = plain(status_parts(status, w.now_s))
-        assert table.count("CACHE") == 2
-        assert table.count("BANDWIDTH") == 2
+        table = plain(status_parts(status, w.now_s, verbose=True))
+        assert table.count("CACHE") == 1
+        assert table.count("BANDWIDTH") == 1
         expected = {name: w.sample(name) for name in ("db", "scan")}
     rows = run_query(
         tmp_path / "perphd.db",
@@ -231,7 +231,7 @@ async def test_observing_makes_no_group_and_says_what_that_costs(tmp_path: Path)
         (note,) = w.agent.status().notes
         assert "db, scan" in note
         assert "monitor_in_observe = true" in note
-        assert "CACHE" not in plain(status_parts(w.agent.status(), w.now_s))
+        assert "CACHE" not in plain(status_parts(w.agent.status(), w.now_s, verbose=True))
 
 
 async def test_observing_measures_where_the_operator_allows_it(tmp_path: Path) -> None:

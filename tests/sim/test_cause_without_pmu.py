@@ -10,7 +10,7 @@ from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.loop import Agent
 from perphd.agent.simulated import simulated_sli
 from perphd.control.explain import explain_parts
-from perphd.control.render import status_parts
+from perphd.control.render_status import status_parts
 from perphd.control.table import plain
 from perphd.domain.decision import TROUBLED, Cause
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
@@ -68,7 +68,7 @@ async def test_cpu_time_as_the_only_signal_is_said_in_status_and_explain(tmp_pat
     for second in range(1, 75):
         host.advance(float(second))
         await agent.tick(float(second))
-    status = plain(status_parts(agent.status(), 75.0))
+    status = plain(status_parts(agent.status(), 75.0, verbose=True))
     line = (
         "db: judged by CPU time only: a slowdown by cache or memory bandwidth cannot be seen; an SLI shows it"
     )

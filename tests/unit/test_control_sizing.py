@@ -196,7 +196,8 @@ def test_the_daemon_names_store_capacity_and_reservations(served: Served):
     found: Any = json.loads(ok(run("size", "--json", socket=served.socket)))
     assert found["store"] == served.config.store_path
     cpu = found["workloads"][0]["resources"][0]
-    assert cpu["reservation"] == {"amount": {"unavailable": "none set"}, "source": "", "least": 0.0}
+    assert cpu["reservation"] == {"amount": None, "source": "", "least": 0.0}
+    assert found["missing"]["workloads[0].resources[0].reservation.amount"] == "none set"
     assert cpu["recommended"] == pytest.approx(1 / 0.95, rel=0.01)
     host = json.loads(ok(run("headroom", "--json", socket=served.socket)))
     assert [each["capacity"] for each in host["resources"]] == [8.0, 32 * GIB]

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from perphd.control.render_host import host_line
+from perphd.control.render_host import host_lines
 from perphd.domain.host_account import NO_GROUP, CpuAccount, GroupUse, HostAccount, mean_account
 from perphd.host.cgroup.hierarchy import discover
 from perphd.host.fs import KernelFile, RealFs
@@ -219,10 +219,12 @@ def test_no_more_groups_than_the_bound_are_followed(tree: Tree, monkeypatch: pyt
 def test_the_line_names_what_uses_most(tmp_path: Path) -> None:
     cpu = CpuAccount(2.0, 0.4, 0.0, 1.3, 0.1, 0.0, 0.2)
     undeclared_use = (GroupUse("/hogs", 1.1), GroupUse(NO_GROUP, 0.199), GroupUse("/x", 0.001))
-    line = host_line(HostAccount(5.0, 1.0, cpu, undeclared_use, cpu_some_pct=34.0))
+    lines = host_lines(HostAccount(5.0, 1.0, cpu, undeclared_use, cpu_some_pct=34.0))
+    assert all(len(line) <= 80 for line in lines)
+    line = "\n".join(lines)
     assert "1.8 of 2 CPUs busy" in line
-    assert "(/hogs 1.1, processes in no group 0.2)" in line
-    assert "wait for CPU 34 %" in line
+    assert "undeclared: /hogs 1.1, processes in no group 0.2" in line
+    assert "wait for CPU 34%" in line
     store = Store(tmp_path / "s.sqlite", 3600.0, 1 << 24)
     store.start()
     store.add_host(100.0, HostAccount(5.0, 1.0, cpu, undeclared_use))

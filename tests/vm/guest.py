@@ -55,5 +55,5 @@ class Vm:
 
 def ticked(times: int) -> str:
     """A shell condition: the daemon has decided more often than this since its start."""
-    said = "$(perphctl status | sed -n '1s/.*\\btick \\([0-9]*\\),.*/\\1/p')"
+    said = "$(perphctl status -v | sed -n 's/^policy.*\\btick \\([0-9]*\\),.*/\\1/p')"
     return f'[ "{said}" -gt {times} ]'

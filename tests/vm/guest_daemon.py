@@ -205,7 +205,9 @@ def test_detects_protects_explains_and_gives_back(host: Host, job: Path) -> None
     assert unit["cpu.weight"] == "70\n"
     drop_ins = set(Path("/run/systemd").glob(f"*/{JOB}.d/*"))
     with running(host) as daemon:
-        wait_for(lambda: "healthy" in host.ctl("status"), "the application's reference was not learned")
+        wait_for(
+            lambda: '"healthy"' in host.ctl("status", "--json"), "the application's reference was not learned"
+        )
         assert host.settings() == before, "nothing is written while all is well"
         host.antagonists()
         wait_for(lambda: host.settings() != before, "the daemon enforced nothing")

@@ -1,0 +1,391 @@
+"""``perphctl status`` in words and tables that fit 80 columns. Pure functions of domain values.
+
+What matters comes first: the host, every LRA in a line, batch, the last changes, and what needs somebody. What never
+changes on a host is doctor's to say, and what perphd itself costs is shown on demand.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from perphd.control.render import (
+    HEALTH_STYLE,
+    NONE,
+    delay_unit,
+    duration,
+    limited_notes,
+    number,
+    pause_text,
+    self_cost,
+    settings_text,
+    trial_text,
+)
+from perphd.control.render_host import group_name, host_lines
+from perphd.control.table import Cell, Part, Styled, Table, plain, table, text
+from perphd.domain.allocation import IDLE, Allocation, CpuInstrument
+from perphd.domain.condition import BatchCondition, LraCondition
+from perphd.domain.decision import AWAITED, Cause, Health
+from perphd.domain.forecast import ForecastSummary
+from perphd.domain.reading import Reading, Unavailable, available
+from perphd.domain.signals import Performance, performance, work_unit
+from perphd.domain.status import AgentStatus, Change, WorkloadStatus
+from perphd.domain.units import format_bytes
+from perphd.domain.workload import Kind, Mode
+
+CAUSE_WORDS: Final = {
+    Cause.CPU: "CPU",
+    Cause.SMT: "SMT",
+    Cause.MEMORY: "memory",
+    Cause.LLC: "cache",
+    Cause.MBW: "bandwidth",
+    Cause.IO: "disk",
+    Cause.NETWORK: "network",
+    Cause.THROTTLED: "own limit",
+    Cause.REMOTE: "elsewhere",
+}
+"""What an LRA is short of, in one word."""
+_DROPPED: Final = ("USES", "MAX", "TARGET")
+"""Columns that are left out one after the other where a table is too wide; -v and --json have them."""
+WIDTH: Final = 80
+"""Columns of a plain terminal."""
+_LONG: Final = 1e6
+"""Numbers from here on are shown with an exponent."""
+_CONDITION_STYLE: Final[Mapping[str, str]] = {
+    LraCondition.STALLED: "bold red",
+    LraCondition.NO_LOAD: "dim",
+    BatchCondition.STARVED: "yellow",
+    BatchCondition.THROTTLED: "yellow",
+    BatchCondition.FROZEN: "yellow",
+    BatchCondition.IDLE: "dim",
+    BatchCondition.GONE: "dim",
+}
+_FLOOR_MET: Final = 0.9
+"""Share of a floor from which it counts as met."""
+_LRA_HEADS: Final = ("LRA", "HEALTH", "RATE", "TARGET", "DELAY", "MAX", "USES", "HAS")
+_BATCH_HEADS: Final = ("BATCH", "STATE", "GIVEN", "WANTED", "MEMORY", "IN FORCE")
+
+
+def status_parts(status: AgentStatus, now_s: float, verbose: bool = False) -> list[Part]:
+    """``perphctl status``. ``now_s``: the daemon's monotonic clock, from which ages are told."""
+    lras = [item for item in status.workloads if item.spec.kind is Kind.LRA]
+    batch = [item for item in status.workloads if item.spec.kind is Kind.BATCH]
+    host = () if status.host is None else host_lines(status.host)
+    parts: list[Part] = [text(_headline(status), *(line for each in host for line in _folded(each)))]
+    if verbose:
+        parts.append(text(*(Styled(line, "dim") for line in _itself(status))))
+    if lras:
+        parts.append(_lras([_lra_row(item, status) for item in lras]))
+        if lines := [line for item in lras for line in _why(item, status, now_s, verbose)]:
+            parts.append(text(*(part for line in lines for part in _folded(line))))
+    if batch:
+        parts += _batch(batch, status)
+        if verbose and (tried := [line for item in batch for line in _tried(item, now_s)]):
+            parts.append(text(*tried))
+    if verbose and status.workloads:
+        parts.append(_uses(status.workloads))
+    if not status.workloads:
+        parts.append(text("No workload is declared. perphctl init proposes some; or perphctl lra add,"))
+        parts.append(text("perphctl batch add."))
+    if status.changes:
+        changes = (line for change in status.changes for line in _folded(f"  {_change(change, now_s)}"))
+        parts.append(text("Last changes:", *changes))
+    parts += _needs_somebody(status)
+    if verbose and status.notes:
+        parts.append(text(*(Styled(note, "dim") for note in status.notes)))
+    return parts
+
+
+def health_words(item: WorkloadStatus) -> str:
+    """An LRA's health in a word or two."""
+    if not item.present:
+        return "not running"
+    if item.condition:
+        return item.condition
+    if item.decision is None:
+        return "starting"
+    verdict = item.decision.verdict
+    short = CAUSE_WORDS.get(verdict.cause, "")
+    match verdict.health:
+        case Health.UNKNOWN:
+            return "learning"
+        case Health.DEGRADED:
+            return f"slow: {short}" if short else "slow"
+        case Health.SUSPECT:
+            return f"watch: {short}" if short else "watch"
+        case Health.OVERPROVISIONED:
+            return "ok, ample"
+    return "ok"
+
+
+def has_words(allocation: Allocation | None) -> str:
+    """What an LRA has, from its own side: which cores, and how batch is kept away."""
+    if allocation is None or allocation.cpu.instrument is CpuInstrument.NONE:
+        return "shared" if allocation is None or not _more(allocation) else f"shared{_more(allocation)}"
+    cpu = allocation.cpu
+    if cpu.exclusive:
+        own = f"{cpu.lra_cores} own"
+        return own + _more(allocation)
+    weight = "idle" if cpu.batch_weight is IDLE else f"w{cpu.batch_weight}"
+    if cpu.instrument is CpuInstrument.CONFINED:
+        return f"batch on {cpu.batch_cores}" + _more(allocation)
+    return f"batch {weight}" + _more(allocation)
+
+
+def _more(allocation: Allocation) -> str:
+    """Marks for what else is protected; perphctl explain spells it out."""
+    marks = [
+        word
+        for word, is_there in (
+            ("mem", allocation.memory_bytes),
+            ("cache", allocation.llc_ways or allocation.own_ways),
+            ("bw", allocation.mbw_pct < 100),
+        )
+        if is_there
+    ]
+    return "".join(f"+{mark}" for mark in marks)
+
+
+def _performance(item: WorkloadStatus) -> Performance | None:
+    told = item.full_sample if item.full_sample is not None else item.sample
+    return None if told is None else performance(told, item.spec.objective.latency_percentile)
+
+
+def _headline(status: AgentStatus) -> Styled:
+    style = "bold green" if status.mode is Mode.ENFORCE else "bold"
+    paused = " (paused)" if any(not pause.workload for pause in status.pauses) else ""
+    words = [f"perphd {status.version}: {status.mode}{paused}", f"up {duration(status.uptime_s)}"]
+    if status.policy != "perph":
+        words.append(f"policy {status.policy}")
+    return Styled(", ".join(words), style)
+
+
+def _itself(status: AgentStatus) -> list[str]:
+    pace = f"policy {status.policy}, tick {status.tick}, every {status.pace_s:g} s"
+    if status.attentive:
+        pace += f" (usually {status.period_s:g} s: {status.attentive})"
+    ahead = [] if status.forecast is None else _forecast(status.forecast)
+    lines = [pace, *self_cost(status.cost, status.journal_entries), *ahead]
+    return [str(piece) for line in lines for piece in _folded(line)]
+
+
+def _forecast(summary: ForecastSummary | Unavailable) -> list[str]:
+    if isinstance(summary, Unavailable):
+        return [f"forecasts: {summary.reason}"]
+    words = [f"forecasts: {summary.forecasts} of {summary.series} series"]
+    peaks = [
+        f"{summary.peak_cores:.2f} cores" if available(summary.peak_cores) else "",
+        format_bytes(summary.peak_bytes) if available(summary.peak_bytes) else "",
+    ]
+    if any(peaks):
+        words.append(f"the host's peak of the next hour {', '.join(filter(None, peaks))}")
+    memory = format_bytes(summary.rss_bytes) if available(summary.rss_bytes) else NONE
+    words.append(f"their worker: {number(summary.cpu_pct)} % of a CPU, {memory}")
+    return ["; ".join([*words, *([summary.problem] if summary.problem else [])])]
+
+
+def _lra_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
+    decision, sample, perf = item.decision, item.sample, _performance(item)
+    health = _health_cell(item)
+    if sample is None or not item.present or perf is None:
+        return (_name(item, status), health, *[NONE] * 6)
+    work, delay = work_unit(perf.work_source), delay_unit(perf.delay_source)
+    return (
+        _name(item, status),
+        health,
+        compact(perf.work, work),
+        _target(decision.target_work if decision is not None else None, work),
+        compact(perf.delay, delay),
+        _target(decision.target_delay if decision is not None else None, delay),
+        compact(sample.cpu_usage_cores),
+        has_words(item.protection),
+    )
+
+
+def _lras(rows: Sequence[tuple[Cell, ...]]) -> Table:
+    """The LRAs; columns that matter less are left out where the table would be wider than a terminal."""
+    made = table("", _LRA_HEADS, rows, right=range(2, 7))
+    for count in range(1, len(_DROPPED) + 1):
+        if all(len(line) <= WIDTH for line in plain([made]).splitlines()):
+            break
+        columns = [n for n, head in enumerate(_LRA_HEADS) if head not in _DROPPED[:count]]
+        right = [place for place, n in enumerate(columns) if 2 <= n <= 6]
+        heads = [_LRA_HEADS[n] for n in columns]
+        made = table("", heads, [[row[n] for n in columns] for row in rows], right=right)
+    return made
+
+
+def _health_cell(item: WorkloadStatus) -> Styled:
+    words = health_words(item)
+    if item.present and item.condition:
+        return Styled(words, _CONDITION_STYLE.get(item.condition, "yellow"))
+    if item.decision is None or not item.present:
+        return Styled(words, "yellow")
+    return Styled(words, HEALTH_STYLE[item.decision.verdict.health])
+
+
+def _target(reading: Reading | None, unit: str) -> Cell:
+    if reading is None:
+        return NONE
+    return Styled("learning", "dim") if isinstance(reading, Unavailable) else compact(reading, unit)
+
+
+def compact(reading: Reading, unit: str = "") -> str:
+    """A number with its unit and no blank: ``2552/s``, ``6.51ms``, ``1.4``."""
+    if available(reading) and abs(reading) >= _LONG:
+        return f"{reading:.3g}{unit}".replace(" ", "")
+    return number(reading, unit).replace(" ", "")
+
+
+def _batch(items: Sequence[WorkloadStatus], status: AgentStatus) -> list[Part]:
+    """Batch in a table; what is in force below it where that is too long for a column."""
+    rows = [_batch_row(item, status) for item in items]
+    table_of = table("", _BATCH_HEADS, rows, right=range(2, 5))
+    if all(len(line) <= WIDTH for line in plain([table_of]).splitlines()):
+        return [table_of]
+    below = [f"{row[0]}: {row[-1]}" for row in rows]
+    short = table("", _BATCH_HEADS[:-1], [row[:-1] for row in rows], right=range(2, 5))
+    return [short, text(*(part for line in below for part in _folded(line)))]
+
+
+def _batch_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
+    sample = item.sample
+    if sample is None or not item.present:
+        waiting = Styled("not running", "dim")
+        return (_name(item, status), waiting, NONE, NONE, NONE, settings_text(item.in_force))
+    given, waits = sample.cpu_usage_cores, sample.run_delay_cores
+    wanted = given + waits if available(given) and available(waits) else NONE
+    return (
+        _name(item, status),
+        _batch_state(item),
+        compact(given),
+        wanted if isinstance(wanted, str) else compact(wanted),
+        _size(sample.memory_current_bytes),
+        settings_text(item.in_force),
+    )
+
+
+def _batch_state(item: WorkloadStatus) -> Cell:
+    """What batch does; for how long, if it is starved."""
+    if item.condition == BatchCondition.STARVED and item.starved_s >= 1.0:
+        return Styled(f"{item.condition} {duration(item.starved_s)}", "yellow")
+    return Styled(item.condition or "running", _CONDITION_STYLE.get(item.condition, ""))
+
+
+def _uses(workloads: Sequence[WorkloadStatus]) -> Part:
+    """What each workload uses beside CPU time; cache and bandwidth where anybody's is measured."""
+    cache = any(item.sample is not None and item.sample.domains for item in workloads)
+    rows = [_uses_row(item, cache) for item in workloads]
+    heads = ("WORKLOAD", "MEMORY", *(("CACHE", "BANDWIDTH") if cache else ()), "DISK", "WAITS FOR CPU")
+    return table("", heads, rows, right=range(1, len(heads)))
+
+
+def _uses_row(item: WorkloadStatus, cache: bool) -> tuple[Cell, ...]:
+    sample = item.sample
+    if sample is None:
+        return (item.spec.name, *[NONE] * (5 if cache else 3))
+    disk = [rate for rate in (sample.read_bytes_per_s, sample.write_bytes_per_s) if available(rate)]
+    shared = (_size(sample.llc_occupancy_bytes), _size(sample.mbw_bytes_per_s, "/s")) if cache else ()
+    return (
+        item.spec.name,
+        _size(sample.memory_current_bytes),
+        *shared,
+        _size(sum(disk), "/s") if disk else NONE,
+        compact(sample.cpu_some_pct, "%"),
+    )
+
+
+def _size(reading: Reading, unit: str = "") -> str:
+    return f"{format_bytes(reading)}{unit}".replace(" ", "") if available(reading) else NONE
+
+
+def _name(item: WorkloadStatus, status: AgentStatus) -> str:
+    if item.pause is not None:
+        return item.spec.name if not item.pause.workload else f"{item.spec.name} [paused]"
+    return item.spec.name if item.mode is status.mode else f"{item.spec.name} [{item.mode}]"
+
+
+def _why(item: WorkloadStatus, status: AgentStatus, now_s: float, verbose: bool) -> list[Cell]:
+    """Why an LRA is not well, or what enforce would do; with ``verbose`` the reason in any case."""
+    if not item.present:
+        return []  # the table says so, and the status' problems name the cgroup
+    if item.problem:
+        return [Styled(f"{item.spec.name}: {item.problem}", "yellow")]
+    decision = item.decision
+    if decision is None:
+        return []
+    name, verdict = item.spec.name, decision.verdict
+    culprit = f" (because of {group_name(verdict.culprit)})" if verdict.culprit else ""
+    lines: list[Cell] = []
+    would = item.mode is Mode.OBSERVE and decision.chosen != decision.current
+    if would:
+        lines.append(f"{name}: enforce would set: {has_words(decision.chosen)}: {decision.reason}{culprit}")
+    elif verbose or verdict.health in (Health.DEGRADED, Health.SUSPECT):
+        lines.append(f"{name}: {decision.reason}{culprit}")
+    elif item.mode is Mode.OBSERVE and item.would is not None:
+        ago = duration(now_s - item.would.at_s)
+        wish = f"{has_words(item.would.chosen)} ({item.would.action})"
+        lines.append(Styled(f"{name}: {ago} ago enforce would have set: {wish}; see perphctl report", "cyan"))
+    indent = " " * len(name)
+    if not verbose:
+        return lines
+    lines += [Styled(f"{indent}  {seen.text}", "dim") for seen in verdict.evidence if seen.signal == AWAITED]
+    if item.spec.sli is not None and item.sli_resolution:
+        lines.append(Styled(f"{indent}  {item.spec.sli.source}: resolution {item.sli_resolution}", "dim"))
+    if item.outcome is not None:
+        came = f"last outcome: {item.outcome.text} ({duration(now_s - item.outcome.at_s)} ago)"
+        lines.append(Styled(f"{indent}  {came}", "dim"))
+    return lines
+
+
+def _tried(item: WorkloadStatus, now_s: float) -> list[Cell]:
+    """What was last tried with a batch job for the sake of all of batch."""
+    if not item.present or item.outcome is None:
+        return []
+    ago = duration(now_s - item.outcome.at_s)
+    return [Styled(f"{item.spec.name}: {item.outcome.text} ({ago} ago)", "dim")]
+
+
+def _floor(item: WorkloadStatus) -> Cell | None:
+    """That a batch workload did not get its floor."""
+    if not item.present or item.spec.kind is not Kind.BATCH or item.condition == BatchCondition.IDLE:
+        return None
+    floor, got = item.spec.guaranteed_cores, item.recent_cores
+    if not available(got) or got >= _FLOOR_MET * floor:
+        return None
+    text_of = f"{item.spec.name}: got {got:.2f} cores over the last 10 s, min_cores is {floor:g}"
+    return Styled(text_of, "yellow")
+
+
+def _change(change: Change, now_s: float) -> str:
+    ago = f"{duration(now_s - change.at_s)} ago"
+    would = "" if change.mode is Mode.ENFORCE else "would be "
+    before, after = has_words(change.before), has_words(change.after)
+    what = f"{before} -> {after}" if before != after else f"stays {after}"
+    return f"{ago:>14}  {change.workload}: {would}{what} ({change.action})"
+
+
+def _needs_somebody(status: AgentStatus) -> list[Part]:
+    lines: list[Cell] = [Styled(pause_text(pause), "bold yellow") for pause in status.pauses]
+    if status.trial is not None:
+        lines.append(Styled(trial_text(status.trial), "bold"))
+    lines += [line for item in status.workloads if (line := _floor(item)) is not None]
+    if status.window:
+        lines.append(Styled(f"The change window is closed ({status.window}).", "yellow"))
+    lines += [Styled(f"! {note}", "yellow") for note in (*status.problems, *limited_notes(status.workloads))]
+    return [text(*(part for line in lines for part in _folded(line)))] if lines else []
+
+
+def _folded(line: Cell) -> list[Cell]:
+    """A line in pieces of at most 80 columns; those that follow are indented. Words that are longer stay whole."""
+    whole = str(line)
+    if len(whole) <= WIDTH:
+        return [line]
+    start = len(whole) - len(whole.lstrip())
+    indent = " " * (start + 2)
+    pieces = textwrap.wrap(
+        whole, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+        drop_whitespace=True,
+    )  # fmt: skip
+    return [Styled(piece, line.style) if isinstance(line, Styled) else piece for piece in pieces]

@@ -1,0 +1,55 @@
+"""What a host is good for, in one line, from its capabilities. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from perphd.domain.capability import Capability
+
+PROTECTIONS: Final = ("cpu", "memory", "cache", "bandwidth", "counters")
+"""What ``perphctl doctor --require`` can ask for."""
+_WORDS: Final = {
+    "cpu": "CPU",
+    "memory": "memory",
+    "cache": "cache",
+    "bandwidth": "bandwidth",
+    "counters": "counters",
+}
+_PART: Final = {"memory": " (ceilings only)"}
+
+
+def protections(items: Iterable[Capability]) -> Mapping[str, bool | None]:
+    """What can be protected here, or seen (counters): True, False, or None for in part."""
+    there = {item.name for item in items if item.present}
+    writes = "privilege" in there
+    cpu = writes and bool(there & {"cgroup.cpu", "cgroup.cpuset"})
+    memory: bool | None = writes and "memory.protection" in there
+    if not memory and writes and "cgroup.memory" in there:
+        memory = None
+    return {
+        "cpu": cpu,
+        "memory": memory,
+        "cache": writes and "resctrl.l3_cat" in there,
+        "bandwidth": writes and "resctrl.mba" in there,
+        "counters": "perf.hardware" in there,
+    }
+
+
+def verdict(items: Iterable[Capability]) -> str:
+    """One line: what perphd can protect here, and what it cannot."""
+    found = protections(items)
+    able = [f"{word}{_PART.get(name, '')}" for name, word in _WORDS.items() if found[name] is not False]
+    unable = [word for name, word in _WORDS.items() if found[name] is False]
+    words = f"can protect {_comma(able)}" if found["cpu"] else "can only observe"
+    return f"Verdict: {words}{f'; not {_comma(unable)}' if unable else ''}."
+
+
+def missing(items: Iterable[Capability], required: Iterable[str]) -> tuple[str, ...]:
+    """Those of the required protections that this host has not, or only in part."""
+    found = protections(items)
+    return tuple(name for name in required if found[name] is not True)
+
+
+def _comma(words: Iterable[str]) -> str:
+    return ", ".join(words)
