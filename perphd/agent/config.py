@@ -241,6 +241,18 @@ class Config:
         return tuple(spec for spec in self.workloads if spec.kind is kind)
 
 
+def nothing_to_do(config: Config) -> str:
+    """Why perphd would never change anything with this configuration, in a sentence; empty if it might."""
+    kinds = {spec.kind for spec in (*config.workloads, *config.matches)}
+    if not kinds:
+        return "no workload is declared: perphd looks at the host alone (perphctl init proposes workloads)"
+    if Kind.BATCH not in kinds:
+        return "no batch is declared: nothing can give way, so nothing will ever be done for the LRAs"
+    if Kind.LRA not in kinds:
+        return "no LRA is declared: there is nothing to protect from batch"
+    return ""
+
+
 RELOADED_TABLES: Final = ("resctrl",)
 """Tables that a reload takes over as a whole."""
 RELOADED: Final = ("mode", "on_stop", "on_restart")

@@ -35,6 +35,7 @@ from perphd.host.cgroup.knobs import MAX_EGRESS_BYTES, MIN_EGRESS_BYTES, check_n
 
 T = TypeVar("T")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,62}")
+_UNIT = re.compile(r"[^/]+\.(?:service|scope|slice)")
 _GROUP = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
 _SHOWN = 80
 SOCKET_PATH_BYTES = 107
@@ -273,7 +274,20 @@ def _socket(text: str) -> str:
 
 
 def _cgroup(text: str) -> str:
-    return check_cgroup_path(_printable(text))
+    path = _printable(text)
+    if path.startswith("/sys/fs/cgroup/"):
+        raise ValueError("begins with a mount point: leave out /sys/fs/cgroup, and a controller's name")
+    if _UNIT.fullmatch(path):
+        raise ValueError(f'is a unit and no path: write match = "unit:{path}" instead of cgroup')
+    return check_cgroup_path(path)
+
+
+def _match(text: str) -> str:
+    kind, _, name = text.partition(":")
+    if kind in ("service", "systemd") and name:
+        unit = name if "." in name else f"{name}.service"
+        raise ValueError(f'is no way to find control groups; did you mean "unit:{unit}"?')
+    return str(parse_match(text))
 
 
 def _name(text: str) -> str:
@@ -347,7 +361,7 @@ _KINDS: Mapping[str, _Text] = {
         "an absolute path below the cgroup root such as /system.slice/mariadb.service, "
         "without '.', '..' or empty parts",
     ),
-    "match": _Text(lambda text: str(parse_match(text)), MATCH_ALLOWED),
+    "match": _Text(_match, MATCH_ALLOWED),
     "name": _Text(_name, "1 to 63 letters, digits and _ . @ -, beginning with a letter or digit"),
     "devices": _Text(_devices, 'names of network devices between commas, e.g. "eth0"'),
     "rate": _Text(

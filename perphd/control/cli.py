@@ -351,13 +351,15 @@ def check(out: Out, path: str) -> None:
 
     It is read as the daemon would read it, with the conf.d beside it, and compared with this host.
     """
-    from perphd.agent.config import check_against_host, load
+    from perphd.agent.config import check_against_host, load, nothing_to_do
     from perphd.host.cgroup.hierarchy import discover
     from perphd.host.fs import RealFs
 
     loaded = load(path, runtime=False)
     fs = RealFs(loaded.host.root)
-    warnings = [*loaded.warnings, *check_against_host(loaded, fs, discover(fs))]
+    gap = nothing_to_do(loaded)
+    found = check_against_host(loaded, fs, discover(fs))
+    warnings = [*loaded.warnings, *([gap] if gap else ()), *found]
     out.warn(warnings)
     count = loaded.count
     out.say(

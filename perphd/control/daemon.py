@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 from perphd import __version__
-from perphd.agent.config import DEFAULT_PATH, load
+from perphd.agent.config import DEFAULT_PATH, load, nothing_to_do
 from perphd.agent.config_restore import for_restore
 from perphd.control.cli_profile import profile
 from perphd.control.cli_sim import sim
@@ -117,11 +117,14 @@ def check(path: str) -> None:
     try:
         loaded = load(path)
         fs = RealFs(loaded.host.root)
-        for warning in (*loaded.warnings, *check_against_host(loaded, fs, discover(fs))):
+        gap = nothing_to_do(loaded)
+        found = (*loaded.warnings, *([gap] if gap else ()), *check_against_host(loaded, fs, discover(fs)))
+        for warning in found:
             click.echo(f"warning: {warning}", err=True)
     except PerphError as exc:
         _refuse(exc)
-    click.echo(f"{path}: fine, {loaded.count} workloads, mode {loaded.daemon.mode}")
+    noun = "workload" if loaded.count == 1 else "workloads"
+    click.echo(f"{path}: fine; {loaded.count} {noun}, mode {loaded.daemon.mode}")
 
 
 main.add_command(sim)

@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.agent.config import Config
-from perphd.control import cli_admission
+from perphd.agent.config import Config, nothing_to_do, parse
+from perphd.control import cli_admission, daemon
 from perphd.control.cli import cli
 from perphd.control.groups import group_parts, rows_of
 from perphd.control.published import published, rfc3339
@@ -25,7 +25,7 @@ from perphd.control.wire import encode
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.capability import Area, Capability
 from perphd.domain.decision import Action, Cause, Health
-from perphd.domain.errors import ParseError
+from perphd.domain.errors import ConfigError, ParseError
 from perphd.domain.host_account import CpuAccount, GroupUse, HostAccount
 from perphd.domain.host_facts import GroupFact, ProcessFact
 from perphd.domain.status import AgentStatus, Change, WorkloadStatus
@@ -306,3 +306,39 @@ def test_groups_show_what_runs_and_what_to_paste():
     assert (rows[0]["cpu_cores"], rows[0]["command"], rows[1]["cpu_cores"]) == (1.25, "mariadbd", None)
     shown = plain(group_parts(rows)).splitlines()
     assert shown[1].split()[:5] == ["/system.slice/mariadb.service", "1", "1.25", "3.0GiB", "mariadbd"]
+
+
+# --- config check -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "hint"),
+    [
+        ("cgroup", "/sys/fs/cgroup/system.slice/mysql.service", "leave out /sys/fs/cgroup"),
+        ("cgroup", "mysql.service", 'match = "unit:mysql.service"'),
+        ("match", "service:mysql", 'did you mean "unit:mysql.service"'),
+        ("match", "systemd:batch.slice", 'did you mean "unit:batch.slice"'),
+    ],
+)
+def test_usual_slips_are_answered_with_what_was_meant(key: str, value: str, hint: str):
+    with pytest.raises(ConfigError) as refused:
+        parse(f'[[lra]]\nname = "db"\n{key} = "{value}"\n', "f")
+    assert hint in str(refused.value)
+
+
+def test_a_configuration_that_never_does_anything_is_named():
+    lra_only, batch_only = '[[lra]]\nname = "a"\ncgroup = "/a"\n', '[[batch]]\nname = "b"\ncgroup = "/b"\n'
+    assert "no workload" in nothing_to_do(parse("", "f"))
+    assert "no batch" in nothing_to_do(parse(lra_only, "f"))
+    assert "no LRA" in nothing_to_do(parse(batch_only, "f"))
+    assert nothing_to_do(parse(lra_only + batch_only, "f")) == ""
+
+
+def test_both_checkers_say_so(tmp_path: Path):
+    config = tmp_path / "perphd.toml"
+    config.write_text('[[lra]]\nname = "a"\ncgroup = "/a"\n')
+    for group in (cli, daemon.main):
+        done = CliRunner().invoke(group, ["config", "check", str(config)])
+        assert done.exit_code == 0
+        assert "no batch is declared" in done.stderr
+        assert "fine; 1 workload, mode observe" in done.stdout
