@@ -18,6 +18,7 @@ from perphd.domain.decision import Decision, Health, Outcome
 from perphd.domain.host_account import HostAccount
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.sample import Quality
+from perphd.domain.workload import Touch
 
 PLAIN, PLAINLY = 2, 0.9
 """So many scores below that are trouble, whether or not something is seen to wait."""
@@ -69,7 +70,7 @@ def can_part(snapshot: Snapshot) -> bool:
     giving = [v for v in everybody if v.enforced]
     if len(here) < LEAST_LRAS or (everybody and not giving):
         return False
-    if not all(v.enforced and "cpus" in v.enforceable for v in here):
+    if not all(v.enforced and v.spec.touch is Touch.ALL and "cpus" in v.enforceable for v in here):
         return False
     if not all("cpus" in v.enforceable for v in giving if v.sample is not None):
         return False

@@ -10,6 +10,7 @@ from perphd.admission import culprit, pregrow, probing
 from perphd.admission.detector import DetectorState, Target, rearm
 from perphd.admission.outcomes import LOAD_ROSE, Harmed, Pending, Regret, Setting
 from perphd.admission.quarantine import Quarantine
+from perphd.admission.reach import Reach
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Health
 from perphd.domain.reading import Reading, available
@@ -55,6 +56,8 @@ class LraState:
     aside: probing.Probing = probing.Probing()
     loads: tuple[float, ...] = ()
     standing: Standing | None = None
+    reach: Reach = Reach()
+    """Changes that did not reach the target."""
     chosen: Allocation | None = None
     awaited: Allocation | None = None
     gave_back: Setting | None = None

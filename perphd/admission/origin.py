@@ -100,6 +100,12 @@ def is_contended(account: HostAccount | None) -> bool:
     return shares is not None and shares.is_contended
 
 
+def is_shared(account: HostAccount | None) -> bool:
+    """True if undeclared work uses so much that no core can be called exclusive."""
+    shares = taken(account)
+    return shares is not None and shares.undeclared >= OTHERS_SHARE
+
+
 def waiting_explains(
     sample: Sample, perf: Performance, model: ResPerfModel, shares: Taken, share: float
 ) -> float:

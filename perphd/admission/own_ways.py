@@ -33,6 +33,7 @@ from perphd.domain.decision import AWAITED, Action, Cause, Decision, Health, Out
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import Unavailable, available
 from perphd.domain.sample import Quality, Sample
+from perphd.domain.workload import Touch
 from rdt.layout import Infeasible
 
 SAMPLES: Final = 30
@@ -296,7 +297,8 @@ class _Turn:
 
 
 def _can(view: WorkloadView) -> bool:
-    return view.sample is not None and view.enforced and "llc_masks" in view.enforceable
+    may = view.enforced and view.spec.touch is Touch.ALL
+    return view.sample is not None and may and "llc_masks" in view.enforceable
 
 
 def _awaits(decision: Decision) -> bool:

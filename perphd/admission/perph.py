@@ -17,6 +17,7 @@ from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble, pr
 from perphd.admission.domains import domains_of
 from perphd.admission.floor import NO_FLOOR, Floor
 from perphd.admission.lra_state import LraState
+from perphd.admission.origin import is_shared
 from perphd.admission.own_ways import OwnWays
 from perphd.admission.settings import PolicySettings, at_pace, settings_for, without_trials
 from perphd.admission.streaming import Lras, Streaming
@@ -105,7 +106,8 @@ class PerphPolicy:
             if turn.outcome is not None:
                 outcomes.append(turn.outcome)
         scores = {name: state.scores for name, state in states.items()}
-        if partable and in_trouble(decisions, scores, snapshot.host.account):
+        shared = is_shared(snapshot.host.account)
+        if partable and not shared and in_trouble(decisions, scores, snapshot.host.account):
             return self._together(snapshot, PerphMemory(states), wanted)
         settings = arbiter.arbitrate(snapshot.host, lras(snapshot), batches(snapshot), protections, wanted)
         return TargetState(settings, tuple(decisions), tuple(outcomes), PerphMemory(states))

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perphd.admission import inferer, ladder
+from perphd.admission import inferer, ladder, origin
 from perphd.admission.context import (
     STARVED_PCT,
     batch_demand_cores,
@@ -27,6 +27,7 @@ from perphd.domain.decision import Candidate
 from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, available, value_or
 from perphd.domain.sample import Sample, lies_after
+from perphd.domain.workload import Touch
 
 SHOWN_CANDIDATES = 8
 BUSY_SHARE = 0.9
@@ -73,9 +74,16 @@ class Scene:
         return Knobs(
             batch_cpus=bool(batch) and all("cpus" in v.enforceable for v in batch),
             batch_weight=bool(batch) and all("cpu_weight" in v.enforceable for v in batch),
-            lra_cpus="cpus" in self.view.enforceable,
+            lra_cpus="cpus" in self.view.enforceable and self.may_part(),
             siblings=cores_per_cpu(self.snapshot) < 1.0,
         )
+
+    def may_part(self) -> bool:
+        """True if the LRA's own cores may be set, and nobody else would be on them.
+
+        Cores that are taken from batch are exclusive only if no undeclared work runs on them.
+        """
+        return self.view.spec.touch is Touch.ALL and not origin.is_shared(self.snapshot.host.account)
 
     def giving(self) -> tuple[WorkloadView, ...]:
         """The batch workloads that are enforced, or all while everything is only observed."""

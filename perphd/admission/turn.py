@@ -21,6 +21,7 @@ from perphd.admission import (
     pregrow,
     probing,
     quarantine,
+    reach,
     sequel,
 )
 from perphd.admission import cause as causes
@@ -41,6 +42,7 @@ from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
 from perphd.domain.reading import Unavailable, available, value_or
 from perphd.domain.sample import Sample, is_short
 from perphd.domain.signals import Performance, performance
+from perphd.domain.workload import Exploration
 from perphd.forecast.load import Expected
 
 ALERT_S = 30.0
@@ -121,7 +123,7 @@ class Turn:
             moment = culprit.Moment(shortfall, culprit.uses(self.snapshot))
             self.state = replace(self.state, moments=(*self.state.moments, moment)[-culprit.WINDOW :])
         foreseen = self._foresee(perf) if self.settings.forecast else None
-        move = self._move(judged, perf, model, clean)
+        move = self._move_within_reach(judged, perf, model, clean)
         if foreseen is not None and judged.verdict.health is Health.HEALTHY and clean:
             move = self._prepare(move, model, perf, foreseen)
         move = awaited.of_cpus(self.scene, self.state.awaited, move)
@@ -231,6 +233,25 @@ class Turn:
         """True if its objective is out of reach, and it does as well as it does undisturbed."""
         reach = self.target.reach
         return reach < 1.0 and bool(self.state.scores) and mean(self.state.scores[-3:]) >= AS_GOOD * reach
+
+    def _move_within_reach(
+        self, judged: Judgement, perf: Performance, model: ResPerfModel, clean: bool
+    ) -> Move:
+        """The move, unless the target was found to be out of reach, or what is to be tried may not be."""
+        exploration = self.view.spec.exploration
+        if exploration is Exploration.ALL or not self.view.enforced:
+            move = self._move(judged, perf, model, clean)
+        else:
+            known = reach.seen(self.state.reach, self.current, judged.score, self.now_s, clean=clean)
+            known, held = reach.standing(known, self.current, self.now_s)
+            if held is not None and self.state.quiet_since_s is None:
+                self.state = replace(self.state, reach=known, pending=None)
+                return held
+            move = self._move(judged, perf, model, clean)
+            known, move = reach.checked(known, move, self.current, self.now_s, self.state.scores)
+            self.state = replace(self.state, reach=known)
+        why_not = reach.may_try(exploration, move, self.current)
+        return self._hold(why_not) if why_not else move
 
     def _grazes(self, judged: Judgement) -> bool:
         """True if what is in force is just too little: on target in the mean, and below it again and again."""
@@ -370,6 +391,8 @@ class Turn:
         self, judged: Judgement, assessed: tuple[Assessed, ...], model: ResPerfModel
     ) -> Move | None:
         """Where all that could be given back is: see ``probing``."""
+        if self.view.spec.exploration is not Exploration.ALL:
+            return None
         barred, since_s = self._regretted, judged.verdict.since_s
         known = self.state.aside, self.state.scores
         found = probing.aside(self.scene, model, self.target, assessed, *known, barred, since_s)

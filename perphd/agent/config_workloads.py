@@ -13,7 +13,7 @@ from perphd.agent.config_schema import file_value, keys_of, read_values, setting
 from perphd.agent.match import MAX_BASE, is_lasting, parse_match
 from perphd.agent.state_files import replace_text
 from perphd.domain.errors import ConfigError, PerphError
-from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
+from perphd.domain.workload import Exploration, Kind, Mode, Objective, SliSpec, Touch, WorkloadSpec
 from perphd.monitor.sli import measured_percentiles, validate_options
 
 RUNTIME_FILE = "workloads.toml"
@@ -107,6 +107,17 @@ class LraTable:
     reserved_memory_bytes: int = setting(0, _RESERVED_DOC, kind="size", key="reserved_memory")
     shape: Literal["no", "core", "elastic"] = setting("no", f"{_SHAPE_DOC}. Never while it is degraded")
     application: str = setting("", _APPLICATION_DOC, kind="name")
+    touch: Touch = setting(
+        Touch.BATCH,
+        "what perphd may change for its sake: batch, only batch's settings, so that its own cores and cache are never "
+        "narrowed; all, cores and cache ways of its own as well",
+    )
+    exploration: Exploration = setting(
+        Exploration.BATCH,
+        "what perphd may try without knowing what comes of it: off, nothing; batch, settings of batch that are not "
+        "predicted to be worse for it, and after a handful of changes that do not reach the target none for ten "
+        "minutes or more; all, everything, steps aside from what is enough included",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +226,7 @@ def read_workload(kind: Kind, raw: object, source: str, key: str) -> WorkloadSpe
     names = [item.name for item in fields(Objective) if item.name in values]
     objective = Objective(**{name: values.pop(name) for name in names})
     _check_version_from(values.get("version_from", "auto"), source, f"{key}.version_from")
+    values = {"touch": Touch.BATCH, "exploration": Exploration.BATCH, **values}
     own = read_values(PolicySettings, raw["policy"], source, f"{key}.policy") if "policy" in raw else {}
     return WorkloadSpec(
         kind=Kind.LRA, objective=objective, sli=sli, policy=tuple(sorted(own.items())), **values

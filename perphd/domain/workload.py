@@ -23,6 +23,25 @@ class Mode(StrEnum):
     ENFORCE = "enforce"
 
 
+class Touch(StrEnum):
+    """What may be changed for an LRA's sake: batch's settings, or the LRA's own cores and cache as well."""
+
+    BATCH = "batch"
+    ALL = "all"
+
+
+class Exploration(StrEnum):
+    """What may be tried out of which nothing is known yet.
+
+    ``batch``: only what changes batch's settings alone and is not predicted to be worse for the LRA; then a target that
+    is out of reach is given up after a handful of changes.
+    """
+
+    OFF = "off"
+    BATCH = "batch"
+    ALL = "all"
+
+
 @dataclass(frozen=True, slots=True)
 class Objective:
     """What an LRA is to be kept at.
@@ -82,7 +101,8 @@ class WorkloadSpec:
     host's for this LRA, sorted pairs of key and value, already validated. ``version_from``: what tells one version of
     the application from another: ``auto``, ``none``, ``file:PATH`` or ``label:KEY``. ``band``: gold, silver or copper;
     None: silver for an LRA, copper for batch. ``reserved_memory_bytes``: 0 if it does not say; ``shape``: no, core or
-    elastic; ``application``: empty if it is one by itself.
+    elastic; ``application``: empty if it is one by itself. ``touch``, ``exploration``: what an LRA's protection may
+    change and try; declared in a file or by request, ``batch`` unless it says otherwise.
 
     Of batch: ``min_cores``: CPU time that it gets per time, averaged over ten seconds; None: none is guaranteed.
     ``max_starvation_s``: the longest time without progress while it waits for a CPU.
@@ -106,6 +126,8 @@ class WorkloadSpec:
     reserved_memory_bytes: int = 0
     shape: str = "no"
     application: str = ""
+    touch: Touch = Touch.ALL
+    exploration: Exploration = Exploration.ALL
 
     @property
     def least_cores(self) -> float:

@@ -1,0 +1,191 @@
+"""A target that is out of reach: settle on the cheapest of the nearly equal best settings, and look again rarely.
+
+Problem: where nothing that batch can give brings an LRA back to its target, trying goes on for ever, and every try
+disturbs the LRA. Approach: changes that do not reach the target are counted. After a handful the setting that did best
+of those tried is put in force, or a cheaper one that did nearly as well, and nothing is changed any more until it is
+time to look again. Every look may make one change; the pauses between looks double.
+
+An episode of failed changes ends once the target was kept for a while. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from perphd.admission.backoff import doubled_s
+from perphd.admission.rescue import Move
+from perphd.domain.allocation import IDLE, Allocation
+from perphd.domain.decision import Action
+from perphd.domain.reading import Reading, available
+from perphd.domain.workload import Exploration
+
+HANDFUL: Final = 3
+"""Changes that may fail to reach the target before perphd settles."""
+LOOK_AGAIN_S: Final = 600.0
+"""The first pause before another look; each look that fails doubles it ..."""
+MOST_DOUBLED: Final = 2
+"""... so many times."""
+LOOK_S: Final = 30.0
+"""A look that finds nothing to change ends after this time."""
+KEPT_S: Final = 60.0
+"""The target must be kept for this long before changes that failed are forgotten."""
+NEARLY: Final = 0.97
+"""Scores that are this share of the best count as equal to it."""
+LEAST_SAMPLES: Final = 2
+MOST_TRIED: Final = 12
+_WEIGHT_OF_IDLE: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """How the LRA fared under one allocation: mean logarithm of ``samples`` scores."""
+
+    allocation: Allocation
+    log_score: float
+    samples: int
+
+    @property
+    def score(self) -> float:
+        """Geometric mean of its scores."""
+        return math.exp(self.log_score)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """What is remembered of an episode. ``failed``: changes that were in force while the target was missed.
+
+    ``last``: the allocation of the last sample; ``settled_until_s``: nothing is changed before; None: not settled.
+    ``looking_since_s``: a look goes on; ``looks``: that failed; ``kept_since_s``: since when the target is kept without
+    a break.
+    """
+
+    tried: tuple[Tried, ...] = ()
+    failed: int = 0
+    last: Allocation | None = None
+    settled_until_s: float | None = None
+    looking_since_s: float | None = None
+    looks: int = 0
+    kept_since_s: float | None = None
+
+    @property
+    def best(self) -> float:
+        """The best score of the episode; NaN if none was seen."""
+        return max((t.score for t in self.tried if t.samples >= LEAST_SAMPLES), default=math.nan)
+
+
+def seen(reach: Reach, current: Allocation, score: Reading, now_s: float, *, clean: bool) -> Reach:
+    """The episode after one more sample under ``current``. ``score``: of the sample; ``clean``: nothing settles."""
+    if not available(score) or not clean:
+        return reach
+    since_s = (reach.kept_since_s if reach.kept_since_s is not None else now_s) if score >= 1.0 else None
+    if since_s is not None and now_s - since_s >= KEPT_S:
+        return Reach(last=current, kept_since_s=since_s)
+    changed = since_s is None and reach.last is not None and reach.last != current
+    if changed and reach.last is not None and _only_memory(reach.last, current):
+        changed = False
+    reach = replace(reach, kept_since_s=since_s, last=current, failed=reach.failed + changed)
+    log = math.log(min(max(score, 1e-3), 10.0))
+    known = next((t for t in reach.tried if t.allocation == current), None)
+    if known is None:
+        now = Tried(current, log, 1)
+    else:
+        n = known.samples + 1
+        now = Tried(current, known.log_score + (log - known.log_score) / n, n)
+    others = tuple(t for t in reach.tried if t.allocation != current)
+    return replace(reach, tried=(*others, now)[-MOST_TRIED:])
+
+
+def standing(reach: Reach, current: Allocation, now_s: float) -> tuple[Reach, Move | None]:
+    """What holds before anything is decided: HOLD while settled; None where the policy may decide."""
+    until_s = reach.settled_until_s
+    if until_s is None:
+        return reach, None
+    if now_s < until_s:
+        return reach, Move(Action.HOLD, current, told(reach, now_s))
+    # What was seen before tells little of now: the look compares anew.
+    reach = replace(
+        reach, tried=(), failed=HANDFUL - 1, last=current, looking_since_s=now_s, settled_until_s=None
+    )
+    return reach, None
+
+
+def checked(
+    reach: Reach, move: Move, current: Allocation, now_s: float, scores: Sequence[float]
+) -> tuple[Reach, Move]:
+    """The move that is made instead of ``move``, and what is remembered then.
+
+    Args:
+        reach: the episode.
+        move: what the policy wants.
+        current: in force.
+        now_s: monotonic seconds.
+        scores: clean scores since the last change.
+    """
+    if move.action is Action.RELEASE:
+        return Reach(), move
+    if reach.kept_since_s is not None:
+        return reach, move  # it is on target: giving back has its own rules
+    stays = move.chosen == current or _only_memory(move.chosen, current)
+    looked = reach.looking_since_s is not None and now_s - reach.looking_since_s >= LOOK_S
+    if (stays and not looked) or (not stays and reach.failed < HANDFUL):
+        return reach, move
+    if len(scores) < LEAST_SAMPLES:
+        return reach, Move(Action.HOLD, current, "whether the last change helped is being judged")
+    chosen = cheapest_of_the_best(reach.tried, current)
+    reach = _settled(reach, now_s)
+    action = Action.HOLD if chosen == current else Action.ROLLBACK
+    return reach, Move(action, chosen, told(reach, now_s))
+
+
+def cheapest_of_the_best(tried: Sequence[Tried], current: Allocation) -> Allocation:
+    """Of the settings that did as well as the best, the one that leaves batch most; ``current`` if none was judged."""
+    judged = [t for t in tried if t.samples >= LEAST_SAMPLES]
+    if not judged:
+        return current
+    best = max(t.score for t in judged)
+    near = [t.allocation for t in judged if t.score >= NEARLY * best]
+    return max(near, key=lambda a: (_left_to_batch(a), a == current))
+
+
+def told(reach: Reach, now_s: float) -> str:
+    """The state of the episode in words."""
+    minutes = max(0.0, (reach.settled_until_s or now_s) - now_s) / 60.0
+    best = "" if math.isnan(reach.best) else f"{100.0 * reach.best:.0f} % of it is the best that was reached"
+    parts = ("the target is out of reach", best, f"nothing more is tried for {minutes:.0f} min")
+    return "; ".join(part for part in parts if part)
+
+
+def may_try(exploration: Exploration, move: Move, current: Allocation) -> str:
+    """Why an exploration is not made; empty if it may be, or if the move is none.
+
+    A place that is predicted to be worse than the present one is never tried, unless everything may be.
+    """
+    if move.action is not Action.EXPLORE or exploration is Exploration.ALL:
+        return ""
+    if exploration is Exploration.OFF:
+        return "nothing known is better, and exploration is off"
+    if move.chosen.cpu.exclusive and not current.cpu.exclusive:
+        return "nothing known is better, and only batch's settings may be explored"
+    scores = {c.allocation: c.prediction.score for c in move.candidates}
+    if scores.get(move.chosen, math.inf) < scores.get(current, 0.0):
+        return "what is untried is predicted to be worse"
+    return ""
+
+
+def _settled(reach: Reach, now_s: float) -> Reach:
+    pause_s = doubled_s(LOOK_AGAIN_S, min(reach.looks, MOST_DOUBLED))
+    return replace(
+        reach, failed=HANDFUL, settled_until_s=now_s + pause_s, looking_since_s=None, looks=reach.looks + 1
+    )
+
+
+def _left_to_batch(a: Allocation) -> tuple[float, ...]:
+    weight = _WEIGHT_OF_IDLE if a.cpu.batch_weight is IDLE else a.cpu.batch_weight
+    return (not a.cpu.exclusive, a.cpu.batch_cores, weight, -a.llc_ways, a.mbw_pct)
+
+
+def _only_memory(a: Allocation, b: Allocation) -> bool:
+    return a != b and replace(a, memory_bytes=b.memory_bytes) == b

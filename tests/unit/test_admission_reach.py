@@ -1,0 +1,103 @@
+"""A target that is out of reach: few changes, the cheapest of the best in the end, and rare looks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perphd.admission import reach
+from perphd.admission.inferer import untouched
+from perphd.admission.reach import Reach, Tried, cheapest_of_the_best, may_try
+from perphd.admission.rescue import Move
+from perphd.domain.allocation import IDLE, Allocation, CpuGrant
+from perphd.domain.decision import Action, Candidate, Prediction
+from perphd.domain.workload import Exploration
+
+NOTHING = untouched(4)
+DEMOTED = replace(NOTHING, cpu=CpuGrant(4, 4, IDLE))
+CONFINED = replace(NOTHING, cpu=CpuGrant(4, 1, IDLE))
+WEIGHTED = replace(NOTHING, cpu=CpuGrant(4, 4, 25))
+EXCLUSIVE = replace(NOTHING, cpu=CpuGrant(4, 1, 100, exclusive=True))
+PLACES = (NOTHING, DEMOTED, CONFINED, WEIGHTED)
+
+
+def run(
+    truth: dict[Allocation, float], seconds: int, seed: int, noise: float = 0.02
+) -> list[tuple[float, Allocation]]:
+    """A policy that wants another place at every tick, and what of it is made: times and places of changes."""
+    rng, state, current, scores = random.Random(seed), Reach(), NOTHING, list[float]()
+    changes: list[tuple[float, Allocation]] = []
+    settled_s = 0.0
+    for second in range(seconds):
+        now_s = float(second)
+        score = truth[current] * (1.0 + rng.gauss(0.0, noise))
+        clean = now_s > settled_s + 1.0
+        if clean:
+            scores.append(score)
+        state = reach.seen(state, current, score, now_s, clean=clean)
+        state, held = reach.standing(state, current, now_s)
+        if held is not None:
+            assert "out of reach" in held.reason
+            assert held.chosen == current
+            continue
+        wanted = rng.choice([place for place in PLACES if place != current]) if clean else current
+        move = Move(Action.GROW if wanted != current else Action.HOLD, wanted, "tried")
+        state, move = reach.checked(state, move, current, now_s, scores)
+        if move.chosen != current:
+            changes.append((now_s, move.chosen))
+            current, settled_s, scores = move.chosen, now_s, []
+    return changes
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 10_000), st.lists(st.floats(0.2, 0.9), min_size=4, max_size=4))
+def test_a_restless_policy_is_held_to_a_handful_of_changes(seed: int, levels: list[float]) -> None:
+    changes = run(dict(zip(PLACES, levels, strict=True)), 7200, seed)
+    assert sum(at < 60.0 for at, _ in changes) <= 4
+    later = [at for at, _ in changes if at >= 60.0]
+    assert all(sum(start <= at < start + 600.0 for at in later) <= 3 for start in later)
+
+
+def test_it_settles_on_the_cheapest_of_the_best() -> None:
+    changes = run(dict.fromkeys(PLACES, 0.5), 300, 3)
+    assert changes[-1][1] in (NOTHING, WEIGHTED)  # equals: nothing that was tried leaves batch more
+    tried = (
+        Tried(CONFINED, -0.10, 5),
+        Tried(DEMOTED, -0.11, 5),
+        Tried(NOTHING, -0.5, 5),
+        Tried(WEIGHTED, 0.0, 1),
+    )
+    assert cheapest_of_the_best(tried, CONFINED) == DEMOTED
+    assert cheapest_of_the_best((Tried(DEMOTED, -0.1, 1),), CONFINED) == CONFINED
+
+
+def test_a_target_that_is_reached_again_ends_the_episode() -> None:
+    truth = dict.fromkeys(PLACES, 0.5) | {DEMOTED: 1.2}
+    changes = run(truth, 7200, 5, noise=0.0)
+    assert sum(place == DEMOTED for _, place in changes) >= 2  # after a time on target it may be left again
+
+
+@pytest.mark.parametrize(
+    ("exploration", "chosen", "score", "allowed"),
+    [
+        (Exploration.OFF, DEMOTED, 0.9, False),
+        (Exploration.BATCH, DEMOTED, 0.9, True),
+        (Exploration.BATCH, DEMOTED, 0.6, False),
+        (Exploration.BATCH, EXCLUSIVE, 0.9, False),
+        (Exploration.ALL, EXCLUSIVE, 0.1, True),
+    ],
+)
+def test_what_is_predicted_to_be_worse_or_not_batchs_is_not_tried(
+    exploration: Exploration, chosen: Allocation, score: float, allowed: bool
+) -> None:
+    candidates = tuple(
+        Candidate(place, Prediction(value, value, value, 1.0), 0.0, "")
+        for place, value in ((chosen, score), (NOTHING, 0.7))
+    )
+    move = Move(Action.EXPLORE, chosen, "untried", candidates)
+    assert bool(may_try(exploration, move, NOTHING)) is not allowed
+    assert not may_try(exploration, replace(move, action=Action.GROW), NOTHING)
