@@ -16,10 +16,11 @@ import pytest
 
 from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
-from perphd.domain.decision import Cause, Decision, Health
-from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
+from perphd.domain.decision import TROUBLED, Cause, Decision, Health
+from perphd.domain.workload import Exploration, Kind, Mode, Objective, SliSpec, Touch, WorkloadSpec
 from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
+from perphd.monitor.query import run_query
 
 pytestmark = [pytest.mark.requires_root, pytest.mark.requires_cgroup_v2]
 
@@ -157,3 +158,52 @@ async def test_hogs_are_a_neighbour_by_name_and_a_sleeping_handler_is_remote(
     assert len(seen) >= SECONDS // 2
     assert causes[Cause.REMOTE] >= 0.9 * len(seen)
     assert all(d.verdict.culprit is None for d in seen if d.verdict.cause is Cause.REMOTE)
+
+
+async def test_an_unreachable_target_costs_few_writes_and_never_narrows_the_service(
+    groups: Groups, tmp_path: Path
+) -> None:
+    app, batch, hogs = groups.make("app"), groups.make("batch"), groups.make("hogs")
+    port, sleep, indicators = (str(tmp_path / name) for name in ("port", "sleep", "indicators"))
+    Path(sleep).write_text("0")
+    groups.start(app, SERVICE, "server", port, sleep)
+    groups.start(None, SERVICE, "client", port, indicators)
+    cores = os.cpu_count() or 1
+    for _ in range(cores):
+        groups.start(hogs, "-c", SPIN)
+        groups.start(batch, "-c", SPIN)
+    store = tmp_path / "store.sqlite"
+    config = Config(
+        daemon=DaemonConfig(mode=Mode.ENFORCE, state_dir=str(tmp_path / "state")),
+        store=StoreConfig(enabled=True, path=str(store)),
+        workloads=(
+            WorkloadSpec(
+                "shop", Kind.LRA, app, sli=SliSpec("file", (("path", indicators),)),
+                objective=Objective(max_latency_ms=0.01), touch=Touch.BATCH, exploration=Exploration.BATCH,
+            ),
+            WorkloadSpec("spin", Kind.BATCH, batch),
+        ),
+    )  # fmt: skip
+    agent = build_agent(config, clock=time.monotonic)
+    tree = discover(RealFs()).of("cpuset")
+    assert tree is not None
+    cpuset = Path(tree.path(app, "cpuset.cpus"))
+    before = cpuset.read_text()
+    troubled = 0
+    for _ in range(75):
+        await agent.tick(time.monotonic())
+        decision = agent.decisions("shop", limit=1)[0]
+        assert not decision.chosen.cpu.exclusive
+        assert cpuset.read_text() == before
+        troubled += decision.verdict.health in TROUBLED
+        await asyncio.sleep(1.0)
+    await asyncio.sleep(3.0)  # until the store has written what it was given
+    rows = run_query(store, "select wall_s, workload, path, value from writes order by wall_s").rows
+    await agent.stop(restore=True)
+    assert troubled >= 20
+    assert rows
+    began_s = float(str(rows[0][0]))
+    first = [row for row in rows if float(str(row[0])) < began_s + 60.0]
+    assert len(first) <= 8, first
+    assert len(rows) - len(first) <= 6, rows
+    assert not [row for row in rows if row[1] == "shop" and "cpuset" in str(row[2])]
