@@ -16,7 +16,7 @@ from perphd.agent.config import TABLES, Config, parse
 from perphd.agent.config_schema import Key, keys_of
 from perphd.agent.config_workloads import WORKLOAD_TABLES, to_toml
 from perphd.domain.errors import ConfigError
-from perphd.domain.workload import Kind, Mode, Objective, SliSpec, WorkloadSpec
+from perphd.domain.workload import Exploration, Kind, Mode, Objective, SliSpec, Touch, WorkloadSpec
 
 SOURCE = "perphd.toml"
 LRA = '[[lra]]\nname = "db"\ncgroup = "/app/db"\n'
@@ -82,6 +82,8 @@ def test_full_file():
             sli=SliSpec(
                 "mysql", (("latency", "tcp"), ("socket", "/run/mysqld/mysqld.sock"), ("timeout_s", "0.5"))
             ),
+            touch=Touch.BATCH,
+            exploration=Exploration.BATCH,
         ),
         WorkloadSpec("pi", Kind.BATCH, "/batch", min_cores=0.5, min_memory_bytes=64 << 20),
     )
