@@ -116,7 +116,7 @@ test-rdt: $(VENV)/.stamp-dev ## cache and bandwidth allocation on a real kernel,
 	@$(MAKE) -j2 deb-of-suite vm-image
 	@$(SUDO) env PERPHD_VM_SUITE=$(SUITE) PERPHD_QEMU_RDT="$(PERPHD_QEMU_RDT)" $(PY) -m pytest -p no:cacheprovider --durations=20 \
 		tests/rdt/test_rdt_kernel.py tests/rdt/test_rdt_scenes.py tests/rdt/test_rdt_sockets.py \
-		tests/rdt/test_rdt_endings.py $(PYTEST_ARGS)
+		tests/rdt/test_rdt_calibrate.py tests/rdt/test_rdt_endings.py $(PYTEST_ARGS)
 
 test-pmu: $(VENV)/.stamp-dev ## hardware counters that others use too, on a real PMU under QEMU, Linux 6.1 and 6.12 (root; PMU_SUITES)
 	@packaging/apt-install pmu
