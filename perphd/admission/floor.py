@@ -41,6 +41,8 @@ PLENTY: Final = 1.6
 """From this multiple on, for ``OVER_S``, the weight is lowered again."""
 LEAST_PROGRESS_CORES: Final = 0.02
 """CPU time that counts as progress where only ``max_starvation_s`` is given."""
+ACTS_AT: Final = 1.0 / 3.0
+"""Share of ``max_starvation_s`` after which a job must get something: three raises may be necessary, each judged."""
 SETTLE_S: Final = 2.0
 """Time after a change of weight before the next one."""
 STEP: Final = 1.2
@@ -166,7 +168,7 @@ def _is_overdue(progress: Progress, spec: WorkloadSpec, snapshot: Snapshot) -> b
     """True if a job without progress must get some now, so that its limit holds."""
     if progress.starved_since_s is None or spec.max_starvation_s is None:
         return False
-    return progress.starved_s(snapshot.at_s) + snapshot.period_s + SETTLE_S >= 0.5 * spec.max_starvation_s
+    return progress.starved_s(snapshot.at_s) + snapshot.period_s + SETTLE_S >= ACTS_AT * spec.max_starvation_s
 
 
 def inferred(weight: float, got: float, floor: float, room: float) -> float:
