@@ -235,7 +235,7 @@ ANYWHERE: Final = Setting()
 class Regret:
     """A step that was too much: nothing that protects no more is tried until ``until_s`` under a like ``setting``.
 
-    Until ``firm_until_s`` it is barred at less load as well: what comes in bursts comes again.
+    Until ``firm_until_s`` it is barred at less load and beside other batch as well: what comes in bursts comes again.
     """
 
     allocation: Allocation
@@ -246,8 +246,7 @@ class Regret:
 
     def bars(self, now_s: float, setting: Setting) -> bool:
         """True if it is not to be tried now."""
-        easier = now_s >= self.firm_until_s and setting.is_easier(self.setting)
-        return self.until_s > now_s and setting.beside == self.setting.beside and not easier
+        return self.until_s > now_s and (now_s < self.firm_until_s or setting.resembles(self.setting))
 
 
 def regret(
