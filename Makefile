@@ -21,7 +21,7 @@ SUITE ?= bookworm
 PMU_SUITES ?= bookworm trixie
 
 # Not every target is for people: only those with ## are listed.
-.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab bench bench-policies bench-costs bench-smoke bench-detector bench-predictor bench-forecasts soak faults deb test-vm test-rdt test-pmu pmu-tests format lock clean
+.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab bench bench-policies bench-costs bench-smoke bench-detector bench-predictor bench-forecasts bench-trials soak faults deb test-vm test-rdt test-pmu pmu-tests format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
@@ -66,6 +66,10 @@ bench-predictor: $(VENV)/.stamp-dev ## the models beside each other, before and 
 
 bench-forecasts: $(VENV)/.stamp-dev ## series forecasters, their ladder and peak predictors: the tables of docs/forecast_report.md
 	$(PY) -m tools.bench.forecasts --out $(OUT)/forecasts.md
+
+bench-trials: $(VENV)/.stamp-dev ## do trials and reports tell the truth? where it is known; interrupted, it goes on where it was
+	$(PY) -m tools.bench.trial --out $(OUT)/trial
+	$(PY) -m tools.bench.weeks --out $(OUT)/weeks
 
 soak: $(VENV)/.stamp-dev ## an hour and two virtual hours at 10 Hz, 100 workloads coming and going: what grows? (root)
 	$(SUDO) $(PY) -m tools.soak both

@@ -24,22 +24,30 @@ class Banded:
 BAND: Final = 0.95
 """Probability that all bands of a report hold, on hosts like the simulated ones."""
 
-RECOVERED: Final = 0.843
-"""Share of the missed time that perphd recovers."""
-OWN_MISS_PCT: Final = 1.2
+RECOVERED: Final = 0.969
+"""Share of the missed time that perphd recovers, what is missed without batch not counted."""
+OWN_MISS_PCT: Final = 3.6
 """Time that is missed although nothing was missed in observe: perphd's own steps back."""
-ON_TARGET_HALF_PCT: Final = 41.0
+ON_TARGET_HALF_PCT: Final = 16.8
 
-GIVEN: Final = 0.584
+DOUBLED_AT_PCT: Final = 4.0
+"""Time missed without batch, too, at which the band is twice as wide."""
+
+GIVEN: Final = 0.6
 """Share of its CPU time that batch gives in runs in which an LRA needs protection."""
-OWN_GIVEN_PCT: Final = 3.9
-BATCH_HALF_PCT: Final = 50.8
+OWN_GIVEN_PCT: Final = 2.6
+BATCH_HALF_PCT: Final = 26.6
 
 
-def predicted_on_target(observed_pct: float) -> Banded:
-    """The share of time on target with perphd, from that without."""
-    missed = (1.0 - RECOVERED) * (100.0 - observed_pct) + OWN_MISS_PCT
-    return _banded(100.0 - missed, ON_TARGET_HALF_PCT)
+def predicted_on_target(observed_pct: float, inherent_pct: float) -> Banded:
+    """The share of time on target with perphd, from that without and from what is missed without batch, too."""
+    missed = inherent_pct + (1.0 - RECOVERED) * (100.0 - observed_pct - inherent_pct) + OWN_MISS_PCT
+    return _banded(100.0 - missed, ON_TARGET_HALF_PCT * doubt(inherent_pct))
+
+
+def doubt(inherent_pct: float) -> float:
+    """How much wider the band is where the LRA is overloaded by itself: then little is known about what helps."""
+    return 1.0 + inherent_pct / DOUBLED_AT_PCT
 
 
 def predicted_batch_kept(touched_pct: float) -> Banded:

@@ -13,13 +13,14 @@ In enforce nothing is predicted: the same figures are what happened.
 
 from __future__ import annotations
 
+import bisect
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from perphd.domain.decision import Action, Cause, Health
-from perphd.domain.reading import available
+from perphd.domain.reading import Reading, available
 from perphd.domain.workload import Mode
 from perphd.report.calibration import Banded, predicted_batch_kept, predicted_on_target
 from perphd.report.rows import WINDOW_S, Decided, History, Window
@@ -27,6 +28,8 @@ from perphd.report.rows import WINDOW_S, Decided, History, Window
 STALE_S: Final = 300.0
 """A target is not older than this: unchanged decisions are stored once a minute."""
 RUNNING_CORES: Final = 0.05
+SAME_LOAD: Final = 0.15
+"""Windows whose work differs by less than this share are of the same load."""
 PLACES: Final = 84
 """Points of a plot: two hours each in a week."""
 
@@ -58,6 +61,7 @@ class LraSummary:
     """One LRA. ``observed`` and ``enforced``: as it was in these modes; ``predicted``: of the observed time with
     perphd.
 
+    ``inherent_pct``: of the observed time, what the LRA misses at such a load without batch, too.
     ``acted``: decisions that changed something, or would have, by mode, action and cause. ``degraded``: hours by
     cause. ``kept``, ``rolled_back``: judged changes in enforce.
     """
@@ -66,6 +70,7 @@ class LraSummary:
     observed: Share | None
     enforced: Share | None
     predicted: Banded | None
+    inherent_pct: float
     acted: tuple[tuple[Mode, Action, Cause, int], ...]
     degraded: tuple[tuple[Cause, float], ...]
     kept: int
@@ -110,13 +115,15 @@ class _Judged:
     at_s: float
     decided: Decided
     met: bool | None
+    work: Reading
 
 
 def summarise(history: History) -> Report:
     """The figures of everything that was read."""
     judged = {lra: _judge(history.windows.get(lra, ()), history.decisions[lra]) for lra in history.lras}
-    lras = tuple(_lra(history, lra, judged[lra]) for lra in history.lras)
-    return Report(history.since_s, history.until_s, lras, _batch(history, judged))
+    used = _used(history)
+    lras = tuple(_lra(history, lra, judged[lra], used) for lra in history.lras)
+    return Report(history.since_s, history.until_s, lras, _batch(history, judged, used))
 
 
 def _judge(windows: Sequence[Window], decisions: Sequence[Decided]) -> list[_Judged]:
@@ -125,7 +132,7 @@ def _judge(windows: Sequence[Window], decisions: Sequence[Decided]) -> list[_Jud
         while i + 1 < len(decisions) and decisions[i + 1].at_s <= window.at_s:
             i += 1
         if i >= 0 and window.at_s - decisions[i].at_s <= STALE_S:
-            found.append(_Judged(window.at_s, decisions[i], _met(window, decisions[i])))
+            found.append(_Judged(window.at_s, decisions[i], _met(window, decisions[i]), window.work))
     return found
 
 
@@ -140,8 +147,9 @@ def _met(window: Window, decided: Decided) -> bool | None:
     return True if available(window.work) else None
 
 
-def _lra(history: History, lra: str, judged: Sequence[_Judged]) -> LraSummary:
+def _lra(history: History, lra: str, judged: Sequence[_Judged], used: Mapping[float, float]) -> LraSummary:
     observed, enforced = (_share(judged, mode) for mode in Mode)
+    inherent_pct = _inherent_pct(judged, used)
     acted = Counter(
         (decided.mode, decided.action, decided.cause)
         for decided in history.decisions[lra]
@@ -156,7 +164,8 @@ def _lra(history: History, lra: str, judged: Sequence[_Judged]) -> LraSummary:
         lra,
         observed,
         enforced,
-        None if observed is None else predicted_on_target(observed.pct),
+        None if observed is None else predicted_on_target(observed.pct, inherent_pct),
+        inherent_pct,
         tuple((*key, count) for key, count in acted.most_common()),
         tuple((cause, count * WINDOW_S / 3600.0) for cause, count in degraded.most_common()),
         sum(outcomes),
@@ -183,16 +192,13 @@ def _places(history: History, judged: Sequence[_Judged]) -> tuple[Place, ...]:
     return tuple(found)
 
 
-def _batch(history: History, judged: Mapping[str, Sequence[_Judged]]) -> BatchSummary:
+def _batch(
+    history: History, judged: Mapping[str, Sequence[_Judged]], used: Mapping[float, float]
+) -> BatchSummary:
     modes = {one.at_s: one.decided.mode for ones in judged.values() for one in ones}
-    used: dict[float, float] = defaultdict(float)
-    for name in history.batch:
-        for window in history.windows[name]:
-            if available(window.cores):
-                used[window.at_s] += window.cores * window.covered_s / WINDOW_S
     totals, times = dict.fromkeys(Mode, 0.0), Counter(modes.values())
     for at_s, mode in modes.items():
-        totals[mode] += used[at_s]
+        totals[mode] += used.get(at_s, 0.0)
     cores = {mode: totals[mode] / times[mode] if times[mode] else None for mode in Mode}
     predicted, touched_pct = None, 0.0
     if totals[Mode.OBSERVE] > 0:
@@ -200,6 +206,42 @@ def _batch(history: History, judged: Mapping[str, Sequence[_Judged]]) -> BatchSu
         touched_pct = 100.0 * given / totals[Mode.OBSERVE]
         predicted = predicted_batch_kept(touched_pct)
     return BatchSummary(cores[Mode.OBSERVE], cores[Mode.ENFORCE], touched_pct, predicted, history.batch)
+
+
+def _used(history: History) -> Mapping[float, float]:
+    """CPU use of all batch in every window, in cores."""
+    used: dict[float, float] = defaultdict(float)
+    for name in history.batch:
+        for window in history.windows[name]:
+            if available(window.cores):
+                used[window.at_s] += window.cores * window.covered_s / WINDOW_S
+    return used
+
+
+def _inherent_pct(judged: Sequence[_Judged], used: Mapping[float, float]) -> float:
+    """Time in observe that would be missed without batch, too: what happens at the same load while no batch runs.
+
+    No protection from batch helps an LRA that is overloaded by itself. The load is taken from its work.
+    """
+    known = [one for one in judged if one.met is not None and one.decided.mode is Mode.OBSERVE]
+    alone = sorted(
+        (one.work, one.met is True)
+        for one in known
+        if available(one.work) and used.get(one.at_s, 0.0) < RUNNING_CORES
+    )
+    works = [work for work, _ in alone]
+    inherent = 0.0
+    for one in known:
+        if one.met:
+            continue
+        if used.get(one.at_s, 0.0) < RUNNING_CORES:
+            inherent += 1.0
+        elif available(one.work):
+            low = bisect.bisect_left(works, one.work * (1.0 - SAME_LOAD))
+            high = bisect.bisect_right(works, one.work * (1.0 + SAME_LOAD))
+            alike = [met for _, met in alone[low:high]]
+            inherent += alike.count(False) / len(alike) if alike else 0.0
+    return 100.0 * inherent / len(known) if known else 0.0
 
 
 def _touched(judged: Mapping[str, Sequence[_Judged]], used: Mapping[float, float]) -> set[float]:

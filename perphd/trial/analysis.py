@@ -11,11 +11,11 @@ the two blocks of a pair has a random sign, and differences of pairs are uncorre
     work, batch:  d = (enforce - R observe) / mean observe;  R = sum enforce / sum observe, change = R - 1
 
 The interval is Student's, with the variance of successive differences (``statistics.of_pairs``); tools/bench/trial
-compares it with a permutation test and a bootstrap.
+measures how often it covers.
 
 A trial has several metrics. Each interval covers with 95 % by itself. An effect is *claimed* only where Holm's
-procedure over all metrics rejects "no effect" at 5 %, so a daemon that does nothing is credited with any effect in
-at most 5 % of trials.
+procedure over all metrics rejects "no effect" at ``CLAIM_LEVEL``, so a daemon that does nothing is credited with any
+effect in at most 5 % of trials.
 
 Carry-over: if the state before a switch outlasts the washout, pairs that begin with a switch show a smaller effect
 than pairs that follow a block of the same mode. The difference is the carry-over; the coin of the pair before
@@ -33,9 +33,11 @@ from perphd.domain.reading import Reading, Unavailable
 from perphd.domain.workload import Mode
 from perphd.trial.design import MIN_PAIRS, Metric, Signal
 from perphd.trial.record import Block, TrialRecord
-from perphd.trial.statistics import Estimate, holm, of_pairs, of_two
+from perphd.trial.statistics import Estimate, holm, no_effect_p, of_pairs, of_two
 
 CONFIDENCE: Final = 0.95
+CLAIM_LEVEL: Final = 0.03
+"""Accepted probability of any false claim by the formulas; Student's tails are approximate, the aim is 5 %."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,8 @@ def analyse(record: TrialRecord) -> Analysis:
     """The effects of a trial, as far as it ran."""
     found = [_effect(metric, pairs_of(record, metric.name)) for metric in record.plan.metrics]
     known = [i for i, effect in enumerate(found) if effect.change is not None]
-    claims = holm([p for i in known if (p := _p(found[i].change)) is not None], 1.0 - CONFIDENCE)
-    carried = holm([p for i in known if (p := _p(found[i].carry_over)) is not None], 1.0 - CONFIDENCE)
+    claims = holm([p for i in known if (p := _p(found[i].change)) is not None], CLAIM_LEVEL)
+    carried = holm([p for i in known if (p := _p(found[i].carry_over)) is not None], CLAIM_LEVEL)
     claimed = dict(zip(known, claims, strict=True))
     with_carry = [i for i in known if found[i].carry_over is not None]
     carried_over = dict(zip(with_carry, carried, strict=True))
@@ -148,12 +150,14 @@ def _effect(metric: Metric, pairs: Sequence[Pair]) -> Effect:
     estimate = of_pairs(differences)
     assert estimate is not None
     shifted = Estimate(estimate.mean + (0.0 if is_log else ratio - 1.0), estimate.error, estimate.freedom)
+    p = no_effect_p([d + shifted.mean - estimate.mean for d in differences])
     plain = [_difference(pair, is_log, 1.0, observe) for pair in pairs]
     carry = of_two(
         [d for d, pair in zip(plain, pairs, strict=True) if not pair.after_switch],
         [d for d, pair in zip(plain, pairs, strict=True) if pair.after_switch],
     )
-    change, carry_over = _change(shifted, is_log), None if carry is None else _change(carry, is_log)
+    change = _change(shifted, is_log, p)
+    carry_over = None if carry is None else _change(carry, is_log, carry.p)
     return Effect(metric, n, observe, enforce, change, carry_over=carry_over)
 
 
@@ -163,11 +167,11 @@ def _difference(pair: Pair, is_log: bool, ratio: float, observe: float) -> float
     return (pair.enforce - ratio * pair.observe) / observe
 
 
-def _change(estimate: Estimate, is_log: bool) -> Change:
+def _change(estimate: Estimate, is_log: bool, p: float) -> Change:
     low, high = estimate.interval(CONFIDENCE)
     values = (estimate.mean, low, high)
     mean, low, high = (math.expm1(v) if is_log else v for v in values)
-    return Change(100.0 * mean, 100.0 * low, 100.0 * high, estimate.p)
+    return Change(100.0 * mean, 100.0 * low, 100.0 * high, p)
 
 
 def _p(change: Change | None) -> float | None:

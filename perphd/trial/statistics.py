@@ -51,6 +51,19 @@ def of_pairs(differences: Sequence[float]) -> Estimate | None:
     return Estimate(mean, math.sqrt(steps / (2.0 * (n - 1)) / n), 2.0 * (n - 1) ** 2 / (3.0 * n - 4.0))
 
 
+def no_effect_p(differences: Sequence[float]) -> float:
+    """Probability of such a mean if there is no effect at all: the greater by successive differences and by the spread.
+
+    Without an effect both errors are right, and the greater errs on the safe side.
+    """
+    n = len(differences)
+    estimate = of_pairs(differences)
+    if estimate is None:
+        return 1.0
+    variance = sum((d - estimate.mean) ** 2 for d in differences) / (n - 1)
+    return max(estimate.p, Estimate(estimate.mean, math.sqrt(variance / n), n - 1.0).p)
+
+
 def of_two(first: Sequence[float], second: Sequence[float]) -> Estimate | None:
     """The difference of two means (Welch); None where a group has fewer than three."""
     if min(len(first), len(second)) < 3:

@@ -115,6 +115,10 @@ async def test_observing_writes_nothing_and_says_what_it_would_do(tmp_path: Path
         grown = [d for d in b.agent.decisions("db") if d.action is Action.GROW]
         assert grown
         assert grown[0].candidates
+        would = {item.spec.name: item.would for item in b.agent.status().workloads}
+        assert would["pi"] is None
+        assert would["db"] is not None
+        assert would["db"].action is not Action.HOLD
 
 
 async def test_going_back_to_observe_gives_back_at_once(tmp_path: Path) -> None:

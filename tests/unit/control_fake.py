@@ -274,6 +274,7 @@ class FakeAgent:
             sample=sample if present else None,
             decision=made,
             outcome=outcome if made else None,
+            would=made,
             protection=made.chosen if made else None,
             in_force=weight if spec.kind is Kind.BATCH else UNTOUCHED,
             not_enforceable=(NotEnforceable("pi", "cpu_weight", "no cpu controller"),)

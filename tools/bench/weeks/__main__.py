@@ -18,6 +18,7 @@ from pathlib import Path
 
 from perphd.domain.workload import Mode
 from perphd.monitor.report_rows import read_history
+from perphd.report.calibration import doubt
 from perphd.report.summary import Report, summarise
 from tools.bench.weeks.fit import Pair, Week, calibrate, coverage
 from tools.bench.weeks.world import live
@@ -44,8 +45,11 @@ def main(words: Sequence[str] | None = None) -> None:
 def week(out: Path, seed: int) -> Week:
     """What was observed and what was enforced in one week, made if it is not there."""
     observed, enforced = (_report(out, seed, mode) for mode in Mode)
+    # What is missed without batch, too, is not perphd's: both sides are without it.
     pairs = tuple(
-        Pair(was.observed.pct, then.enforced.pct)
+        Pair(
+            was.observed.pct + was.inherent_pct, then.enforced.pct + was.inherent_pct, doubt(was.inherent_pct)
+        )
         for was, then in zip(observed.lras, enforced.lras, strict=True)
         if was.observed is not None and then.enforced is not None
     )

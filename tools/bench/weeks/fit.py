@@ -23,10 +23,14 @@ _LEAST_PCT: Final = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A figure of the observed week, and what it predicts as it was in the enforced week; both in %."""
+    """A figure of the observed week, and what it predicts as it was in the enforced week; both in %.
+
+    ``doubt``: how many times its usual error is expected.
+    """
 
     observed: float
     enforced: float
+    doubt: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,7 @@ class Calibration:
     def holds(self, week: Week) -> bool:
         """True if every prediction of the week is within its band."""
         on_target = all(
-            abs(self._on_target(pair.observed) - pair.enforced) <= self.on_target_half_pct
+            abs(self._on_target(pair.observed) - pair.enforced) <= self.on_target_half_pct * pair.doubt
             for pair in week.on_target
         )
         batch = week.batch
@@ -95,7 +99,7 @@ def _score(week: Week, lines: _Lines, units: _Lines) -> float:
     """The greatest error of a week by these lines, in units of the typical errors."""
     slope, own_miss = lines.on_target[0]
     errors = [
-        abs(slope * (100.0 - p.observed) + own_miss - (100.0 - p.enforced)) / units.on_target[1]
+        abs(slope * (100.0 - p.observed) + own_miss - (100.0 - p.enforced)) / units.on_target[1] / p.doubt
         for p in week.on_target
     ]
     if week.batch:
