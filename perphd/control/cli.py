@@ -12,7 +12,7 @@ import click
 
 from perphd import __version__
 from perphd.control.cli_admission import add_admission_commands
-from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Out, command
+from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Number, Out, command
 from perphd.control.cli_calibrate import add_calibrate_command
 from perphd.control.cli_history import add_history_commands
 from perphd.control.cli_init import add_init_command
@@ -101,7 +101,7 @@ def status(out: Out, verbose: bool) -> None:
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(0.1, 60),
+    type=Number(0.1, 60),
     default=1.0,
     show_default=True,
     help="Seconds.",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from perphd.control.cli_base import EXIT_INTERRUPTED, EXIT_NOT_PERMITTED, Out, command
+from perphd.control.cli_base import EXIT_INTERRUPTED, EXIT_NOT_PERMITTED, Number, Out, command
 from perphd.control.client import NotPermitted, Unreachable
 from perphd.domain.errors import PerphError
 
@@ -73,7 +73,7 @@ def add_calibrate_command(group: click.Group) -> None:
     @click.option(
         "--limit",
         "limit_s",
-        type=click.FloatRange(1, 3600),
+        type=Number(1, 3600),
         default=LIMIT_S,
         show_default=True,
         help="Seconds that it may take at most.",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from perphd.control.cli_base import Out, command
+from perphd.control.cli_base import Number, Out, command
 from perphd.control.cli_files import read_lines, state_dir, write_new
 from perphd.control.cli_pause import Duration
 from perphd.control.cli_sizing import Bytes
@@ -38,7 +38,7 @@ def _facts(function: F) -> F:
             click.option("--image", default="", help="Container image or systemd unit."),
             click.option("--name", default="", help="Its name."),
             click.option("--command", "words", default="", metavar="TEXT", help="Its command line, quoted."),
-            click.option("--cores", type=click.FloatRange(0, min_open=True), help="CPUs that it requests."),
+            click.option("--cores", type=Number(0, min_open=True), help="CPUs that it requests."),
             click.option(
                 "--memory", "memory_bytes", type=Bytes(), metavar="SIZE", help="Memory that it requests."
             ),
@@ -115,7 +115,7 @@ def predict(
 @click.option(
     "--peak-memory", "peak_bytes", type=Bytes(), metavar="SIZE", help="Greatest memory that it used."
 )
-@click.option("--instructions", type=click.FloatRange(0), help="Instructions that it executed.")
+@click.option("--instructions", type=Number(0), help="Instructions that it executed.")
 @_file
 def record(
     out: Out, user: str, image: str, name: str, words: str, cores: float | None, memory_bytes: int | None,

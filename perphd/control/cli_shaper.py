@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import click
 
-from perphd.control.cli_base import Out, command
+from perphd.control.cli_base import Number, Out, command
 from perphd.control.table import Part, table, text
 from perphd.domain.errors import PerphError
 from perphd.domain.reading import Reading, Unavailable
@@ -39,7 +39,7 @@ def add_shaper_commands(cli: click.Group) -> None:
     @click.argument("workload")
     @click.option("--samples", type=click.IntRange(10, 3600), help="Samples of one epoch [default: 60].")
     @click.option(
-        "--delta", type=click.FloatRange(0.01, 0.2), help="Share by which a limit is lowered [default: 0.05]."
+        "--delta", type=Number(0.01, 0.2), help="Share by which a limit is lowered [default: 0.05]."
     )
     def start(out: Out, workload: str, samples: int | None, delta: float | None) -> None:
         """Begin to lower a workload's memory.high.
@@ -81,8 +81,8 @@ def add_shaper_commands(cli: click.Group) -> None:
         "--footprint", type=click.Path(exists=True, dir_okay=False, path_type=Path), required=True,
         help="CSV file with a line BYTES,SAMPLES for each value.",
     )  # fmt: skip
-    @click.option("--task-mean", type=float, required=True, help="Mean use of one task, in the same unit.")
-    @click.option("--task-deviation", type=float, required=True, help="Its standard deviation.")
+    @click.option("--task-mean", type=Number(), required=True, help="Mean use of one task, in the same unit.")
+    @click.option("--task-deviation", type=Number(), required=True, help="Its standard deviation.")
     @click.option("--tasks", type=click.IntRange(1), required=True, help="Tasks that run at a time.")
     @click.option(
         "--outside", type=click.Choice(list(_OUTSIDE)), default="keep", show_default=True,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from perphd.control.cli_base import Out, command
+from perphd.control.cli_base import Number, Out, command
 from perphd.control.cli_pause import Duration
 from perphd.control.client import NotPermitted, Refused
 from perphd.domain.errors import PerphError
@@ -189,7 +189,7 @@ def forecast(out: Out, workload: str | None, horizon_s: float, last_s: float, st
     _show(out, place, found, {"horizon_s": WINDOW_S, "workloads": forecasts}, parts)
 
 
-@click.option("--cores", type=click.FloatRange(0, min_open=True), help="CPUs of the host [default: read].")
+@click.option("--cores", type=Number(0, min_open=True), help="CPUs of the host [default: read].")
 @click.option("--memory", "memory_bytes", type=Bytes(), metavar="SIZE", help="Memory of the host: 64G.")
 @_last("2d")
 @_store

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perphd.control.cli_base import Out, command
+from perphd.control.cli_base import Number, Out, command
 from perphd.control.cli_pause import Duration
 from perphd.control.client import NotPermitted, Refused
 from perphd.domain.errors import PerphError
@@ -31,7 +31,7 @@ def trial() -> None:
 
 
 @command(trial)
-@click.option("--hours", type=float, required=True, help="How long: 24 covers a day of load.")
+@click.option("--hours", type=Number(), required=True, help="How long: 24 covers a day of load.")
 @click.option(
     "--block", "block_s", type=Duration(), default="10m", show_default=True, metavar="TIME",
     help="Length of a block.",
@@ -41,7 +41,7 @@ def trial() -> None:
     help="Start of each block that is not used [default: a quarter of it, at most 2m].",
 )  # fmt: skip
 @click.option(
-    "--bound", "bound_pct", type=float, metavar="PERCENT", help="Harm that ends the trial [default: 25]."
+    "--bound", "bound_pct", type=Number(), metavar="PERCENT", help="Harm that ends the trial [default: 25]."
 )
 @click.option("--seed", type=int, help="Of the random order [default: random, and recorded].")
 def start(

@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from perphd.control.cli_base import Out, command
+from perphd.control.cli_base import Number, Out, command
 
 
 def add_workload_commands(cli: click.Group) -> None:
@@ -46,10 +46,10 @@ _mode = click.option(
 @click.argument("cgroup")
 @click.option("--priority", type=int, help="Order of decision, the higher one first [default: 100].")
 @_mode
-@click.option("--tolerance-pct", type=float, help="Accepted loss of work [default: 10].")
-@click.option("--delay-tolerance-pct", type=float, help="Accepted growth of delay [default: 50].")
-@click.option("--min-work-rate-per-s", type=float, help="Keep at least so much work per second instead.")
-@click.option("--max-latency-ms", type=float, help="Keep the latency below this instead; needs --sli.")
+@click.option("--tolerance-pct", type=Number(), help="Accepted loss of work [default: 10].")
+@click.option("--delay-tolerance-pct", type=Number(), help="Accepted growth of delay [default: 50].")
+@click.option("--min-work-rate-per-s", type=Number(), help="Keep at least so much work per second instead.")
+@click.option("--max-latency-ms", type=Number(), help="Keep the latency below this instead; needs --sli.")
 @click.option(
     "--latency-percentile", type=click.Choice(["p50", "p95", "p99"]), help="Which one [default: p95]."
 )
@@ -79,7 +79,7 @@ def add_lra(
 @click.argument("name")
 @click.argument("cgroup")
 @_mode
-@click.option("--min-cores", type=float, help="Never confine it to fewer cores [default: 1].")
+@click.option("--min-cores", type=Number(), help="Never confine it to fewer cores [default: 1].")
 @click.option("--min-memory", metavar="SIZE", help="Never limit its memory below this, e.g. 1G [default: 0].")
 def add_batch(out: Out, name: str, cgroup: str, **keys: Any) -> None:
     """Let the work in CGROUP give way to LRAs.
@@ -117,11 +117,11 @@ def remove_batch(out: Out, name: str) -> None:
 
 @command(sli, "push")
 @click.argument("name")
-@click.option("--work-rate", "work_rate_per_s", type=float, help="Work completed, per second.")
-@click.option("--load", "load_per_s", type=float, help="Work asked for, per second.")
-@click.option("--latency-p50-ms", type=float, help="Median latency, milliseconds.")
-@click.option("--latency-p95-ms", type=float, help="95th percentile.")
-@click.option("--latency-p99-ms", type=float, help="99th percentile.")
+@click.option("--work-rate", "work_rate_per_s", type=Number(), help="Work completed, per second.")
+@click.option("--load", "load_per_s", type=Number(), help="Work asked for, per second.")
+@click.option("--latency-p50-ms", type=Number(), help="Median latency, milliseconds.")
+@click.option("--latency-p95-ms", type=Number(), help="95th percentile.")
+@click.option("--latency-p99-ms", type=Number(), help="99th percentile.")
 def push(out: Out, name: str, **readings: float | None) -> None:
     """Hand over readings of the LRA NAME.
 

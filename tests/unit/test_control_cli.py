@@ -609,3 +609,28 @@ def test_an_lra_that_is_asked_nothing_is_not_shown_as_healthy(served: Served):
     shown = plain(status_parts(replace(status, workloads=(replace(lra, condition="no load"),)), 130.0))
     (row,) = (line for line in shown.splitlines() if line.startswith(f"{lra.spec.name} "))
     assert row.split()[1:3] == ["no", "load"]
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("history", "record", "--user", "a", "--run-time", "3s", "--cores"),
+        ("history", "record", "--user", "a", "--instructions"),
+        ("predict", "--cores"),
+        ("trial", "start", "--hours"),
+        ("trial", "start", "--hours", "24", "--bound"),
+        ("memfit", "start", "mysql", "--delta"),
+        ("headroom", "--cores"),
+        ("batch", "add", "b", "/b", "--min-cores"),
+    ],
+)
+def test_a_number_that_is_none_is_wrong_usage(words: tuple[str, ...], number: str):
+    result = CliRunner().invoke(cli, ["--socket", "/nowhere/perphd.sock", *words, number])
+    assert result.exit_code == 2, result.output
+    assert f"Invalid value for '{words[-1]}'" in result.output
+
+
+def test_help_names_no_range_where_there_is_none():
+    assert "None" not in CliRunner().invoke(cli, ["trial", "start", "--help"]).output
+    assert "x>0" in CliRunner().invoke(cli, ["predict", "--help"]).output
