@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from perphd.agent.config_sizing import SizingConfig
@@ -10,7 +10,9 @@ from perphd.domain.allocation import KEEP, Limit, Settings
 from perphd.domain.decision import TROUBLED
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, fmap
+from perphd.domain.sample import Quality
 from perphd.domain.workload import Kind
+from perphd.host.fs import Identity
 from perphd.isolation.ending import Ender
 from perphd.monitor.memory_facts import Facts, MemoryFacts
 from perphd.sizing.shaper import Mode, Resource, Role, ShaperSettings
@@ -35,6 +37,7 @@ class Shaping:
         self._state = ShapingState()
         self._subjects: tuple[Subject, ...] = ()
         self._cgroups: dict[str, str] = {}
+        self._ending: dict[str, tuple[str, Identity | None]] = {}
         self._capacity: Reading = NOT_MEASURED
         self._limits: Mapping[str, ShapedLimits] = {}
 
@@ -59,13 +62,21 @@ class Shaping:
         self._capacity = self._room(snapshot.at_s)
         self._state, step = advance(self._state, self._subjects, self._capacity, self._rules, snapshot.at_s)
         self._limits = step.limits
+        self._ending = {
+            name: (self._cgroups[name], self._ender.identity(self._cgroups[name])) for name, _ in step.ends
+        }
         return step
 
-    def end(self, step: ShapingStep) -> list[tuple[str, str]]:
-        """End the workloads that the step ends; returns those that could not be ended, with the reason."""
+    def end(self, may_end: Callable[[str], str]) -> list[tuple[str, str]]:
+        """End the workloads that the last look ends; returns those that were not ended, with the reason.
+
+        ``may_end``: why a workload must not be ended now, or empty: limits were written since the look, and people may
+        have spoken meanwhile.
+        """
         failed = []
-        for name, _ in step.ends:
-            if reason := self._ender.end(name, self._cgroups[name]):
+        ending, self._ending = self._ending, {}
+        for name, (cgroup, identity) in ending.items():
+            if reason := may_end(name) or self._ender.end(name, cgroup, identity):
                 failed.append((name, f"not ended: {reason}"))
         return failed
 
@@ -107,6 +118,7 @@ class Shaping:
             if sample is None
             else fmap(lambda pct: pct / 100.0, sample.memory_full_pct),
             refaults_per_s=NOT_MEASURED if sample is None else sample.refaults_per_s,
+            restarted=sample is not None and sample.has(Quality.RESTARTED),
         )
 
 

@@ -30,6 +30,7 @@ from perphd.host.actuators import Actuators
 from perphd.isolation import RestoreReport
 from perphd.monitor.residence import NOWHERE
 from perphd.sizing.shaping import ShapingStep
+from perphd.trial.record import End
 
 log = logging.getLogger("perphd")
 
@@ -183,18 +184,23 @@ class Ticking:
         """Go on to the next block of a trial when it is due; a pause makes the present one void."""
         trials = self._state.parts.trials
         if text := trials.look(self._state.parts.pauses.all() if trials.mode is not None else ()):
-            self._state.planned = None
-            self._state.tell(EventKind.TRIAL, text)
+            self._after_trial(text)
 
     def _judge_trial(self, now_s: float) -> None:
-        """Give the samples to the trial. After harm, nothing is enforced until somebody says so."""
+        """Give the samples to the trial."""
         trials = self._state.parts.trials
         text = trials.take(self._state.all_specs(), self._state.samples)
         self._state.parts.records.problem("trial", trials.problem or None, now_s)
-        if not text:
-            return
+        if text:
+            self._after_trial(text)
+
+    def _after_trial(self, text: str) -> None:
+        """Announce a block or the end of a trial. After harm, nothing is enforced until somebody says so."""
         self._state.planned = None
         self._state.tell(EventKind.TRIAL, text)
+        record = self._state.parts.trials.record
+        if record is None or record.ending is None or record.ending.how is not End.HARM:
+            return
         log.warning("%s", text, extra={"fields": {"event": EventKind.TRIAL}})
         if any(self._modes.of(spec) is Mode.ENFORCE for spec in self._state.all_specs()):
             try:
@@ -299,8 +305,14 @@ class Ticking:
         """End the workloads that the shaper ends, after everything else is in force."""
         if step is None or not step.ends or self._state.parts.shaping is None:
             return
-        for name, text in self._state.parts.shaping.end(step):
+        for name, text in self._state.parts.shaping.end(self._why_not_end):
             self._state.tell(EventKind.PROBLEM, text, name)
+
+    def _why_not_end(self, name: str) -> str:
+        """A mode can be set while limits are written."""
+        spec = self._state.specs.get(name)
+        is_enforced = spec is not None and self._modes.of(spec) is Mode.ENFORCE
+        return "" if is_enforced else "it is only observed now"
 
     def _settings(self, name: str, wanted: Settings) -> Settings:
         """What the policy wants for a workload, with what sizing wants for it."""

@@ -16,7 +16,7 @@ from perphd.domain.errors import KernelError
 from perphd.domain.plan import Stage, Write
 from perphd.host.cgroup.group import descendants
 from perphd.host.cgroup.hierarchy import Hierarchies, Hierarchy
-from perphd.host.fs import KernelFs, read_text, write_within
+from perphd.host.fs import Identity, KernelFs, read_text, write_within
 
 KILL: Final = "cgroup.kill"
 KNOB: Final = "ended"
@@ -38,10 +38,23 @@ class Ender:
         self._fs, self._hierarchies, self._refuse = fs, hierarchies, refuse
         self._on_write, self._kill = on_write, kill
 
-    def end(self, workload: str, cgroup: str) -> str:
-        """End every process of this group now; returns why that was not possible, or empty."""
+    def identity(self, cgroup: str) -> Identity | None:
+        """Which group has this path now; None: none that can be told."""
+        for tree in (self._hierarchies.unified, self._hierarchies.of("memory")):
+            with suppress(KernelError):
+                if tree is not None:
+                    return self._fs.identity(tree.path(cgroup))
+        return None
+
+    def end(self, workload: str, cgroup: str, identity: Identity | None) -> str:
+        """End every process of this group now; returns why that was not possible, or empty.
+
+        ``identity``: of the group that is meant. Whoever has its path meanwhile is left alone.
+        """
         if reason := self._refuse(cgroup):
             return reason
+        if identity is None or self.identity(cgroup) != identity:
+            return "its control group is gone, or another one has its path"
         unified = self._hierarchies.unified
         if (
             unified is not None
@@ -77,6 +90,8 @@ class Ender:
         try:
             for _ in range(_ROUNDS):
                 pids = self._pids(tree.path(cgroup))
+                if min(pids, default=1) <= 0:  # to signal 0 is to signal one's own process group
+                    return path, "a process of it is in a pid namespace that cannot be seen from here"
                 if not pids:
                     return path, ""
                 for pid in pids:

@@ -77,7 +77,8 @@ class Subject:
     """One workload as it is now.
 
     ``shaped``: its owner gave it to the shaper; without that it is advised. ``kills``: out-of-memory kills in its group
-    so far. ``full_ratio``: share of time in which all its tasks waited for memory.
+    so far. ``full_ratio``: share of time in which all its tasks waited for memory. ``restarted``: its group is another
+    one than at the last look, with the same path.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Subject:
     kills: Reading = NOT_MEASURED
     full_ratio: Reading = NOT_MEASURED
     refaults_per_s: Reading = NOT_MEASURED
+    restarted: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -186,6 +188,8 @@ def advance(
 def _seen(before: Member | None, subject: Subject, now_s: float, notes: list[tuple[str, str]]) -> Member:
     """The member after one reading: its greatest use, its crashes, its usual refaults."""
     member = before or Member(now_s)
+    if subject.restarted:  # who makes room is the job that was there before, not this one
+        member = Member(now_s, crashes=member.crashes)
     if not isinstance(subject.kills, Unavailable):
         if member.kills is not None and subject.kills > member.kills:
             member = _crashed(member, subject, now_s)
@@ -361,7 +365,10 @@ def _limits(
     if member.rung is Rung.FREEZE:
         return member, ShapedLimits(frozen=True)
     if member.rung is Rung.RECLAIM:
-        least = max(subject.least_bytes, _number(subject.unreclaimable_bytes))
+        fixed = subject.unreclaimable_bytes
+        least = max(
+            subject.least_bytes, _number(subject.used_bytes) if isinstance(fixed, Unavailable) else fixed
+        )
         return member, ShapedLimits(high_bytes=int(least * (1 + HIGH_MARGIN)))
     if member.target_bytes >= subject.reserved_bytes:
         return member, ShapedLimits()

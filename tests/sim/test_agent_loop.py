@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -14,17 +14,21 @@ from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.loop import Agent
 from perphd.agent.simulated import build_simulated, simulated_sli
+from perphd.domain.allocation import Settings
 from perphd.domain.decision import Action, Health
 from perphd.domain.errors import ConfigError
 from perphd.domain.event import Event, EventKind
+from perphd.domain.plan import ChangeSet
 from perphd.domain.reading import available
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
+from perphd.isolation.applied import Applied
 from perphd.isolation.journal_lock import JournalInUse
 from perphd.monitor.query import run_query
 from perphd.monitor.sli import SliReading
 from perphd.sim.host import Arrival, Departure, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.workload import Batch, Lra
+from perphd.sizing.shaping import ShapingStep
 
 DB = Lra("db", "/t/db", clients=10, service_ms=2.0, serial_ms=0.05, wait_ms=1.5)
 PI = Batch("pi", "/t/pi", threads=8)
@@ -368,3 +372,41 @@ async def test_embedded_simulated_host_needs_no_configuration(tmp_path: Path) ->
     assert {w.spec.name for w in status.workloads} == {"mysql", "pi"}
     assert all(w.present for w in status.workloads)
     await agent.stop(restore=True)
+
+
+class EndsPi:
+    """A shaper that ends pi at its first look."""
+
+    is_off = False
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def look(self, *_: object) -> ShapingStep:
+        return ShapingStep({}, () if self.asked else (("pi", "no room"),))
+
+    def over(self, name: str, wanted: Settings, knobs: frozenset[str]) -> Settings:
+        return replace(wanted, cpu_weight=50) if name == "pi" and "cpu_weight" in knobs else wanted
+
+    def end(self, may_end: Callable[[str], str]) -> list[tuple[str, str]]:
+        self.asked.append(may_end("pi"))
+        return []
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+async def test_a_mode_that_is_set_while_limits_are_written_keeps_a_workload_alive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool
+) -> None:
+    async with bench(tmp_path) as found:
+        parts = found.agent._state.parts
+        shaper, apply = EndsPi(), parts.executor.apply
+
+        async def slow_apply(changes: ChangeSet) -> Applied:
+            if stopped:
+                found.agent.set_mode(Mode.OBSERVE, "pi")
+            return await apply(changes)
+
+        monkeypatch.setattr(found.agent._state, "parts", replace(parts, shaping=shaper))  # type: ignore[arg-type]
+        monkeypatch.setattr(parts.executor, "apply", slow_apply)
+        await found.run(1)
+        assert shaper.asked[0] == ("it is only observed now" if stopped else "")

@@ -28,6 +28,7 @@ from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.workload import Batch, Lra
 from perphd.trial.analysis import analyse
 from perphd.trial.design import Request
+from perphd.trial.guard import Guard
 from perphd.trial.record import End
 
 DB = Lra("db", "/t/db", clients=10, service_ms=2.0, serial_ms=0.05, wait_ms=1.5)
@@ -157,6 +158,23 @@ async def test_after_harm_a_host_that_enforces_is_paused_until_somebody_resumes(
         assert w.modes() == {Mode.OBSERVE}
         w.agent.resume(None, ROOT)
         assert w.modes() == {Mode.ENFORCE}
+
+
+async def test_harm_that_the_end_of_a_block_shows_pauses_as_well(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with world(tmp_path, mode=Mode.ENFORCE) as w:
+        await w.run(30)
+        w.agent.start_trial(SHORT, ROOT)
+        monkeypatch.setattr(Guard, "end_block", lambda *_, **__: "db: delay 90 % higher than in observe")
+        while w.agent.status().trial is not None:
+            await w.run(2)
+        record = w.agent.trial()
+        assert record is not None
+        assert record.ending is not None
+        assert record.ending.how is End.HARM
+        assert [pause.by for pause in w.agent.status().pauses] == ["perphd"]
+        assert w.modes() == {Mode.OBSERVE}
 
 
 async def test_a_trial_goes_on_after_a_restart(tmp_path: Path) -> None:

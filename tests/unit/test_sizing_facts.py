@@ -104,7 +104,7 @@ def test_ending_on_v2_is_one_write(v2: Path) -> None:
     told: list[tuple[Write, str]] = []
     fs = RealFs(v2)
     ender = Ender(fs, discover(fs), lambda _: None, lambda write, text: told.append((write, text)))
-    assert ender.end("a", "/top/a") == ""
+    assert ender.end("a", "/top/a", ender.identity("/top/a")) == ""
     assert (v2 / "sys/fs/cgroup/top/a/cgroup.kill").read_text() == "1\n"
     assert [(write.knob, text) for write, text in told] == [("ended", "written")]
 
@@ -112,17 +112,38 @@ def test_ending_on_v2_is_one_write(v2: Path) -> None:
 def test_ending_on_v1_signals_everybody_in_the_group_and_below(v1: Path) -> None:
     killed: list[tuple[int, int]] = []
     fs = RealFs(v1)
-    assert (
-        Ender(fs, discover(fs), lambda _: None, kill=lambda *sent: killed.append(sent)).end("a", "/top/a")
-        == ""
-    )
+    ender = Ender(fs, discover(fs), lambda _: None, kill=lambda *sent: killed.append(sent))
+    assert ender.end("a", "/top/a", ender.identity("/top/a")) == ""
     assert set(killed) == {(11, signal.SIGKILL), (12, signal.SIGKILL)}
 
 
 def test_a_group_that_must_not_be_written_is_not_ended(v2: Path) -> None:
     fs = RealFs(v2)
-    assert Ender(fs, discover(fs), lambda _: "a unit of systemd").end("a", "/top/a") == "a unit of systemd"
+    ender = Ender(fs, discover(fs), lambda _: "a unit of systemd")
+    assert ender.end("a", "/top/a", ender.identity("/top/a")) == "a unit of systemd"
     assert (v2 / "sys/fs/cgroup/top/a/cgroup.kill").read_text() == ""
+
+
+def test_another_group_with_the_path_is_not_ended(v2: Path) -> None:
+    fs = RealFs(v2)
+    ender = Ender(fs, discover(fs), lambda _: None)
+    meant = ender.identity("/top/a")
+    (v2 / "sys/fs/cgroup/top/a").rename(v2 / "sys/fs/cgroup/top/before")
+    assert "gone" in ender.end("a", "/top/a", meant)
+    _write(v2, "/sys/fs/cgroup/top/a/cgroup.procs", "13\n")
+    _write(v2, "/sys/fs/cgroup/top/a/cgroup.kill", "")
+    assert "another one" in ender.end("a", "/top/a", meant)
+    assert "another one" in ender.end("a", "/top/a", None)
+    assert (v2 / "sys/fs/cgroup/top/a/cgroup.kill").read_text() == ""
+
+
+def test_a_process_of_an_unseen_pid_namespace_is_not_signalled(v1: Path) -> None:
+    killed: list[tuple[int, int]] = []
+    _write(v1, "/cg/memory/top/a/cgroup.procs", "0\n11\n")  # kill(0) would end the daemon's own group
+    fs = RealFs(v1)
+    ender = Ender(fs, discover(fs), lambda _: None, kill=lambda *sent: killed.append(sent))
+    assert "pid namespace" in ender.end("a", "/top/a", ender.identity("/top/a"))
+    assert not killed
 
 
 def test_a_v1_group_that_is_freezing_holds_what_was_written() -> None:

@@ -249,3 +249,30 @@ def test_cpu_has_no_part_in_the_plan() -> None:
     host.grown_up(_subject())
     assert host.state.plan is not None
     assert {size.resource for size in host.state.plan.sizes} == {Resource.MEMORY}
+
+
+def test_a_job_in_a_new_group_of_the_same_path_does_not_pay_for_the_one_before() -> None:
+    host = Host(capacity=200.0)
+    first, second = _subject("first"), replace(_subject("second"), unreclaimable_bytes=10.0 * MIB)
+    host.grown_up(first)
+    step = host.look(first, second, seconds=int(2 * INTERVAL_S))
+    assert step.limits["second"] != NOTHING
+    step = host.look(first, replace(second, restarted=True))
+    assert host.state.members["second"].rung is not Rung.END
+    assert host.state.members["second"].rung_intervals == 0
+    assert host.state.members["second"].began_s == host.now_s
+    assert step.limits["second"].frozen is False
+
+
+def test_memory_that_cannot_be_read_is_not_squeezed_out() -> None:
+    host = Host(capacity=200.0)
+    first, second = _subject("first"), replace(_subject("second"), unreclaimable_bytes=10.0 * MIB)
+    host.grown_up(first)
+    for _ in range(int(2 * INTERVAL_S)):
+        host.look(first, second)
+        if _reclaims(host, "second"):
+            break
+    assert _reclaims(host, "second")
+    unread = replace(second, unreclaimable_bytes=Unavailable("memory.stat cannot be read"))
+    high = host.look(first, unread).limits["second"].high_bytes
+    assert high is None or high >= 100 * MIB
