@@ -30,11 +30,14 @@ from perphd.sizing.memory_fit import (
     FitView,
     MemoryFit,
     after_epoch,
+    after_harm,
     estimate_of_container,
     is_crash,
 )
 
 BIN_BYTES: Final = 4 << 20
+RELIEF_S: Final = 60.0
+"""An LRA that is degraded under a limit has none for so long after it was degraded last."""
 SKIPPED_SAMPLES: Final = 3
 """Samples after a new limit that are left out: the kernel is still reclaiming."""
 WITNESSES: Final = ("work_rate_per_s", "mips", "cpu_usage_cores")
@@ -78,6 +81,7 @@ class _Search:
     applied: bool = False
     estimate: Reading = NOT_MEASURED
     settable: bool = True
+    relieved_until_s: float | None = None
 
 
 class Fitting:
@@ -159,6 +163,14 @@ class Fitting:
             if not view.enforced:
                 self._begin_again(search)
                 continue
+            if view.spec.kind is Kind.LRA and self._relieves(
+                search, view.spec.name in troubled, snapshot.at_s
+            ):
+                if search.fit is not before:
+                    notes.append(
+                        (view.spec.name, f"memory fit: {search.fit.phase.value}, {search.fit.reason}")
+                    )
+                continue
             if not _is_in_force(_limit(search), in_force(view.spec.name)):
                 search.fit = replace(before, reason="the limit is not in force: perphctl status says why")
                 self._begin_epoch(search)
@@ -215,6 +227,23 @@ class Fitting:
         reason = "only observed now: the search begins again when the workload is enforced"
         search.fit = MemoryFit(step=before.step, epoch_samples=before.epoch_samples, reason=reason)
         search.sums = _Sums()
+
+    def _relieves(self, search: _Search, troubled: bool, now_s: float) -> bool:
+        """Whether a limit is lifted because the LRA is degraded, or just was. That limit counts as bad."""
+        until_s, limit = search.relieved_until_s, _limit(search)
+        if until_s is None and not (troubled and limit is not None):
+            return False
+        if until_s is not None and not troubled and now_s >= until_s:
+            search.relieved_until_s, search.skip = None, SKIPPED_SAMPLES
+            return False
+        if until_s is None:
+            search.fit = after_harm(search.fit)
+        if search.fit.phase is FitPhase.CONVERGED:
+            return True  # its limit is in force no more
+        if troubled:
+            search.relieved_until_s = now_s + RELIEF_S
+        self._begin_epoch(search)
+        return True
 
     @staticmethod
     def _begin_epoch(search: _Search) -> None:
@@ -280,7 +309,7 @@ class Fitting:
 def _limit(search: _Search) -> int | None:
     """What is to be in force for a search."""
     fit = search.fit
-    if not search.settable or fit.limit_bytes is None:
+    if not search.settable or fit.limit_bytes is None or search.relieved_until_s is not None:
         return None
     if fit.phase is FitPhase.CONVERGED and not search.applied:
         return None

@@ -228,6 +228,18 @@ def after_epoch(fit: MemoryFit, epoch: FitEpoch, *, urgent: bool = False) -> Mem
     return _lowered(replace(fit, last_good_bytes=fit.limit_bytes), fit.limit_bytes, epoch)
 
 
+def after_harm(fit: MemoryFit) -> MemoryFit:
+    """The search after its limit was in force while the application was degraded: whatever harmed it, that is bad.
+
+    A neighbour may have done it; the result is then larger than it had to be, and never harmful.
+    """
+    if fit.limit_bytes is None:
+        return fit
+    return _crashed(
+        fit, fit.limit_bytes, Evidence(None, None, "the application was degraded under this limit")
+    )
+
+
 def _piloted(fit: MemoryFit, epoch: FitEpoch) -> MemoryFit:
     if isinstance(epoch.performance, Unavailable):
         return replace(fit, reason=f"no witness of performance: {epoch.performance.reason}")

@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from perphd.agent.fitting import SKIPPED_SAMPLES, Fitting
+from perphd.admission.inferer import untouched
+from perphd.agent.fitting import RELIEF_S, SKIPPED_SAMPLES, Fitting
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.cpuset import CpuSet
+from perphd.domain.decision import Action, Cause, Decision, Health, Verdict
 from perphd.domain.errors import ConfigError
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import Unavailable
@@ -46,6 +48,7 @@ class Job:
         self.limits: list[int | None] = []
         self.silent = self.stuck = False
         self.enforced = self.obeyed = True
+        self.target = NOTHING
 
     def view(self) -> WorkloadView:
         """As it is under the limit in force."""
@@ -81,7 +84,7 @@ class Job:
         for _ in range(times):
             self.now_s += 1.0
             snapshot = Snapshot(int(self.now_s), self.now_s, 1.0, HostView(TOPOLOGY), (self.view(),))
-            self.fitting.look(snapshot, NOTHING, self.in_force)
+            self.fitting.look(snapshot, self.target, self.in_force)
             self.limits.append(self.limit)
         return self.fitting.views()[0]
 
@@ -220,3 +223,36 @@ def test_who_may_not_be_searched(tmp_path: Path) -> None:
     for act in (job.fitting.apply, job.fitting.stop):
         with pytest.raises(ConfigError):
             act("nobody")
+
+
+def test_an_lra_that_is_degraded_under_a_limit_is_without_one_at_once(tmp_path: Path) -> None:
+    """Far less than the crash zone harms an LRA: its objective says so."""
+    lra = WorkloadSpec("db", Kind.LRA, "/db", shape="core")
+    job = Job(tmp_path, spec=lra)
+    job.fitting.start(job.view(), samples=20, step=0.2)
+    job.look(80)
+    bad = job.limit
+    assert bad is not None
+    assert bad < 950 * MIB
+    job.target = _degraded(lra.name)
+    found = job.look()
+    assert job.limit is None
+    assert found.first_bad_bytes == pytest.approx(bad, abs=1)
+    job.look(100)
+    assert job.limit is None
+    job.target = NOTHING
+    assert job.look(int(RELIEF_S) - 2).limit_bytes is None
+    job.limits.clear()
+    found = job.until_converged()
+    assert all(limit is None or limit > bad for limit in job.limits)
+    assert found.recommended_bytes is not None
+    assert found.recommended_bytes > bad
+    assert job.fitting.apply(lra.name) == job.limit  # what somebody applies is in force
+
+
+def _degraded(name: str) -> TargetState:
+    unknown = Unavailable("no target")
+    verdict = Verdict(Health.DEGRADED, Cause.NONE, 0.0, ())
+    allocation = untouched(4)
+    decision = Decision(0.0, name, verdict, Action.HOLD, unknown, unknown, allocation, allocation, (), "", "")
+    return TargetState({}, (decision,))
