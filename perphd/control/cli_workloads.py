@@ -79,7 +79,11 @@ def add_lra(
 @click.argument("name")
 @click.argument("cgroup")
 @_mode
-@click.option("--min-cores", type=Number(), help="Never confine it to fewer cores [default: 1].")
+@click.option(
+    "--min-cores",
+    type=Number(),
+    help="CPU time that it really gets, in CPUs [default: none is guaranteed; it keeps one core].",
+)
 @click.option("--min-memory", metavar="SIZE", help="Never limit its memory below this, e.g. 1G [default: 0].")
 def add_batch(out: Out, name: str, cgroup: str, **keys: Any) -> None:
     """Let the work in CGROUP give way to LRAs.

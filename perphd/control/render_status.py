@@ -349,7 +349,8 @@ def _tried(item: WorkloadStatus, now_s: float) -> list[Cell]:
 
 def _floor(item: WorkloadStatus) -> Cell | None:
     """That a batch workload did not get its floor."""
-    if not item.present or item.spec.kind is not Kind.BATCH or item.condition == BatchCondition.IDLE:
+    asks_nothing = item.condition in (BatchCondition.IDLE, BatchCondition.GONE)
+    if not item.present or item.spec.kind is not Kind.BATCH or asks_nothing:
         return None
     floor, got = item.spec.guaranteed_cores, item.recent_cores
     if not available(got) or got >= _FLOOR_MET * floor:

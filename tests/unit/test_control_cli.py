@@ -595,6 +595,7 @@ def test_status_says_what_batch_does_for_how_long_and_whether_it_has_its_floor(s
         ("running", 0.0, 0.6, "running"),
         ("starved", 42.0, 0.0, "starved 42 s"),
         ("idle", 0.0, 0.0, "idle"),
+        ("gone", 0.0, 0.0, "gone"),
     ):
         item = replace(pi, spec=spec, condition=condition, starved_s=starved_s, recent_cores=got)
         shown = plain(status_parts(replace(status, workloads=(item,)), 130.0))
