@@ -77,7 +77,7 @@ def run(out: Out, main: Path, *, yes: bool, dry_run: bool, force: bool) -> None:
     steps = _next(main, target)
     data = _json(proposal, measured, text, target, steps)
     if out.as_json:
-        data["written"] = _write(target, text, passwords) if yes and not dry_run else []
+        data["written"] = _write(target, text, passwords) if yes and sure and not dry_run else []
         click.echo(json.dumps(data, indent=2, ensure_ascii=False))
         return
     out.show(data, lambda: _parts(proposal, measured, passwords))

@@ -340,6 +340,23 @@ def test_json_asks_nothing(host: Path):
     assert {item["kind"] for item in data["workloads"]} == {"lra", "batch"}
 
 
+def test_json_does_not_replace_a_file_by_an_empty_one_either(host: Path, monkeypatch: pytest.MonkeyPatch):
+    main = host / "perphd.toml"
+    assert ran("--json", "--yes", "--config", str(main))[0] == 0
+    main = host / "other" / "perphd.toml"
+    main.parent.mkdir()
+    main.write_text("# as shipped\n")
+    assert ran("--yes", "--config", str(main))[0] == 0
+    drop_in = next((main.parent / "conf.d").iterdir())
+    before = drop_in.read_text()
+    quiet = replace(ALL, groups=(), slices=frozenset(), timed=frozenset())
+    monkeypatch.setattr(cli_init, "look", lambda _: (quiet, Hierarchies(Layout.NONE, None, {})))
+    code, text = ran("--json", "--yes", "--force", "--config", str(main))
+    assert code == 0
+    assert json.loads(text)["written"] == []
+    assert drop_in.read_text() == before
+
+
 def test_timers_are_found_in_the_folders_of_units(tmp_path: Path):
     for name in ("backup.timer", "backup.service", "report@.timer", "x.service"):
         (tmp_path / name).touch()
