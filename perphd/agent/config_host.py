@@ -18,6 +18,23 @@ _CATALOGUE = 5000  # groups looked at for suggestions
 OWN_CGROUPS = "/proc/self/cgroup"
 
 
+def remarks(config: Config) -> list[str]:
+    """What there is to say of a configuration that was read, beside the host it is for.
+
+    A simulated host begins with what the configuration names, so nothing of this machine is looked at.
+    """
+    from perphd.agent.config import nothing_to_do  # which imports this module
+    from perphd.host.cgroup.hierarchy import discover
+    from perphd.host.fs import RealFs
+
+    gap = nothing_to_do(config)
+    found = [*config.warnings, *([gap] if gap else ())]
+    if config.host.kind == "simulated":
+        return found
+    fs = RealFs(config.host.root)
+    return found + check_against_host(config, fs, discover(fs))
+
+
 def check_against_host(config: Config, fs: KernelFs, hierarchies: Hierarchies) -> list[str]:
     """Check all workloads of a configuration; see ``check_workloads_on_host``."""
     source = config.sources[0] if config.sources else "configuration"

@@ -349,17 +349,13 @@ def config() -> None:
 def check(out: Out, path: str) -> None:
     """Say what is wrong with a configuration.
 
-    It is read as the daemon would read it, with the conf.d beside it, and compared with this host.
+    It is read as the daemon would read it, with the conf.d beside it, and compared with the host it is for.
     """
-    from perphd.agent.config import check_against_host, load, nothing_to_do
-    from perphd.host.cgroup.hierarchy import discover
-    from perphd.host.fs import RealFs
+    from perphd.agent.config import load
+    from perphd.agent.config_host import remarks
 
     loaded = load(path, runtime=False)
-    fs = RealFs(loaded.host.root)
-    gap = nothing_to_do(loaded)
-    found = check_against_host(loaded, fs, discover(fs))
-    warnings = [*loaded.warnings, *([gap] if gap else ()), *found]
+    warnings = remarks(loaded)
     out.warn(warnings)
     count = loaded.count
     out.say(

@@ -10,7 +10,7 @@ from typing import NoReturn
 import click
 
 from perphd import __version__
-from perphd.agent.config import DEFAULT_PATH, load, nothing_to_do
+from perphd.agent.config import DEFAULT_PATH, load
 from perphd.agent.config_restore import for_restore
 from perphd.control.cli_profile import profile
 from perphd.control.cli_sim import sim
@@ -110,16 +110,11 @@ def config() -> None:
 @click.argument("path", default=DEFAULT_PATH)
 def check(path: str) -> None:
     """Read a configuration as the daemon would, and say what is wrong with it."""
-    from perphd.agent.config_host import check_against_host
-    from perphd.host.cgroup import discover
-    from perphd.host.fs import RealFs
+    from perphd.agent.config_host import remarks
 
     try:
         loaded = load(path)
-        fs = RealFs(loaded.host.root)
-        gap = nothing_to_do(loaded)
-        found = (*loaded.warnings, *([gap] if gap else ()), *check_against_host(loaded, fs, discover(fs)))
-        for warning in found:
+        for warning in remarks(loaded):
             click.echo(f"warning: {warning}", err=True)
     except PerphError as exc:
         _refuse(exc)

@@ -334,6 +334,17 @@ def test_a_configuration_that_never_does_anything_is_named():
     assert nothing_to_do(parse(lra_only + batch_only, "f")) == ""
 
 
+def test_a_simulated_host_is_not_compared_with_this_machine(tmp_path: Path):
+    config = tmp_path / "perphd.toml"
+    declared = '[[lra]]\nname = "a"\ncgroup = "/no-such-a"\n[[batch]]\nname = "b"\ncgroup = "/no-such-b"\n'
+    for kind, said in (("simulated", ""), ("auto", "does not exist")):
+        config.write_text(f'[host]\nkind = "{kind}"\n{declared}')
+        for group in (cli, daemon.main):
+            done = CliRunner().invoke(group, ["config", "check", str(config)])
+            assert done.exit_code == 0
+            assert said in done.stderr if said else not done.stderr
+
+
 def test_both_checkers_say_so(tmp_path: Path):
     config = tmp_path / "perphd.toml"
     config.write_text('[[lra]]\nname = "a"\ncgroup = "/a"\n')
