@@ -7,7 +7,7 @@ the highest numbers, so that a small change moves few cores.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from perphd.admission import ladder
@@ -25,6 +25,7 @@ from perphd.domain.policy import HostView, WorkloadView
 from perphd.domain.reading import Unavailable, available, value_or
 from perphd.domain.topology import Topology
 from perphd.domain.units import page_floor_bytes
+from perphd.domain.workload import Touch
 
 LEAST_BATCH_BYTES = 64 << 20
 """Batch's memory.high never goes below this, whatever the configuration says."""
@@ -65,7 +66,8 @@ def arbitrate(
     result = {view.spec.name: Settings() for view in (*lras, *batch)}
     grant = strictest([a.cpu for a in protections.values() if a.cpu.instrument is not CpuInstrument.NONE])
     if placed:
-        _set_apart(topology, batch, placed, lent, result)
+        whole = {view.spec.name for view in lras if view.spec.touch is not Touch.ALL}
+        _set_apart(topology, batch, placed, lent, result, whole)
     elif grant is not None:
         _divide_cpus(topology, lras, batch, protections, grant, result)
     _divide_memory(topology, lras, batch, protections, settings, result)
@@ -79,13 +81,15 @@ def _set_apart(
     placed: Mapping[str, Cores],
     lent: Cores,
     result: dict[str, Settings],
+    whole: Collection[str],
 ) -> None:
-    """Every LRA on its own cores, batch on the rest and on what is lent (if that is nothing, there is no batch)."""
+    """Every LRA but those whose own cores are not touched (``whole``) on its own cores, batch on the rest and on what is lent (if that is nothing, there is no batch)."""
     rest = topology.usable
     for name, cores in placed.items():
         cpus = cpus_of(topology, cores)
         rest = rest - cpus
-        result[name] = replace(result[name], cpus=cpus)
+        if name not in whole:
+            result[name] = replace(result[name], cpus=cpus)
     for view in batch:
         if lent:
             guest = replace(result[view.spec.name], cpus=rest | cpus_of(topology, lent), cpu_weight=IDLE)
@@ -112,6 +116,8 @@ def _divide_cpus(
     rest = topology.usable - confined
     for view in lras:
         allocation = protections.get(view.spec.name)
+        if view.spec.touch is not Touch.ALL:
+            continue  # what is in force may be older than its owner's word
         if allocation is not None and allocation.cpu.exclusive and rest:
             result[view.spec.name] = replace(result[view.spec.name], cpus=rest)
 

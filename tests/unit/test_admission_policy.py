@@ -16,7 +16,7 @@ from perphd.domain.policy import Band, HostView, Snapshot, WorkloadView
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Sample
 from perphd.domain.signals import performance
-from perphd.domain.workload import Kind, Objective, WorkloadSpec
+from perphd.domain.workload import Kind, Objective, Touch, WorkloadSpec
 from tests.unit.admission_crowd_world import NoModel
 from tests.unit.admission_world import KNOBS, World, topology
 
@@ -379,3 +379,17 @@ def test_one_sample_clearly_below_is_believed_when_the_load_has_risen(jump: floa
         state, sample, perf, target, NoModel(), PolicySettings(), protected=True, rising=jump > 1.2
     )
     assert judged.verdict.health is (Health.DEGRADED if jump > 1.2 else Health.SUSPECT)
+
+
+@pytest.mark.parametrize("touch", list(Touch))
+def test_cores_of_its_own_end_when_its_owner_takes_them_from_what_may_be_touched(touch: Touch) -> None:
+    """The allocation in force may be older than the configuration."""
+    protection = Allocation(CpuGrant(2, 1, 100, exclusive=True))
+    lra = WorkloadView(WorkloadSpec("db", Kind.LRA, "/db", touch=touch), None)
+    batch = WorkloadView(WorkloadSpec("pi", Kind.BATCH, "/pi"), None)
+    host = HostView(topology(2))
+    found = arbitrate(host, [lra], [batch], {"db": protection}, PolicySettings())
+    assert (found["db"].cpus is KEEP) is (touch is Touch.BATCH)
+    assert found["pi"].cpus is not KEEP
+    placed = arbitrate(host, [lra], [batch], {}, PolicySettings(), {"db": (0,)})
+    assert (placed["db"].cpus is KEEP) is (touch is Touch.BATCH)
