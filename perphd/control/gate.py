@@ -50,5 +50,6 @@ class Gate(asyncio.Protocol):
         head = f"HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
         transport.write(head.encode() + b"\r\nConnection: close\r\n\r\n" + body)
         # To close with its request unread would reset the connection and take the answer back.
-        transport.write_eof()
+        if transport.can_write_eof():  # TLS cannot
+            transport.write_eof()
         asyncio.get_running_loop().call_later(_LINGER_S, transport.close)

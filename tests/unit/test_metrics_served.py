@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from perphd.agent.config import parse
 from perphd.agent.config_metrics import MetricsConfig
-from perphd.control.metrics.listener import MIN_TOKEN, Listener, read_token
+from perphd.control.limits import Limits
+from perphd.control.metrics.listener import MAX_CONNECTIONS, MIN_TOKEN, Listener, read_token
 from perphd.control.metrics.textfile import Textfile
 from perphd.domain.endpoint import endpoint_text, parse_endpoint
 from perphd.domain.errors import ConfigError
@@ -124,6 +125,44 @@ async def test_a_token_and_tls_are_enforced(tmp_path: Path):
         assert await fetched(url, ssl=trusted, headers=header) == (200, PAGE)
         with pytest.raises(aiohttp.ClientError):
             await fetched(f"http://127.0.0.1:{port}/metrics", headers=header)
+    finally:
+        await listener.stop()
+
+
+async def test_tls_connections_beyond_the_limit_are_closed(tmp_path: Path):
+    cert, key = tmp_path / "cert", tmp_path / "key"
+    certificate(cert, key)
+    port = free_port()
+    listener = Listener(
+        MetricsConfig(listen=f"127.0.0.1:{port}", tls_cert=str(cert), tls_key=str(key)), lambda: PAGE
+    )
+    await listener.start()
+    trusted, writers = ssl.create_default_context(cafile=str(cert)), []
+    try:
+        for _ in range(MAX_CONNECTIONS):
+            writers.append((await asyncio.open_connection("127.0.0.1", port, ssl=trusted))[1])
+        await asyncio.sleep(0.1)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=trusted)
+        writers.append(writer)
+        answer = await asyncio.wait_for(reader.read(), 10.0)
+        assert answer.startswith(b"HTTP/1.1 503 ")
+    finally:
+        for writer in writers:
+            writer.close()
+        await listener.stop()
+
+
+async def test_a_client_that_never_shakes_hands_is_dropped(tmp_path: Path):
+    cert, key = tmp_path / "cert", tmp_path / "key"
+    certificate(cert, key)
+    port = free_port()
+    config = MetricsConfig(listen=f"127.0.0.1:{port}", tls_cert=str(cert), tls_key=str(key))
+    listener = Listener(config, lambda: PAGE, Limits(idle_s=0.3))
+    await listener.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await asyncio.wait_for(reader.read(), 20.0) == b""
+        writer.close()
     finally:
         await listener.stop()
 

@@ -91,7 +91,13 @@ class Listener:
         address, port = parse_endpoint(self._config.listen)
         gate = functools.partial(Gate, self._runner, lambda _: MAX_CONNECTIONS)
         try:
-            self._server = await asyncio.get_running_loop().create_server(gate, address, port, ssl=self._tls)
+            self._server = await asyncio.get_running_loop().create_server(
+                gate,
+                address,
+                port,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._limits.idle_s if self._tls else None,
+            )
         except OSError as exc:
             log.error("metrics.listen: %s: %s; tried again every %g s", self._config.listen, exc, AGAIN_S)
             return False
