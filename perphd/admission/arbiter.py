@@ -83,7 +83,10 @@ def _set_apart(
     result: dict[str, Settings],
     whole: Collection[str],
 ) -> None:
-    """Every LRA but those whose own cores are not touched (``whole``) on its own cores, batch on the rest and on what is lent (if that is nothing, there is no batch)."""
+    """Every LRA on its own cores, batch on the rest and on what is lent (if that is nothing, there is no batch).
+
+    ``whole``: LRAs whose own cores are not touched; batch leaves theirs to them all the same.
+    """
     rest = topology.usable
     for name, cores in placed.items():
         cpus = cpus_of(topology, cores)
