@@ -49,8 +49,8 @@ REMEMBERED = 256
 def cli(as_json: bool, socket: str | None) -> None:
     """Ask and steer perphd, which keeps long-running applications (LRAs) at their performance targets.
 
-    init, doctor, groups, calibrate, size, forecast, headroom, predict, history, usage-profile, memfit estimate, config
-    check, model evaluate, model merge, restore and trial report --file also work while the daemon does not run.
+    init, doctor, groups, calibrate, size, forecast, headroom, predict, history, usage-profile, report, memfit estimate,
+    config check, model evaluate, model merge, restore and trial report --file also work while the daemon does not run.
     """
     print_any(sys.stdout)
 

@@ -154,7 +154,9 @@ def _read(path: str) -> TrialRecord:
         return from_json(Path(path).read_text(encoding="utf-8"), TrialRecord)
     except PermissionError as exc:
         raise NotPermitted(f"{path}: this user may not read it") from exc
-    except (OSError, UnicodeError) as exc:
-        raise PerphError(f"{path}: cannot be read: {exc}") from exc
+    except OSError as exc:
+        raise PerphError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
+    except UnicodeError as exc:
+        raise PerphError(f"{path}: is not the record of a trial: it is not UTF-8") from exc
     except DecodeError as exc:
         raise PerphError(f"{path}: is not the record of a trial: {exc}") from exc
