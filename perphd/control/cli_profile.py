@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from perphd.agent.config import DEFAULT_PATH
+from perphd.control.cli_base import Number
 from perphd.domain.errors import PerphError
 from perphd.domain.extras import how_to_get
 
@@ -32,14 +33,14 @@ _EVERY_S = 10.0
 )
 @click.option(
     "--max-loss",
-    type=click.FloatRange(1, 99),
+    type=Number(1, 99),
     default=30.0,
     show_default=True,
     help="Per cent of work it may lose.",
 )
 @click.option(
     "--max-delay",
-    type=click.FloatRange(1.1, 1000),
+    type=Number(1.1, 1000),
     default=3.0,
     show_default=True,
     help="Times its delay may grow.",

@@ -9,6 +9,7 @@ from typing import Literal
 import click
 
 from perphd.agent.config import load
+from perphd.control.cli_base import Number
 from perphd.domain.errors import PerphError
 from perphd.domain.workload import WorkloadSpec
 
@@ -32,7 +33,7 @@ _config_option = click.option(
 @click.option(
     "--machine", default="rdt", show_default=True, help="Which machine; perphd sim machines names them."
 )
-@click.option("--batch-after", type=click.FloatRange(0.0), default=30.0, show_default=True, help="Seconds.")
+@click.option("--batch-after", type=Number(0.0), default=30.0, show_default=True, help="Seconds.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the simulated noise.")
 @click.option(
     "--cgroups", type=click.Choice(["v2", "v1"]), default="v2", show_default=True, help="Which hierarchies."

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 
 from perphd.control import cli_base
 from perphd.control.cli import cli
+from perphd.control.cli_sim import sim
 from perphd.control.client import Client, NotPermitted, Refused, Unreachable
 from perphd.control.explain import explain_parts, parse_at
 from perphd.control.render import NONE, duration, limitations, number, settings_text
@@ -630,6 +631,11 @@ def test_a_number_that_is_none_is_wrong_usage(words: tuple[str, ...], number: st
     result = CliRunner().invoke(cli, ["--socket", "/nowhere/perphd.sock", *words, number])
     assert result.exit_code == 2, result.output
     assert f"Invalid value for '{words[-1]}'" in result.output
+
+
+def test_a_simulated_server_takes_no_such_number_either():
+    result = CliRunner().invoke(sim, ["mount", "/nowhere", "--batch-after", "nan"])
+    assert result.exit_code == 2, result.output
 
 
 def test_help_names_no_range_where_there_is_none():
