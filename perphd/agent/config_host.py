@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -28,7 +30,7 @@ def remarks(config: Config) -> list[str]:
     from perphd.host.fs import RealFs
 
     gap = nothing_to_do(config)
-    found = [*config.warnings, *([gap] if gap else ())]
+    found = [*config.warnings, *([gap] if gap else ()), *_files_missing(config)]
     if config.host.kind == "simulated":
         return found
     fs = RealFs(config.host.root)
@@ -73,6 +75,34 @@ def check_workloads_on_host(
         if not hierarchies.directories(fs, spec.cgroup):
             warnings.append(_missing(spec, fs, hierarchies))
     return warnings
+
+
+def _files_missing(config: Config) -> list[str]:
+    """Files of this machine without which notices or metrics reach nobody."""
+    found = []
+    for receiver in config.notify:
+        program = receiver.argv[0] if receiver.command else ""
+        if program and not _may_be(program, stat.S_IXUSR | stat.S_IXGRP | stat.S_IXOTH):
+            found.append(f"notify {receiver.name!r}: {program} is no program; its notices are lost")
+        token = receiver.bearer_token_file
+        if token and not _may_be(token):
+            found.append(f"notify {receiver.name!r}: {token} does not exist; its notices are lost")
+    path = config.metrics.textfile
+    if path and not path.endswith(".prom"):
+        found.append(f"metrics.textfile: {path} does not end in .prom; node_exporter reads no other files")
+    if path and not _may_be(os.path.dirname(path)):
+        found.append(f"metrics.textfile: {os.path.dirname(path)} does not exist; nothing is written")
+    return found
+
+
+def _may_be(path: str, modes: int = ~0) -> bool:
+    """Whether a file is there with one of the modes, as far as this user may know."""
+    try:
+        return bool(os.stat(path).st_mode & modes)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
 
 
 def own_cgroups(fs: KernelFs) -> tuple[tuple[str, str], ...]:

@@ -345,6 +345,32 @@ def test_a_simulated_host_is_not_compared_with_this_machine(tmp_path: Path):
             assert said in done.stderr if said else not done.stderr
 
 
+def test_receivers_and_textfiles_that_reach_nobody_are_named(tmp_path: Path):
+    good, plain_file = tmp_path / "tell", tmp_path / "plain"
+    good.write_text("#!/bin/sh\n")
+    good.chmod(0o700)
+    plain_file.write_text("")
+    here, config = str(tmp_path), tmp_path / "perphd.toml"
+    cases = (
+        (f'[[notify]]\nname = "n"\ncommand = "{good} -x"\n', ""),
+        (f'[[notify]]\nname = "n"\ncommand = "{here}/none -x"\n', f"{here}/none is no program"),
+        (f'[[notify]]\nname = "n"\ncommand = "{plain_file}"\n', f"{plain_file} is no program"),
+        (
+            f'[[notify]]\nname = "n"\nurl = "https://a.example/"\nbearer_token_file = "{here}/none"\n',
+            f"{here}/none does not exist",
+        ),
+        (f'[metrics]\ntextfile = "{here}/a.prom"\n', ""),
+        (f'[metrics]\ntextfile = "{here}/a.txt"\n', "does not end in .prom"),
+        (f'[metrics]\ntextfile = "{here}/none/a.prom"\n', f"{here}/none does not exist"),
+    )
+    declared = '[[lra]]\nname = "a"\ncgroup = "/a"\n[[batch]]\nname = "b"\ncgroup = "/b"\n'
+    for text, said in cases:
+        config.write_text(f'[host]\nkind = "simulated"\n{declared}{text}')
+        done = CliRunner().invoke(cli, ["config", "check", str(config)])
+        assert done.exit_code == 0, done.output
+        assert said in done.stderr if said else not done.stderr
+
+
 def test_both_checkers_say_so(tmp_path: Path):
     config = tmp_path / "perphd.toml"
     config.write_text('[[lra]]\nname = "a"\ncgroup = "/a"\n')
