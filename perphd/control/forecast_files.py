@@ -81,7 +81,7 @@ def load_state(folder: Path) -> Known:
                     series[key] = records.series_from(about["is"], arrays)
     except FileNotFoundError:
         return Known()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as exc:
         raise FileRefused(f"{path}: forecasts start again: {exc!r}") from exc
     return Known(series, hosts)
 
@@ -122,16 +122,16 @@ def _write_part(file: BinaryIO, part: bytes) -> None:
 
 
 def _parts(file: BinaryIO) -> Iterator[bytes]:
+    end = os.fstat(file.fileno()).st_size
     while True:
         size = int.from_bytes(head := file.read(_LENGTH), "little")
         if len(head) < _LENGTH:
             raise ValueError("it is cut off")
         if not size:
             return
-        part = file.read(size)
-        if len(part) < size:
+        if size > end - file.tell():  # a damaged length: not even tried, as there may be no such memory
             raise ValueError("it is cut off")
-        yield part
+        yield file.read(size)
 
 
 def _replace(path: Path, write: Callable[[BinaryIO], object], *, sync: bool) -> None:

@@ -234,7 +234,7 @@ def test_a_store_that_cannot_be_read_is_a_published_problem(tmp_path: Path, wall
     assert summary.series == 0
 
 
-@pytest.mark.parametrize("damage", ["cut", "empty", "other", "not finite"])
+@pytest.mark.parametrize("damage", ["cut", "empty", "other", "not finite", "long", "endless"])
 def test_a_damaged_state_is_refused_and_starts_again(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -244,6 +244,7 @@ def test_a_damaged_state_is_refused_and_starts_again(
     whole = (tmp_path / files.STATE).read_bytes()
     text = {
         "cut": whole[:-9], "empty": b"", "other": b"something else" + whole,
+        "long": _with_length(whole, 1 << 60), "endless": _with_length(whole, (1 << 64) - 1),
         "not finite": whole.replace(np.float64(2.0).tobytes(), np.float64(np.nan).tobytes()),
     }[damage]  # fmt: skip
     (tmp_path / files.STATE).write_bytes(text)
@@ -252,6 +253,12 @@ def test_a_damaged_state_is_refused_and_starts_again(
     worker = Worker(tmp_path / "none.db", tmp_path, "node1", str(tmp_path))
     assert worker._cycles.known.series == {}
     assert "forecasts start again" in caplog.text
+
+
+def _with_length(whole: bytes, length: int) -> bytes:
+    """The state with another length of its first part."""
+    at = whole.index(b"\n") + 1
+    return whole[:at] + length.to_bytes(8, "little") + whole[at + 8 :]
 
 
 # --- profiles ---------------------------------------------------------------------------------------------------
