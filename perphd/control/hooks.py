@@ -148,6 +148,9 @@ async def _deliver_with_retries(receiver: NotifyConfig, body: dict[str, Any]) ->
             error = DeliveryError(f"no end within {receiver.timeout_s:g} s")
         except DeliveryError as exc:
             error = exc
+        except Exception as exc:  # no thread or no memory left, say: the receiver's task must live on
+            log.exception("notify %s: delivering failed", receiver.name)
+            error = DeliveryError(f"{type(exc).__name__}: {exc}")
         else:
             return None
     return error

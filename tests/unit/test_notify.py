@@ -19,6 +19,7 @@ from perphd.agent.config import parse
 from perphd.agent.config_notify import NotifyConfig
 from perphd.agent.incidents import conditions
 from perphd.agent.tally import Tally
+from perphd.control import hooks as module
 from perphd.control.hooks import Hooks, payload
 from perphd.domain.control import Pause
 from perphd.domain.errors import ConfigError
@@ -223,6 +224,24 @@ async def test_a_receiver_that_hangs_delays_no_other(tmp_path: Path):
     hooks = Hooks([slow, quick], agent.status, lambda: agent.tally, every_s=0.01)
     await run_until(hooks, lambda: bool(out.exists() and out.read_text()))
     assert json.loads(out.read_text())["workload"] == "db"
+
+
+async def test_a_failure_that_nobody_foresaw_costs_one_notice_and_not_the_receiver(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    got: list[dict[str, Any]] = []
+
+    async def post(_: NotifyConfig, body: dict[str, Any]) -> None:
+        got.append(body)
+        if len(got) == 1:
+            raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(module, "_post", post)
+    monkeypatch.setattr(module, "RETRY_S", (0.0,))
+    agent = FakeAgent(parse("", "f"))
+    hooks = Hooks([receiver(url="http://127.0.0.1:1/x")], agent.status, lambda: agent.tally, every_s=0.01)
+    await run_until(hooks, lambda: len(got) > 1)
+    assert "can't start new thread" in caplog.text
 
 
 # --- configuration ----------------------------------------------------------------------------------------------
