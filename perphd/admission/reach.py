@@ -1,9 +1,11 @@
 """A target that is out of reach: settle on the cheapest of the nearly equal best settings, and look again rarely.
 
 Problem: where nothing that batch can give brings an LRA back to its target, trying goes on for ever, and every try
-disturbs the LRA. Approach: changes that do not reach the target are counted. After a handful the setting that did best
-of those tried is put in force, or a cheaper one that did nearly as well, and nothing is changed any more until it is
-time to look again. Every look may make one change; the pauses between looks double.
+disturbs the LRA. Approach: changes that brought the LRA no nearer to its target are counted. After a handful the
+setting that did best of those tried is put in force, or a cheaper one that did nearly as well, and nothing is changed
+any more until it is time to look again. Every look may fail once; the pauses between looks double. A change after
+which the LRA did better than ever before in the episode does not count: there may be more where that came from, as
+with cache ways that help a step at a time.
 
 An episode of failed changes ends once the target was kept for a while. Pure.
 """
@@ -22,8 +24,14 @@ from perphd.domain.decision import Action
 from perphd.domain.reading import Reading, available
 from perphd.domain.workload import Exploration
 
-HANDFUL: Final = 3
-"""Changes that may fail to reach the target before perphd settles."""
+HANDFUL: Final = 5
+"""Settings that may prove no better than those before, returns included, before perphd settles: two instruments tried
+and taken back, and one that is left in force."""
+BETTER: Final = 1.05
+"""A setting brought the LRA nearer to its target if its score is this many times the best one before."""
+MOST_PER_MINUTE: Final = 7
+"""Changes within a minute while the target is missed; settling is one more."""
+MINUTE_S: Final = 60.0
 LOOK_AGAIN_S: Final = 600.0
 """The first pause before another look; each look that fails doubles it ..."""
 MOST_DOUBLED: Final = 2
@@ -55,7 +63,8 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """What is remembered of an episode. ``failed``: changes that were in force while the target was missed.
+    """What is remembered of an episode. ``failed``: settings that were left without having done better than those
+    before; ``changed_s``: when settings changed, in the last minute.
 
     ``last``: the allocation of the last sample; ``settled_until_s``: nothing is changed before; None: not settled.
     ``looking_since_s``: a look goes on; ``looks``: that failed; ``kept_since_s``: since when the target is kept without
@@ -64,6 +73,7 @@ class Reach:
 
     tried: tuple[Tried, ...] = ()
     failed: int = 0
+    changed_s: tuple[float, ...] = ()
     last: Allocation | None = None
     settled_until_s: float | None = None
     looking_since_s: float | None = None
@@ -86,7 +96,11 @@ def seen(reach: Reach, current: Allocation, score: Reading, now_s: float, *, cle
     changed = since_s is None and reach.last is not None and reach.last != current
     if changed and reach.last is not None and _only_memory(reach.last, current):
         changed = False
-    reach = replace(reach, kept_since_s=since_s, last=current, failed=reach.failed + changed)
+    if changed and reach.last is not None:
+        recent = (*(at_s for at_s in reach.changed_s if now_s - at_s < MINUTE_S), now_s)
+        in_vain = not _was_nearer(reach.tried, reach.last)
+        reach = replace(reach, failed=reach.failed + in_vain, changed_s=recent)
+    reach = replace(reach, kept_since_s=since_s, last=current)
     log = math.log(min(max(score, 1e-3), 10.0))
     known = next((t for t in reach.tried if t.allocation == current), None)
     if known is None:
@@ -130,7 +144,11 @@ def checked(
         return reach, move  # it is on target: giving back has its own rules
     stays = move.chosen == current or _only_memory(move.chosen, current)
     looked = reach.looking_since_s is not None and now_s - reach.looking_since_s >= LOOK_S
-    if (stays and not looked) or (not stays and reach.failed < HANDFUL):
+    if stays and not looked:
+        return reach, move
+    if not stays and reach.failed < HANDFUL:
+        if sum(now_s - at_s < MINUTE_S for at_s in reach.changed_s) >= MOST_PER_MINUTE:
+            return reach, Move(Action.HOLD, current, "enough was changed within the last minute")
         return reach, move
     if len(scores) < LEAST_SAMPLES:
         return reach, Move(Action.HOLD, current, "whether the last change helped is being judged")
@@ -173,6 +191,13 @@ def may_try(exploration: Exploration, move: Move, current: Allocation) -> str:
     if scores.get(move.chosen, math.inf) < scores.get(current, 0.0):
         return "what is untried is predicted to be worse"
     return ""
+
+
+def _was_nearer(tried: Sequence[Tried], left: Allocation) -> bool:
+    """Whether the LRA did better under this setting than under all others; so for the first one of an episode."""
+    others = [t.score for t in tried if t.allocation != left]
+    judged = [t.score for t in tried if t.allocation == left and t.samples >= LEAST_SAMPLES]
+    return not others or (bool(judged) and judged[0] >= BETTER * max(others))
 
 
 def _settled(reach: Reach, now_s: float) -> Reach:

@@ -57,9 +57,27 @@ def run(
 @given(st.integers(0, 10_000), st.lists(st.floats(0.2, 0.9), min_size=4, max_size=4))
 def test_a_restless_policy_is_held_to_a_handful_of_changes(seed: int, levels: list[float]) -> None:
     changes = run(dict(zip(PLACES, levels, strict=True)), 7200, seed)
-    assert sum(at < 60.0 for at, _ in changes) <= 4
+    assert sum(at < 60.0 for at, _ in changes) <= 8
     later = [at for at, _ in changes if at >= 60.0]
-    assert all(sum(start <= at < start + 600.0 for at in later) <= 3 for start in later)
+    assert all(sum(start <= at < start + 600.0 for at in later) <= 6 for start in later)
+
+
+def test_what_helps_step_by_step_is_followed_to_the_end() -> None:
+    """Cores are not what is short; every cache way brings the LRA nearer, and the last one onto its target."""
+    ladder = [CONFINED, NOTHING, *(replace(NOTHING, llc_ways=ways) for ways in range(1, 9))]
+    truth = {CONFINED: 0.6, NOTHING: 0.6} | {place: 0.6 * 1.07**n for n, place in enumerate(ladder[2:], 1)}
+    state, current, scores, at = Reach(), NOTHING, list[float](), 0
+    for second in range(180):
+        now_s = float(second)
+        scores.append(truth[current])
+        state = reach.seen(state, current, truth[current], now_s, clean=True)
+        state, held = reach.standing(state, current, now_s)
+        assert held is None, held
+        if second % 5 == 4 and truth[current] < 1.0:
+            wanted = ladder[at]
+            state, move = reach.checked(state, Move(Action.GROW, wanted, "tried"), current, now_s, scores)
+            current, scores, at = move.chosen, [], at + (move.chosen == wanted)
+    assert truth[current] >= 1.0
 
 
 def test_it_settles_on_the_cheapest_of_the_best() -> None:
