@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from perphd.admission.settings import TRIALS_OFF
-from perphd.domain.allocation import UNTOUCHED, Settings
+from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.policy import Policy, Snapshot, TargetState, WorkloadView
-from perphd.domain.workload import Kind
+from perphd.domain.workload import Kind, Touch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +47,19 @@ class Windowed:
             target = self._policy.decide(replace(snapshot, memory=memory.inner))
             own = {name: target.settings.get(name, UNTOUCHED) for name in names}
             return replace(target, memory=_Memory(target.memory, own))
-        held = {name: memory.own.get(name, UNTOUCHED) for name in names}
+        held = {
+            view.spec.name: _still_allowed(view, memory.own.get(view.spec.name, UNTOUCHED))
+            for view in snapshot.workloads
+            if view.spec.name in names
+        }
         views = tuple(_held(view, held) if view.spec.name in held else view for view in snapshot.workloads)
         target = self._policy.decide(replace(snapshot, workloads=views, memory=memory.inner))
         return replace(target, settings={**target.settings, **held}, memory=_Memory(target.memory, held))
+
+
+def _still_allowed(view: WorkloadView, own: Settings) -> Settings:
+    """What is held, without what the LRA's owner has forbidden since: that waits for no window."""
+    return own if view.spec.touch is Touch.ALL else replace(own, cpus=KEEP, llc_masks=KEEP, mba_pct=KEEP)
 
 
 def _held(view: WorkloadView, held: Mapping[str, Settings]) -> WorkloadView:

@@ -21,6 +21,7 @@ from perphd.domain.decision import Action
 from perphd.domain.errors import ConfigError
 from perphd.domain.policy import Snapshot, TargetState
 from perphd.domain.window import DAY_MIN, DAYS, parse_window
+from perphd.domain.workload import Touch
 from tests.unit.admission_world import World
 
 
@@ -129,6 +130,20 @@ def test_own_settings_stay_as_they_were_when_the_window_closed():
     again = windowed.decide(snapshot_of(True, closed.memory, world))
     assert again.settings == wishes.settings
     assert wishes.seen[-1].memory == 2  # the policy's own memory came through
+
+
+def test_what_its_owner_forbids_is_given_back_outside_of_the_window_too():
+    world, wishes = Watched(), Wishes()
+    world.step(1)
+    windowed = Windowed(wishes)
+    wishes.settings = {"db": replace(PINNED, memory_low_bytes=4096), "pi": IDLE_BATCH}
+    target = windowed.decide(snapshot_of(True, None, world))
+    closed = snapshot_of(False, target.memory, world)
+    views = tuple(
+        replace(view, spec=replace(view.spec, touch=Touch.BATCH)) if view.spec.name == "db" else view
+        for view in closed.workloads
+    )
+    assert windowed.decide(replace(closed, workloads=views)).settings["db"] == Settings(memory_low_bytes=4096)
 
 
 def test_an_untouched_lra_is_planned_for_with_batch_alone():
