@@ -266,5 +266,5 @@ def _amount(quantity: str, value: float) -> str:
     from perphd.domain.units import format_bytes
 
     if quantity.endswith(("_bytes", "_bytes_per_s")):
-        return format_bytes(value) + ("/s" if quantity.endswith("_per_s") else "")
+        return format_bytes(value).replace(" ", "") + ("/s" if quantity.endswith("_per_s") else "")
     return f"{value:.4g}s" if quantity.endswith("_s") else f"{value:.4g}"

@@ -39,6 +39,7 @@ def test_predict_names_the_expert_and_its_distribution(history: str) -> None:
     assert lines[0].split() == ["QUANTITY", "ESTIMATE", "P10", "P50", "P90", "P99", "MOST", "SAMPLES"]
     assert [line.split()[0] for line in lines[1:3]] == ["run_time", "memory"]
     assert max(map(len, lines)) <= 100
+    assert lines[2].split()[1] == "2.0GiB"  # one word: columns can be cut
     assert "run_time_s: by the" in shown
     assert "of jobs with name=report" in shown
     data = json.loads(ok(run("predict", "--file", history, "--user", "ada", "--name", "report", "--json")))
