@@ -61,6 +61,7 @@ class Service:
         self._path, self._config, self._serve = config_path, config, serve
         self._stop = asyncio.Event()
         self._advance: Callable[[float], None] | None = None
+        self._simulated_names: frozenset[str] = frozenset()
         self._notifier = Notifier()
 
     async def run(self) -> None:
@@ -100,10 +101,25 @@ class Service:
         return (daemon.on_restart if is_restarting(RealFs()) else daemon.on_stop) == "keep"
 
     def _simulated(self) -> Agent:
-        from perphd.agent.simulated import build_simulated  # a real daemon carries no simulator
+        from perphd.agent.simulated import (  # a real daemon carries no simulator
+            DEFAULT_WORKLOADS,
+            build_simulated,
+        )
 
         agent, self._advance = build_simulated(self._config)
+        self._simulated_names = frozenset(spec.name for spec in self._config.workloads or DEFAULT_WORKLOADS)
         return agent
+
+    def _for_host(self, config: Config) -> Config:
+        """What is read again, as the host of this daemon needs it; missing cgroups are logged."""
+        if self._config.host.kind == "simulated":
+            from perphd.agent.simulated import with_indicators
+
+            return with_indicators(config, self._simulated_names)
+        fs = RealFs(config.host.root)
+        for warning in check_against_host(config, fs, discover(fs)):
+            log.warning("%s", warning)
+        return config
 
     def _real(self) -> Agent:
         fs = RealFs(self._config.host.root)
@@ -254,10 +270,7 @@ class Service:
         self._notifier.reloading()
         try:
             config = load(self._path)
-            fs = RealFs(config.host.root)
-            for warning in check_against_host(config, fs, discover(fs)):
-                log.warning("%s", warning)
-            await agent.reload(config, by)
+            await agent.reload(self._for_host(config), by)
             self._config, waiting = reloaded(self._config, config)
             if waiting:
                 log.warning("read again; a restart is needed for %s", ", ".join(waiting))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -125,19 +125,27 @@ def simulate(
     return host
 
 
+def with_indicators(config: Config, simulated: Container[str]) -> Config:
+    """The configuration with the indicators that the LRAs among the ``simulated`` workloads have on that host."""
+    specs = tuple(
+        replace(spec, sli=SliSpec("simulated", (("workload", spec.name),)))
+        if spec.kind is Kind.LRA and spec.name in simulated
+        else spec
+        for spec in config.workloads or DEFAULT_WORKLOADS
+    )
+    return replace(config, workloads=specs)
+
+
 def build_simulated(config: Config) -> tuple[Agent, Callable[[float], None]]:
     """An agent on a simulated server, and the function that moves the simulated host on to a time (s from start).
 
     Every configured LRA becomes a database with ten clients, every batch workload a job of eight threads that
     arrives after ``BATCH_ARRIVES_S``; without any, one of each is simulated.
     """
-    specs = tuple(
-        replace(spec, sli=SliSpec("simulated", (("workload", spec.name),))) if spec.kind is Kind.LRA else spec
-        for spec in config.workloads or DEFAULT_WORKLOADS
-    )
-    host = simulate(specs)
+    declared = config.workloads or DEFAULT_WORKLOADS
+    host = simulate(declared)
     agent = build_agent(
-        replace(config, workloads=specs),
+        with_indicators(config, {spec.name for spec in declared}),
         fs=host.fs,
         opener=host.perf_opener,
         sli_opener=simulated_sli(host),

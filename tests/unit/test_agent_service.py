@@ -12,7 +12,7 @@ from typing import Literal, cast
 import pytest
 
 from perphd.agent import service as module
-from perphd.agent.config import Config, DaemonConfig, IsolationConfig
+from perphd.agent.config import Config, DaemonConfig, IsolationConfig, load
 from perphd.agent.loop import Agent
 from perphd.agent.sd_notify import Notifier
 from perphd.agent.service import Server, Service
@@ -207,3 +207,26 @@ async def test_who_answers_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> No
     with pytest.raises(OSError, match="that is all"):
         await service.run()
     assert agent.stopped == [True]
+
+
+async def test_a_simulated_host_keeps_its_indicators_over_a_reload(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    path, taken = tmp_path / "perphd.toml", []
+    path.write_text(
+        f'[host]\nkind = "simulated"\n[daemon]\nstate_dir = "{tmp_path}"\n'
+        '[[lra]]\nname = "db"\ncgroup = "/no-such/db"\n[[batch]]\nname = "b"\ncgroup = "/no-such/b"\n'
+    )
+    service = Service(path, load(path), lambda agent, reload: FakeServer(None, None))
+    service._simulated()
+
+    class Taking:
+        async def reload(self, config: Config, by: object) -> None:
+            taken.append(config)
+
+    more = '[[lra]]\nname = "new"\ncgroup = "/no-such/new"\n'
+    path.write_text(path.read_text() + more)
+    await service._reload(Taking())  # type: ignore[arg-type]
+    sources = {spec.name: spec.sli and spec.sli.source for spec in taken[0].workloads}
+    assert sources == {"db": "simulated", "new": None, "b": None}
+    assert "does not exist" not in caplog.text
