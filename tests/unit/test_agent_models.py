@@ -21,7 +21,7 @@ from perphd.domain.sample import Sample
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
 from perphd.predictor import Observation, Registry
 from perphd.predictor.files import ModelFiles
-from perphd.predictor.persist import ModelFileError, from_text
+from perphd.predictor.persist import VERSION, ModelFileError, from_text
 
 DB = WorkloadSpec("db", Kind.LRA, "/app/db", sli=SliSpec("push"))
 PI = WorkloadSpec("pi", Kind.BATCH, "/batch/pi")
@@ -140,8 +140,8 @@ DAMAGES: dict[str, tuple[Callable[[str], str], str]] = {
     "emptied": (lambda _: "", "not JSON"),
     "a bit turned": (lambda text: text.replace('"samples":', '"samples":1', 1), "checksum is wrong"),
     "of a later version": (
-        lambda text: resealed(text, lambda d: d.update(version=4)),
-        "version is 4; this perphd reads versions 1 to 3",
+        lambda text: resealed(text, lambda d: d.update(version=VERSION + 1)),
+        f"version is {VERSION + 1}; this perphd reads versions 1 to {VERSION}",
     ),
     "not a number": (lambda text: text.replace('"samples":', '"samples":NaN,"x":', 1), "NaN"),
     "absurd": (

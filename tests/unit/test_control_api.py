@@ -194,6 +194,8 @@ def test_workloads_in_the_form_of_the_configuration(served: Served):
         "name": "db",
         "cgroup": "/app/db",
         "sli": {"source": "push", "max_age_s": "5"},
+        "touch": "all",
+        "exploration": "all",
         "present": True,
         "effective_mode": "enforce",
         "added_at_run_time": False,
