@@ -70,8 +70,10 @@ class Hooks:
     wall: Callable[[], float] = time.time
 
     @classmethod
-    def of_host(cls, root: str = "") -> Hooks:
-        """The real ones, for the host whose files lie below ``root`` (empty: this machine)."""
+    def of_host(cls, root: str = "", *, simulated: bool = False) -> Hooks:
+        """The real ones, for the host whose files lie below ``root`` (empty: this machine), or a simulated one."""
+        if simulated:
+            return cls(check_host=lambda specs: ())
         fs = RealFs(root)
         hierarchies = discover(fs)
         return cls(

@@ -70,7 +70,11 @@ class ControlServer:
         self._limits = limits if limits is not None else Limits()
         self._peer_lookup = peer_lookup
         self._access = access or Access.of_groups(daemon.read_group, daemon.admin_group)
-        hooks = hooks if hooks is not None else Hooks.of_host(config.host.root)
+        hooks = (
+            hooks
+            if hooks is not None
+            else Hooks.of_host(config.host.root, simulated=config.host.kind == "simulated")
+        )
         self._routes = Routes(agent, reload, hooks, self._limits, self._access)
         self._turns = Turns(self._limits)
         self._runner: web.AppRunner | None = None

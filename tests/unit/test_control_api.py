@@ -21,6 +21,7 @@ from perphd.agent.config_workloads import read_runtime
 from perphd.control.access import Access, Peer, Right, peer_of
 from perphd.control.client import Client, Refused
 from perphd.control.limits import Limits
+from perphd.control.routes import Hooks
 from perphd.control.sql import Queries
 from perphd.control.wire import encode
 from perphd.domain.errors import ConfigError, KernelError, PerphError
@@ -817,3 +818,9 @@ def test_imports_that_are_refused(
 @pytest.mark.parametrize("path", ["/v1/models/nope", "/v1/models/nope/export"])
 def test_models_that_do_not_exist(served: Served, path: str):
     assert error_of(served, "GET", path)["code"] == "not-found"
+
+
+def test_workloads_of_a_simulated_host_are_not_sought_on_this_machine():
+    spec = WorkloadSpec("b", Kind.BATCH, "/no-such-group")
+    assert Hooks.of_host(simulated=True).check_host([spec]) == ()
+    assert any("does not exist" in warning for warning in Hooks.of_host().check_host([spec]))
