@@ -12,7 +12,7 @@ import click
 
 from perphd import __version__
 from perphd.control.cli_admission import add_admission_commands
-from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Number, Out, command
+from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Out, command
 from perphd.control.cli_calibrate import add_calibrate_command
 from perphd.control.cli_history import add_history_commands
 from perphd.control.cli_init import add_init_command
@@ -27,6 +27,7 @@ from perphd.control.cli_trial import add_trial_commands
 from perphd.control.cli_usage_profile import add_usage_profile_commands
 from perphd.control.cli_workloads import add_workload_commands
 from perphd.control.client import SOCKET_VARIABLE, NotPermitted, Unreachable
+from perphd.control.number import Number
 from perphd.domain.errors import ParseError
 from perphd.domain.utf8 import print_any
 

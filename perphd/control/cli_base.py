@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import os
 import sys
 from collections.abc import Callable, Iterable
@@ -39,23 +38,6 @@ _JSON = click.option("--json", "as_json", is_flag=True, help="Answer in JSON.")
 _SOCKET = click.option(
     "--socket", metavar="PATH", help=f"The daemon's socket [default: {SOCKET_VARIABLE}, else as configured]."
 )
-
-
-class Number(click.FloatRange):
-    """A finite number: NaN lies in every range, because it compares false with both ends."""
-
-    name = "float"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number."""
-        found = float(super().convert(value, param, ctx))
-        if not math.isfinite(found):
-            self.fail(f"{value!r} is not a finite number", param, ctx)
-        return found
-
-    def _describe_range(self) -> str:
-        # For --help; click says "x<=None" of a range without ends.
-        return "" if self.min is self.max is None else super()._describe_range()
 
 
 class Out:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from perphd.control.cli_base import EXIT_INTERRUPTED, EXIT_NOT_PERMITTED, Number, Out, command
+from perphd.control.cli_base import EXIT_INTERRUPTED, EXIT_NOT_PERMITTED, Out, command
 from perphd.control.client import NotPermitted, Unreachable
+from perphd.control.number import Number
 from perphd.domain.errors import PerphError
 
 if TYPE_CHECKING:

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from perphd.control.cli_base import Number, Out, command
+from perphd.control.cli_base import Out, command
 from perphd.control.cli_files import read_lines, state_dir, write_new
 from perphd.control.cli_pause import Duration
 from perphd.control.cli_sizing import Bytes
+from perphd.control.number import Number
 from perphd.domain.errors import PerphError
 
 if TYPE_CHECKING:

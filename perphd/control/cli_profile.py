@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from perphd.agent.config import DEFAULT_PATH
-from perphd.control.cli_base import Number
+from perphd.control.number import Number
 from perphd.domain.errors import PerphError
 from perphd.domain.extras import how_to_get
 

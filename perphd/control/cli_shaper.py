@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import click
 
-from perphd.control.cli_base import Number, Out, command
+from perphd.control.cli_base import Out, command
+from perphd.control.number import Number
 from perphd.control.table import Part, table, text
 from perphd.domain.errors import PerphError
 from perphd.domain.reading import Reading, Unavailable

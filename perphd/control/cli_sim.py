@@ -9,7 +9,7 @@ from typing import Literal
 import click
 
 from perphd.agent.config import load
-from perphd.control.cli_base import Number
+from perphd.control.number import Number
 from perphd.domain.errors import PerphError
 from perphd.domain.workload import WorkloadSpec
 

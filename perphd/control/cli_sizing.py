@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
-from perphd.control.cli_base import Number, Out, command
+from perphd.control.cli_base import Out, command
 from perphd.control.cli_pause import Duration
 from perphd.control.client import NotPermitted, Refused
+from perphd.control.number import Number
 from perphd.domain.errors import PerphError
 from perphd.domain.reading import Reading, Unavailable
 from perphd.domain.units import parse_size_bytes

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from perphd.control.cli_base import Number, Out, command
+from perphd.control.cli_base import Out, command
 from perphd.control.cli_pause import Duration
 from perphd.control.client import NotPermitted, Refused
+from perphd.control.number import Number
 from perphd.domain.errors import PerphError
 
 if TYPE_CHECKING:

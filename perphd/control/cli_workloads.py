@@ -6,7 +6,8 @@ from typing import Any
 
 import click
 
-from perphd.control.cli_base import Number, Out, command
+from perphd.control.cli_base import Out, command
+from perphd.control.number import Number
 
 
 def add_workload_commands(cli: click.Group) -> None:
