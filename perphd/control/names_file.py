@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
+from perphd.control.kept_file import KeptFile, replace_file
 from perphd.domain.status import AgentStatus
 
 log = logging.getLogger("perphd")
@@ -18,7 +16,7 @@ NAME: Final = "workloads"
 LOOK_EVERY_S: Final = 5.0
 
 
-class NamesFile:
+class NamesFile(KeptFile):
     """Replaces the file whenever the names change. Who may not ask the daemon may not read it either.
 
     Args:
@@ -28,30 +26,9 @@ class NamesFile:
     """
 
     def __init__(self, socket: str, read_gid: int | None, status: Callable[[], AgentStatus]) -> None:
-        self._path = Path(socket).with_name(NAME)
+        super().__init__(Path(socket).with_name(NAME), LOOK_EVERY_S, self.look)
         self._read_gid, self._status = read_gid, status
         self._written: str | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    async def start(self) -> None:
-        """Begin to look."""
-        self._task = asyncio.create_task(self._run())
-
-    async def stop(self) -> None:
-        """Stop, and remove the file."""
-        if self._task is None:
-            return
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        self._task = None
-        with contextlib.suppress(OSError):
-            self._path.unlink()
-
-    async def _run(self) -> None:
-        while True:
-            self.look()
-            await asyncio.sleep(LOOK_EVERY_S)
 
     def look(self) -> None:
         """Write the file if the names are others. Completion is worth no complaint: a failure is tried again."""
@@ -59,18 +36,8 @@ class NamesFile:
         text = "".join(lines)
         if text == self._written:
             return
-        temporary = self._path.with_name(f".{NAME}.new")
         try:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.unlink()
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
-            with os.fdopen(os.open(temporary, flags, 0o600), "w", encoding="utf-8") as file:
-                if self._read_gid is not None:
-                    with contextlib.suppress(PermissionError):  # then root alone can read it
-                        os.fchown(file.fileno(), -1, self._read_gid)
-                        os.fchmod(file.fileno(), 0o640)
-                file.write(text)
-            os.replace(temporary, self._path)
+            replace_file(self._path, text.encode(), 0o600, self._read_gid)
             self._written = text
         except OSError as exc:
             log.debug("%s: cannot be written: %s", self._path, exc)
