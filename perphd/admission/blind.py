@@ -1,4 +1,4 @@
-"""What is done where a model cannot help: no score, or no knowledge of what the LRA does undisturbed.
+"""Decisions where a model cannot help: no score, or no knowledge of what the LRA does undisturbed.
 
 Without a score it is waited, then probed: batch is kept to the least for a few seconds, which teaches the reference.
 

@@ -54,7 +54,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """What a batch workload or an undeclared group used in one tick; the rest of a sample is not kept for so long.
+    """Use of a batch workload or an undeclared group in one tick, kept longer than the rest of its sample.
 
     Paths of groups begin with a slash, names of workloads do not.
     """

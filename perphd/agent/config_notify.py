@@ -36,7 +36,7 @@ class NotifyConfig:
         "", "file whose first line is sent to the webhook as bearer token", kind="optional-path"
     )
     after_s: float = setting(
-        60.0, "how long a condition must last before it is told", low=0.0, high=86400.0, unit="s"
+        60.0, "how long a condition must last before perphd tells it", low=0.0, high=86400.0, unit="s"
     )
     pause_s: float = setting(
         900.0, "least time between two notices about the same condition", low=1.0, high=604800.0, unit="s"
