@@ -23,6 +23,7 @@ from perphd.agent.discovery import Discovery
 from perphd.agent.fitting import Fitting
 from perphd.agent.forecasts import Forecasts
 from perphd.agent.loop import Agent
+from perphd.agent.memory_forecasts import MemoryForecasts
 from perphd.agent.models import Models
 from perphd.agent.pauses import Pauses
 from perphd.agent.rebuilds import Rebuilds
@@ -191,7 +192,7 @@ def build_agent(
     links = LinkLoad(fs)
     tap = RoundTap(policy if policy is not None else POLICIES[config.daemon.policy](config))
     bounds = _actuators(fs, config.daemon.state_dir)
-    forecasts = _forecasts(config, records, clock, kept) if clock is not None else None
+    forecasts = _forecasts(config, records, clock, wall_clock, kept) if clock is not None else None
     parts = Parts(
         topology=topology,
         processors=processors,
@@ -226,7 +227,12 @@ def build_agent(
         capabilities_now=lambda: look_again(fs, capabilities),
         discovery=Discovery(fs, Lookup(fs, hierarchies)),
         residence=Residence(fs, hierarchies),
-        shaping=Shaping(config.sizing, MemoryFacts(fs, hierarchies), ender),
+        shaping=Shaping(
+            config.sizing,
+            MemoryFacts(fs, hierarchies),
+            ender,
+            None if forecasts is None else MemoryForecasts(_forecast_folder(config), wall_clock),
+        ),
         fitting=Fitting(fs, hierarchies),
         forecasts=forecasts,
         waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)
@@ -360,7 +366,11 @@ def _models(
 
 
 def _forecasts(
-    config: Config, records: Records, clock: Callable[[], float], kept: Store | None
+    config: Config,
+    records: Records,
+    clock: Callable[[], float],
+    wall_clock: Callable[[], float],
+    kept: Store | None,
 ) -> Forecasts | None:
     if not config.forecast.enabled:
         return None
@@ -368,9 +378,13 @@ def _forecasts(
         text = "no forecasts: they are made from the store; set enabled = true in [store] and restart perphd"
         records.problem("forecast", text, clock())
         return None
-    folder = Path(config.daemon.state_dir).absolute() / "forecast"
-    store = str(Path(config.store_path).absolute())
-    return Forecasts(folder, (store, str(folder), socket.gethostname(), config.host.root), records)
+    folder, store = _forecast_folder(config), str(Path(config.store_path).absolute())
+    arguments = (store, str(folder), socket.gethostname(), config.host.root)
+    return Forecasts(folder, arguments, records, wall_clock=wall_clock)
+
+
+def _forecast_folder(config: Config) -> Path:
+    return Path(config.daemon.state_dir).absolute() / "forecast"
 
 
 def _store(config: Config) -> Store:

@@ -14,5 +14,5 @@ class ForecastConfig:
     enabled: bool = setting(
         False,
         "once a minute a niced process of its own forecasts every workload's use and the host's peak from the store; "
-        "nothing acts on it",
+        "the resource shaper sizes memory by it, nothing else acts on it",
     )

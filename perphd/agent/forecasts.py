@@ -27,6 +27,8 @@ from perphd.domain.forecast import PUBLISHED_FILE, SUMMARY_FILE, ForecastSummary
 from perphd.domain.reading import Reading, Unavailable
 
 PERIOD_S: Final = 60.0
+PHASE_S: Final = 8.0
+"""The worker's windows begin with the minute; this long after that the store has all samples of the one before."""
 FIRST_PAUSE_S: Final = 60.0
 GREATEST_PAUSE_S: Final = 3600.0
 STEADY_S: Final = 1800.0
@@ -53,6 +55,7 @@ class Forecasts:
         arguments: of the worker: store, folder, node, root.
         records: takes problems.
         command: the worker: program and arguments.
+        wall_clock: it is told at ``PHASE_S`` of every minute of this clock; None: once in ``PERIOD_S``.
     """
 
     def __init__(
@@ -61,6 +64,7 @@ class Forecasts:
         arguments: Sequence[str],
         records: Records,
         command: Sequence[str] = COMMAND,
+        wall_clock: Callable[[], float] | None = None,
     ) -> None:
         self._folder, self._records = folder, records
         self._command = (*command, *arguments)
@@ -68,7 +72,9 @@ class Forecasts:
         self._pid: int | None = None
         self._pipe: int | None = None
         self._unsent = b""
+        self._wall_clock = wall_clock
         self._started_s = self._told_s = self._not_before_s = -float("inf")
+        self._tell_s = -float("inf")
         self._pause_s = FIRST_PAUSE_S
         self._closed = False
 
@@ -91,8 +97,8 @@ class Forecasts:
                 return
         if self._has_ended(now_s):
             return
-        if now_s - self._told_s >= PERIOD_S and not self._unsent:
-            self._told_s = now_s
+        if now_s >= self._tell_s and not self._unsent:
+            self._told_s, self._tell_s = now_s, now_s + self._pause_to_tell_s()
             if now_s - self._started_s >= PERIOD_S:  # it has lived through a cycle
                 self._records.problem("forecast", None, now_s)
             self._unsent = json.dumps(roster(), separators=(",", ":")).encode() + b"\n"
@@ -135,7 +141,8 @@ class Forecasts:
         self._pid = None
 
     def _start(self, now_s: float) -> None:
-        self._started_s, self._told_s, self._unsent = now_s, -float("inf"), b""
+        self._started_s, self._unsent = now_s, b""
+        self._told_s = self._tell_s = -float("inf")
         try:
             self._folder.mkdir(mode=0o750, parents=True, exist_ok=True)
             reading, self._pipe = os.pipe2(os.O_CLOEXEC)
@@ -154,6 +161,13 @@ class Forecasts:
             self._failed(now_s, f"it cannot be started: {exc}")
             return
         self._starting = future
+
+    def _pause_to_tell_s(self) -> float:
+        """How long until the worker is told again."""
+        if self._wall_clock is None:
+            return PERIOD_S
+        left_s = (PHASE_S - self._wall_clock()) % PERIOD_S
+        return left_s if left_s >= PERIOD_S / 2 else left_s + PERIOD_S
 
     def _spawn(self, future: Future[int], reading: int) -> None:
         """Runs in a thread: the child's exec(2) may have to wait for a processor."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from perphd.agent.config_sizing import SizingConfig
+from perphd.agent.memory_forecasts import WINDOW_S, MemoryForecasts
 from perphd.domain.allocation import KEEP, Limit, Settings
 from perphd.domain.decision import TROUBLED
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
@@ -24,16 +25,22 @@ from perphd.sizing.shaping import (
     ShapingStep,
     Subject,
     advance,
-    view,
 )
+from perphd.sizing.shaping_view import view
 
 
 class Shaping:
-    """Looks once a round. Writes nothing itself: ``settings`` go to the executor with those of the policy."""
+    """Looks once a round. Writes nothing itself: ``settings`` go to the executor with those of the policy.
 
-    def __init__(self, config: SizingConfig, facts: MemoryFacts, ender: Ender) -> None:
+    ``ahead``: the forecast worker's forecasts; None, or intervals that are not the worker's: the shaper's own alone.
+    """
+
+    def __init__(
+        self, config: SizingConfig, facts: MemoryFacts, ender: Ender, ahead: MemoryForecasts | None = None
+    ) -> None:
         self._rules, self._own_capacity = rules_of(config), float(config.memory_bytes)
         self._facts, self._ender = facts, ender
+        self._ahead = ahead if config.interval_s == WINDOW_S else None
         self._state = ShapingState()
         self._subjects: tuple[Subject, ...] = ()
         self._cgroups: dict[str, str] = {}
@@ -52,6 +59,7 @@ class Shaping:
         """One look: what follows from it. ``excluded``: workloads that somebody else is sizing now."""
         if self.is_off:
             return ShapingStep({})
+        due = None if self._ahead is None else self._ahead.look(snapshot.at_s)
         troubled = {each.workload for each in target.decisions if each.verdict.health in TROUBLED}
         views = [each for each in snapshot.workloads if each.spec.reserved_memory_bytes > 0]
         self._cgroups = {each.spec.name: each.spec.cgroup for each in views}
@@ -60,7 +68,9 @@ class Shaping:
             self._subject(each, snapshot.at_s, troubled, each.spec.name in excluded) for each in views
         )
         self._capacity = self._room(snapshot.at_s)
-        self._state, step = advance(self._state, self._subjects, self._capacity, self._rules, snapshot.at_s)
+        self._state, step = advance(
+            self._state, self._subjects, self._capacity, self._rules, snapshot.at_s, due
+        )
         self._limits = step.limits
         self._ending = {
             name: (self._cgroups[name], self._ender.identity(self._cgroups[name])) for name, _ in step.ends
@@ -119,6 +129,7 @@ class Shaping:
             else fmap(lambda pct: pct / 100.0, sample.memory_full_pct),
             refaults_per_s=NOT_MEASURED if sample is None else sample.refaults_per_s,
             restarted=sample is not None and sample.has(Quality.RESTARTED),
+            ahead=None if self._ahead is None else self._ahead.of(spec.name),
         )
 
 

@@ -149,13 +149,14 @@ def _shaper_parts(data: Any) -> Iterator[Part]:
             _size(each.reserved_bytes),
             _size(each.used_bytes),
             _size(each.target_bytes),
+            each.model or "-",
             str(each.crashes),
             f"{each.makes_room_by}: {each.reason}" if each.makes_room_by else each.reason,
         )
         for each in view.workloads
     ]
-    columns = ("WORKLOAD", "ROLE", "RESERVED", "USED", "TARGET", "CRASHES", "WHY")
-    yield table("", columns, rows, right=(2, 3, 4, 5))
+    columns = ("WORKLOAD", "ROLE", "RESERVED", "USED", "TARGET", "BY", "CRASHES", "WHY")
+    yield table("", columns, rows, right=(2, 3, 4, 6))
     if view.proposed:
         yield text("The last plan:", *(f"  {line}" for line in view.proposed))
 

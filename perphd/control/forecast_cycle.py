@@ -16,6 +16,7 @@ from perphd.domain.forecast import (
     Forecasts,
     ForecastSummary,
     HostForecast,
+    MemoryForecast,
     PredictorForecast,
     SeriesForecasts,
     WorkloadForecasts,
@@ -131,6 +132,16 @@ class Cycles:
             hosts[0].peak, hosts[1].peak, costs.cpu_pct, rss_bytes, problem,
         )  # fmt: skip
         return Forecasts(summary, tuple(workloads), hosts)
+
+    def memory(self, names: Sequence[str]) -> dict[str, MemoryForecast]:
+        """The next window's memory of each of these workloads of which something can be said."""
+        found = {}
+        for name in names:
+            series = self._series.get((name, SERIES_OF[Resource.MEMORY]))
+            ahead = _NONE if series is None else next_window(series)
+            if series is not None and not isinstance(ahead, Unavailable):
+                found[name] = MemoryForecast(series.number + 1, ahead.model, ahead.mean, ahead.p99)
+        return found
 
     def _take_series(self, key: tuple[str, str], windows: SeriesWindows) -> None:
         """One series. If its numbers defeat a model, it alone starts again."""

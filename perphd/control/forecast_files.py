@@ -15,7 +15,7 @@ from typing import BinaryIO, Final
 
 from perphd.control.wire import encode, json_of
 from perphd.domain.errors import PerphError
-from perphd.domain.forecast import PUBLISHED_FILE, SUMMARY_FILE, Forecasts
+from perphd.domain.forecast import MEMORY_FILE, PUBLISHED_FILE, SUMMARY_FILE, Forecasts, MemoryForecast
 from perphd.forecast import records, usage_profile
 from perphd.forecast.following import Followed
 from perphd.forecast.host_peaks import HostPeaks
@@ -86,9 +86,13 @@ def load_state(folder: Path) -> Known:
     return Known(series, hosts)
 
 
-def publish(folder: Path, forecasts: Forecasts) -> None:
-    """Replace what the daemon shows. Raises OSError."""
-    for name, value in ((PUBLISHED_FILE, forecasts), (SUMMARY_FILE, forecasts.summary)):
+def publish(folder: Path, forecasts: Forecasts, memory: Mapping[str, MemoryForecast]) -> None:
+    """Replace what the daemon shows and sizes by. Raises OSError."""
+    for name, value in (
+        (PUBLISHED_FILE, forecasts),
+        (SUMMARY_FILE, forecasts.summary),
+        (MEMORY_FILE, memory),
+    ):
         text = json_of(encode(value)).encode()
         _replace(folder / name, lambda file, text=text: file.write(text), sync=False)  # type: ignore[misc]
 

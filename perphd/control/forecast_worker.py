@@ -95,7 +95,7 @@ class Worker:
         self._merge_imported()
         self._costs.points.append((time.time(), time.process_time()))
         forecasts = self._cycles.forecasts(names, amounts, now_s, found_s, self._costs, _rss_bytes(), problem)
-        files.publish(self._folder, forecasts)
+        files.publish(self._folder, forecasts, self._cycles.memory(names))
         if now_s - self._saved_s >= SAVE_EVERY_S:
             self.save()
 

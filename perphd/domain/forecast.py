@@ -9,7 +9,8 @@ from perphd.domain.reading import Reading
 
 PUBLISHED_FILE: Final = "forecasts.json"
 SUMMARY_FILE: Final = "summary.json"
-"""Files in which the worker publishes ``Forecasts`` and its ``ForecastSummary``."""
+MEMORY_FILE: Final = "memory.json"
+"""Files in which the worker publishes ``Forecasts``, its summary, and ``MemoryForecast`` by workload."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,19 @@ class SeriesForecasts:
     scored: int
     loss: Reading
     covered_ratio: Reading
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryForecast:
+    """A workload's greatest working set in the window ``number`` (minutes since the epoch), for the resource shaper.
+
+    ``bound``: what 99 % of the windows do not exceed, calibrated; ``model``: the one that acts.
+    """
+
+    number: int
+    model: str
+    mean_bytes: float
+    bound_bytes: float
 
 
 @dataclass(frozen=True, slots=True)

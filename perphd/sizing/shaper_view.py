@@ -9,7 +9,7 @@ from perphd.domain.reading import Reading
 
 @dataclass(frozen=True, slots=True)
 class ShapedWorkload:
-    """One workload as people see it."""
+    """One workload as people see it. ``model``: the forecaster that counts; empty where none does."""
 
     workload: str
     role: str
@@ -21,6 +21,7 @@ class ShapedWorkload:
     reason: str
     crashes: int = 0
     makes_room_by: str = ""
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True)

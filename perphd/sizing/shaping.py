@@ -9,8 +9,11 @@ At every look the greatest use of the interval is updated. A plan is made
 - at once after a crash (an out-of-memory kill in the workload's group). The workload gets its reservation back, its
   history begins anew with the grace of ``GRACE_SAMPLES`` intervals, and the fifth crash ends its shaping.
 
-The forecast mean and bound come from the ladder of forecasters with the two models that cost microseconds. Where the
-ladder trusts none of them, the reservation stands.
+The forecast mean and bound come from the forecast worker (``Subject.ahead``), which runs all models and gives those of
+the best; an interval then ends when the worker has forecast the next one (``due``). Where it says nothing, they come
+from a ladder with the two models that cost microseconds, which runs beside it in any case: without the worker, in
+intervals that are not the worker's, and for a workload that crashed or began anew until ``LEAST_OWN`` intervals have
+passed, because the worker's history goes further back. Where the ladder trusts no model, the reservation stands.
 
 Limits. A target below the reservation becomes ``memory.low`` at the target and ``memory.high`` above it; a target at
 the reservation becomes nothing, so that K1 = 100 % changes nothing. ``memory.high`` is lifted as soon as the workload
@@ -23,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from perphd.domain.forecast import MemoryForecast
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.forecast.ladder import SeriesLadder, due, forecast, observed, refitted, with_fits
 from perphd.forecast.series import LastValue, Smoothing
@@ -41,11 +45,11 @@ from perphd.sizing.shaper import (
     memory_limits,
     shape,
 )
-from perphd.sizing.shaper_view import ShapedWorkload, ShaperView
 
 MODELS: Final = (LastValue(), Smoothing())
 BOUND_SPREADS: Final = 3.0
 """The ladder's bound stands this number of spreads above its mean."""
+LEAST_OWN: Final = 60
 GUARD_INTERVALS: Final = 3
 LEARN_PER_LOOK: Final = 8
 EMPTY_BYTES: Final = 256 << 10
@@ -60,6 +64,8 @@ ENDING_S: Final = 10.0
 USUAL_GAIN: Final = 0.1
 JITTER_SHARE: Final = 0.05
 """An interval may end this share early: looks jitter."""
+LEAST_SHARE: Final = 0.5
+"""... and one that the worker ends, this early: its first forecasts come at any time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +84,7 @@ class Subject:
 
     ``shaped``: its owner gave it to the shaper; without that it is advised. ``kills``: out-of-memory kills in its group
     so far. ``full_ratio``: share of time in which all its tasks waited for memory. ``restarted``: its group is another
-    one than at the last look, with the same path.
+    one than at the last look, with the same path. ``ahead``: the worker's forecast of the interval that begins now.
     """
 
     name: str
@@ -95,11 +101,15 @@ class Subject:
     full_ratio: Reading = NOT_MEASURED
     refaults_per_s: Reading = NOT_MEASURED
     restarted: bool = False
+    ahead: MemoryForecast | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Member:
-    """What is remembered of one workload. ``target_bytes`` None: none decided yet."""
+    """What is remembered of one workload.
+
+    ``target_bytes`` None: none decided yet. ``anew``: its history began again here. ``model``: which forecast counted.
+    """
 
     began_s: float
     greatest_bytes: float | None = None
@@ -114,6 +124,8 @@ class Member:
     usual_refaults_per_s: float | None = None
     guarded_until_s: float = -1.0
     rung_intervals: int = 0
+    anew: bool = False
+    model: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -146,9 +158,17 @@ class ShapingStep:
 
 
 def advance(
-    state: ShapingState, subjects: Sequence[Subject], capacity: Reading, rules: ShapingRules, now_s: float
+    state: ShapingState,
+    subjects: Sequence[Subject],
+    capacity: Reading,
+    rules: ShapingRules,
+    now_s: float,
+    due: bool | None = None,
 ) -> tuple[ShapingState, ShapingStep]:
-    """The state and the limits after one look at ``now_s``. A missing reading decides nothing."""
+    """The state and the limits after one look at ``now_s``. A missing reading decides nothing.
+
+    ``due``: whether an interval ends now because the worker has forecast the next one; None: the clock says when.
+    """
     if rules.mode is Mode.OFF:
         return ShapingState(), ShapingStep({})
     notes: list[tuple[str, str]] = []
@@ -156,7 +176,8 @@ def advance(
         subject.name: _seen(state.members.get(subject.name), subject, now_s, notes) for subject in subjects
     }
     closed_s = now_s if state.closed_s is None else state.closed_s
-    ended = now_s - closed_s >= rules.interval_s * (1 - JITTER_SHARE)
+    passed = (now_s - closed_s) / rules.interval_s
+    ended = passed >= 1 - JITTER_SHARE if due is None else due and passed >= LEAST_SHARE
     pending = state.pending
     if ended:
         closed_s, pending = now_s, tuple(members)
@@ -164,7 +185,7 @@ def advance(
     learning, pending = pending[:LEARN_PER_LOOK], pending[LEARN_PER_LOOK:]
     members |= {name: _learned(members[name]) for name in learning if name in members}
     regular = bool(learning) and not pending
-    present = [subject for subject in subjects if _is_there(subject, members[subject.name])]
+    present = [subject for subject in subjects if is_there(subject, members[subject.name])]
     plan = state.plan
     ends: list[tuple[str, str]] = []
     early = not regular and _overtaken(present, members, capacity, rules.mode)
@@ -189,7 +210,7 @@ def _seen(before: Member | None, subject: Subject, now_s: float, notes: list[tup
     """The member after one reading: its greatest use, its crashes, its usual refaults."""
     member = before or Member(now_s)
     if subject.restarted:  # who makes room is the job that was there before, not this one
-        member = Member(now_s, crashes=member.crashes)
+        member = Member(now_s, crashes=member.crashes, anew=True)
     if not isinstance(subject.kills, Unavailable):
         if member.kills is not None and subject.kills > member.kills:
             member = _crashed(member, subject, now_s)
@@ -200,7 +221,8 @@ def _seen(before: Member | None, subject: Subject, now_s: float, notes: list[tup
     if isinstance(used, Unavailable):
         return member
     if used < EMPTY_BYTES:
-        return Member(now_s, kills=member.kills, crashes=member.crashes, reason="it uses no memory")
+        reason = "it uses no memory"
+        return Member(now_s, kills=member.kills, crashes=member.crashes, reason=reason, anew=True)
     if member.rung is Rung.END and now_s - member.began_s < ENDING_S:
         return member
     if member.rung is Rung.END:
@@ -233,6 +255,7 @@ def _crashed(member: Member, subject: Subject, now_s: float) -> Member:
         crashed=True,
         target_bytes=subject.reserved_bytes,
         reason=reason,
+        anew=True,
     )
 
 
@@ -253,7 +276,8 @@ def _learned(member: Member) -> Member:
     return replace(member, window_bytes=None, ladder=forecast(ladder, MODELS))
 
 
-def _is_there(subject: Subject, member: Member) -> bool:
+def is_there(subject: Subject, member: Member) -> bool:
+    """Whether the workload runs, and is not about to end."""
     return (
         not isinstance(subject.used_bytes, Unavailable)
         and subject.used_bytes >= EMPTY_BYTES
@@ -269,7 +293,7 @@ def _overtaken(
         return False
     if any(members[subject.name].crashed for subject in present):
         return True
-    used = {subject.name: _number(subject.used_bytes) for subject in present}
+    used = {subject.name: number(subject.used_bytes) for subject in present}
     if sum(used.values()) > capacity:
         return True
     for subject in present:
@@ -292,10 +316,14 @@ def _component(subject: Subject, member: Member, rank: int, now_s: float) -> Com
     ladder = member.ladder
     mean: Reading = Unavailable("no forecaster reaches its coverage")
     spread: Reading = mean
-    if ladder.forecast is not None and ladder.bound is not None:
+    ahead = _ahead(subject, member)
+    if ahead is not None:
+        mean = ahead.mean_bytes
+        spread = (ahead.bound_bytes - mean) / BOUND_SPREADS
+    elif ladder.forecast is not None and ladder.bound is not None:
         mean = ladder.forecast.mean
         spread = max(0.0, ladder.bound - mean) / BOUND_SPREADS
-    used = _number(subject.used_bytes)
+    used = number(subject.used_bytes)
     demand = Demand(
         reserved=subject.reserved_bytes,
         used=used,
@@ -325,6 +353,17 @@ def _component(subject: Subject, member: Member, rank: int, now_s: float) -> Com
     )
 
 
+def _ahead(subject: Subject, member: Member) -> MemoryForecast | None:
+    """The worker's forecast, if its history is about this workload as it is now."""
+    return None if member.anew and member.ladder.seen < LEAST_OWN else subject.ahead
+
+
+def _model(subject: Subject, member: Member) -> str:
+    """The forecaster that counts; empty where none does."""
+    ahead = _ahead(subject, member)
+    return (member.ladder.acting or "") if ahead is None else ahead.model
+
+
 def _decided(
     members: Mapping[str, Member],
     present: Sequence[Subject],
@@ -347,10 +386,14 @@ def _decided(
             member = replace(member, rung_intervals=0)
             what = "resumes" if rung is None else f"makes room: {rung.value}"
             notes.append((subject.name, f"{what} ({reason})"))
-        member = replace(member, target_bytes=size.target, reason=reason, rung=rung)
+        member = replace(
+            member, target_bytes=size.target, reason=reason, rung=rung, model=_model(subject, member)
+        )
         if rung is Rung.END:
             ends.append((subject.name, reason))
-            member = Member(now_s, kills=member.kills, crashes=member.crashes, rung=rung, reason=reason)
+            member = Member(
+                now_s, kills=member.kills, crashes=member.crashes, rung=rung, reason=reason, anew=True
+            )
         found[subject.name] = member
     return found, ends
 
@@ -367,7 +410,7 @@ def _limits(
     if member.rung is Rung.RECLAIM:
         fixed = subject.unreclaimable_bytes
         least = max(
-            subject.least_bytes, _number(subject.used_bytes) if isinstance(fixed, Unavailable) else fixed
+            subject.least_bytes, number(subject.used_bytes) if isinstance(fixed, Unavailable) else fixed
         )
         return member, ShapedLimits(high_bytes=int(least * (1 + HIGH_MARGIN)))
     if member.target_bytes >= subject.reserved_bytes:
@@ -388,56 +431,6 @@ def _limits(
     return member, ShapedLimits(limits.low_bytes, high, most)
 
 
-def _number(reading: Reading) -> float:
+def number(reading: Reading) -> float:
+    """The reading; 0 where there is none."""
     return 0.0 if isinstance(reading, Unavailable) else reading
-
-
-def view(
-    state: ShapingState, subjects: Sequence[Subject], capacity: Reading, rules: ShapingRules
-) -> ShaperView:
-    """The state in words and numbers."""
-    rows = []
-    for subject in subjects:
-        member = state.members.get(subject.name) or Member(0.0)
-        target: Reading = Unavailable(member.reason) if member.target_bytes is None else member.target_bytes
-        rows.append(
-            ShapedWorkload(
-                subject.name,
-                subject.role.value,
-                subject.application,
-                subject.shaped,
-                subject.reserved_bytes,
-                subject.used_bytes,
-                target,
-                member.reason,
-                member.crashes,
-                member.rung.value if member.rung else "",
-            )
-        )
-    reclaimable = _reclaimable(state, subjects, capacity)
-    proposed = [_worded(action) for action in state.plan.proposed] if state.plan is not None else []
-    return ShaperView(rules.mode.value, rules.interval_s, capacity, reclaimable, tuple(rows), tuple(proposed))
-
-
-def _reclaimable(state: ShapingState, subjects: Sequence[Subject], capacity: Reading) -> Reading:
-    """Capacity less what every workload that is there should hold: target, or reservation before there is one."""
-    if isinstance(capacity, Unavailable):
-        return capacity
-    held = 0.0
-    for subject in subjects:
-        member = state.members.get(subject.name)
-        if member is None or not _is_there(subject, member):
-            continue
-        target = subject.reserved_bytes if member.target_bytes is None else member.target_bytes
-        held += max(target, _number(subject.used_bytes))
-    return capacity - held
-
-
-def _worded(action: object) -> str:
-    if isinstance(action, Preemption):
-        return f"{action.component}: {action.rung.value} ({action.reason})"
-    component = getattr(action, "component", "")
-    before, after = getattr(action, "before", None), getattr(action, "after", None)
-    if before is None or after is None:
-        return f"{component}: resume"
-    return f"{component}: {before / (1 << 20):.0f} MiB -> {after / (1 << 20):.0f} MiB"

@@ -88,6 +88,19 @@ def test_it_is_told_once_a_minute_and_saves_when_the_daemon_ends(tmp_path: Path)
         assert found._pid is None
 
 
+@pytest.mark.parametrize(
+    ("second", "pause_s"), [(8.0, 60.0), (10.0, 58.0), (0.0, 68.0), (40.0, 88.0), (37.0, 31.0)]
+)
+def test_it_is_told_when_the_store_has_the_minute_that_has_ended(
+    tmp_path: Path, second: float, pause_s: float
+) -> None:
+    wall_s = 60.0 * 1000 + second
+    with worker(tmp_path, ECHO) as (found, _, _):
+        found._wall_clock = lambda: wall_s
+        until(lambda: stepped(found, 0.0))
+        assert found._tell_s == pytest.approx(pause_s)
+
+
 def test_one_that_dies_is_a_problem_and_starts_again_after_a_growing_pause(tmp_path: Path) -> None:
     with worker(tmp_path, DIES) as (found, records, _):
         until(lambda: not stepped(found, 0.0) and bool(records.problems))

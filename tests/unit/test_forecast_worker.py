@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perphd.agent.memory_forecasts import MemoryForecasts
 from perphd.control import forecast_files as files
 from perphd.control.forecast_cycle import Cycles
 from perphd.control.forecast_files import (
@@ -178,6 +179,12 @@ def test_a_worker_publishes_keeps_its_state_and_goes_on(tmp_path: Path, wall: li
     assert [host.resource for host in published.hosts] == ["cpu", "memory"]
     summary = decode(ForecastSummary, json.loads((tmp_path / "f" / SUMMARY_FILE).read_text()))
     assert (summary.series, summary.forecasts, summary.problem) == (5, 5, "")
+    shaped = MemoryForecasts(tmp_path / "f", lambda: wall[0])
+    shaped.look(0.0)
+    ahead, memory = shaped.of("etl"), published.workloads[1].series[1]
+    assert ahead is not None
+    assert memory.series == "memory_working_set_bytes"
+    assert (ahead.model, ahead.mean_bytes, ahead.bound_bytes) == (memory.model, memory.mean, memory.p99)
     worker.save()
     again = Worker(tmp_path / "perphd.db", tmp_path / "f", "node1", str(tmp_path))
     assert same(dict(again._cycles.known.series), dict(worker._cycles.known.series))

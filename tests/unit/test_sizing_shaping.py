@@ -19,8 +19,8 @@ from perphd.sizing.shaping import (
     ShapingStep,
     Subject,
     advance,
-    view,
 )
+from perphd.sizing.shaping_view import view
 
 MIB = 1 << 20
 INTERVAL_S = 10.0

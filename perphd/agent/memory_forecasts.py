@@ -1,0 +1,74 @@
+"""The forecast worker's forecasts of memory, as the resource shaper takes them.
+
+The worker replaces a small file of its own for this purpose (``MEMORY_FILE``): 100 workloads are 10 KiB, which are read
+once a minute. Between two of these files, a look is one stat(2).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from perphd.domain.forecast import MEMORY_FILE, MemoryForecast
+
+WINDOW_S: Final = 60.0
+"""The worker forecasts the greatest use in windows of this length, which begin with the minutes of the epoch."""
+LIVE_S: Final = 1.5 * WINDOW_S
+"""Without a new file for this long the worker is not there."""
+
+
+class MemoryForecasts:
+    """Follows the file in this folder; ``wall_clock``: seconds since the epoch."""
+
+    def __init__(self, folder: Path, wall_clock: Callable[[], float]) -> None:
+        self._path, self._wall_clock = str(folder / MEMORY_FILE), wall_clock
+        self._seen: tuple[int, int] | None = None
+        self._found: Mapping[str, MemoryForecast] = {}
+        self._made_s = -math.inf
+        self._first = True
+
+    def look(self, now_s: float) -> bool | None:
+        """Whether the worker has published since the last look; None if it is not there."""
+        try:
+            facts = os.stat(self._path)
+            seen = (facts.st_ino, facts.st_mtime_ns)
+        except OSError:
+            seen = None
+        if seen == self._seen:
+            self._first = False
+            return False if now_s - self._made_s < LIVE_S else None
+        self._seen, self._found = seen, {} if seen is None else _read(self._path)
+        is_old, self._first = self._first, False  # what is there at the start may be of an earlier worker
+        if is_old or seen is None:
+            return None
+        self._made_s = now_s
+        return True
+
+    def of(self, name: str) -> MemoryForecast | None:
+        """The forecast of this workload for the present window, or for the one that has just ended; else None."""
+        found = self._found.get(name)
+        if found is None:
+            return None
+        age = int(self._wall_clock() // WINDOW_S) - found.number
+        return found if 0 <= age <= 1 else None
+
+
+def _read(path: str) -> dict[str, MemoryForecast]:
+    """What a file says; nothing if it says something else."""
+    try:
+        with open(path, "rb") as file:
+            data = json.loads(file.read())
+        return {str(name): _forecast(item) for name, item in data.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _forecast(item: Mapping[str, Any]) -> MemoryForecast:
+    mean, bound = float(item["mean_bytes"]), float(item["bound_bytes"])
+    if not (math.isfinite(mean) and math.isfinite(bound) and 0 <= mean <= bound):
+        raise ValueError("a forecast that is no amount of memory")
+    return MemoryForecast(int(item["number"]), str(item["model"]), mean, bound)

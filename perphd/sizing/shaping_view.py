@@ -1,0 +1,62 @@
+"""The shaper's state in words and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from perphd.domain.reading import Reading, Unavailable
+from perphd.sizing.shaper import Preemption
+from perphd.sizing.shaper_view import ShapedWorkload, ShaperView
+from perphd.sizing.shaping import Member, ShapingRules, ShapingState, Subject, is_there, number
+
+
+def view(
+    state: ShapingState, subjects: Sequence[Subject], capacity: Reading, rules: ShapingRules
+) -> ShaperView:
+    """The state in words and numbers."""
+    rows = []
+    for subject in subjects:
+        member = state.members.get(subject.name) or Member(0.0)
+        target: Reading = Unavailable(member.reason) if member.target_bytes is None else member.target_bytes
+        rows.append(
+            ShapedWorkload(
+                subject.name,
+                subject.role.value,
+                subject.application,
+                subject.shaped,
+                subject.reserved_bytes,
+                subject.used_bytes,
+                target,
+                member.reason,
+                member.crashes,
+                member.rung.value if member.rung else "",
+                member.model,
+            )
+        )
+    reclaimable = _reclaimable(state, subjects, capacity)
+    proposed = [_worded(action) for action in state.plan.proposed] if state.plan is not None else []
+    return ShaperView(rules.mode.value, rules.interval_s, capacity, reclaimable, tuple(rows), tuple(proposed))
+
+
+def _reclaimable(state: ShapingState, subjects: Sequence[Subject], capacity: Reading) -> Reading:
+    """Capacity less what every workload that is there should hold: target, or reservation before there is one."""
+    if isinstance(capacity, Unavailable):
+        return capacity
+    held = 0.0
+    for subject in subjects:
+        member = state.members.get(subject.name)
+        if member is None or not is_there(subject, member):
+            continue
+        target = subject.reserved_bytes if member.target_bytes is None else member.target_bytes
+        held += max(target, number(subject.used_bytes))
+    return capacity - held
+
+
+def _worded(action: object) -> str:
+    if isinstance(action, Preemption):
+        return f"{action.component}: {action.rung.value} ({action.reason})"
+    component = getattr(action, "component", "")
+    before, after = getattr(action, "before", None), getattr(action, "after", None)
+    if before is None or after is None:
+        return f"{component}: resume"
+    return f"{component}: {before / (1 << 20):.0f} MiB -> {after / (1 << 20):.0f} MiB"
