@@ -52,6 +52,8 @@ def status_of(state: State, modes: Modes) -> AgentStatus:
         host=state.account,
         forecast=None if state.parts.forecasts is None else state.parts.forecasts.summary(),
         trial=state.parts.trials.status(),
+        llc_ways=state.actuators.llc_ways,
+        llc_shareable=state.actuators.llc_shareable,
     )
 
 

@@ -6,7 +6,6 @@ changes on a host is doctor's to say, and what perphd itself costs is shown on d
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -23,7 +22,7 @@ from perphd.control.render import (
     trial_text,
 )
 from perphd.control.render_host import group_name, host_lines
-from perphd.control.table import Cell, Part, Styled, Table, plain, table, text
+from perphd.control.table import WIDTH, Cell, Part, Styled, Table, folded, plain, table, text
 from perphd.domain.allocation import IDLE, Allocation, CpuInstrument
 from perphd.domain.condition import BatchCondition, LraCondition
 from perphd.domain.decision import AWAITED, Cause, Health
@@ -48,8 +47,6 @@ CAUSE_WORDS: Final = {
 """What an LRA is short of, in one word."""
 _DROPPED: Final = ("USES", "MAX", "TARGET")
 """Columns that are left out one after the other where a table is too wide; -v and --json have them."""
-WIDTH: Final = 80
-"""Columns of a plain terminal."""
 _LONG: Final = 1e6
 """Numbers from here on are shown with an exponent."""
 _CONDITION_STYLE: Final[Mapping[str, str]] = {
@@ -63,8 +60,8 @@ _CONDITION_STYLE: Final[Mapping[str, str]] = {
 }
 _FLOOR_MET: Final = 0.9
 """Share of a floor from which it counts as met."""
-_LRA_HEADS: Final = ("LRA", "HEALTH", "RATE", "TARGET", "DELAY", "MAX", "USES", "HAS")
-_BATCH_HEADS: Final = ("BATCH", "STATE", "GIVEN", "WANTED", "MEMORY", "IN FORCE")
+LRA_HEADS: Final = ("LRA", "HEALTH", "RATE", "TARGET", "DELAY", "MAX", "USES", "HAS")
+BATCH_HEADS: Final = ("BATCH", "STATE", "GIVEN", "WANTED", "MEMORY", "IN FORCE")
 
 
 def status_parts(status: AgentStatus, now_s: float, verbose: bool = False) -> list[Part]:
@@ -72,13 +69,13 @@ def status_parts(status: AgentStatus, now_s: float, verbose: bool = False) -> li
     lras = [item for item in status.workloads if item.spec.kind is Kind.LRA]
     batch = [item for item in status.workloads if item.spec.kind is Kind.BATCH]
     host = () if status.host is None else host_lines(status.host)
-    parts: list[Part] = [text(_headline(status), *(line for each in host for line in _folded(each)))]
+    parts: list[Part] = [text(headline(status), *(line for each in host for line in folded(each)))]
     if verbose:
         parts.append(text(*(Styled(line, "dim") for line in _itself(status))))
     if lras:
-        parts.append(_lras([_lra_row(item, status) for item in lras]))
-        if lines := [line for item in lras for line in _why(item, status, now_s, verbose)]:
-            parts.append(text(*(part for line in lines for part in _folded(line))))
+        parts.append(_lras([lra_row(item, status) for item in lras]))
+        if lines := [line for item in lras for line in why_lines(item, status, now_s, verbose)]:
+            parts.append(text(*(part for line in lines for part in folded(line))))
     if batch:
         parts += _batch(batch, status)
         if verbose and (tried := [line for item in batch for line in _tried(item, now_s)]):
@@ -89,7 +86,7 @@ def status_parts(status: AgentStatus, now_s: float, verbose: bool = False) -> li
         parts.append(text("No workload is declared. perphctl init proposes some; or perphctl lra add,"))
         parts.append(text("perphctl batch add."))
     if status.changes:
-        changes = (line for change in status.changes for line in _folded(f"  {_change(change, now_s)}"))
+        changes = (line for change in status.changes for line in folded(f"  {_change_line(change, now_s)}"))
         parts.append(text("Last changes:", *changes))
     parts += _needs_somebody(status)
     if verbose and status.notes:
@@ -147,12 +144,14 @@ def _more(allocation: Allocation) -> str:
     return "".join(f"+{mark}" for mark in marks)
 
 
-def _performance(item: WorkloadStatus) -> Performance | None:
+def performance_of(item: WorkloadStatus) -> Performance | None:
+    """What an LRA's last complete sample says; None without one."""
     told = item.full_sample if item.full_sample is not None else item.sample
     return None if told is None else performance(told, item.spec.objective.latency_percentile)
 
 
-def _headline(status: AgentStatus) -> Styled:
+def headline(status: AgentStatus) -> Styled:
+    """Version, mode and age of the daemon."""
     style = "bold green" if status.mode is Mode.ENFORCE else "bold"
     paused = " (paused)" if any(not pause.workload for pause in status.pauses) else ""
     words = [f"perphd {status.version}: {status.mode}{paused}", f"up {duration(status.uptime_s)}"]
@@ -167,7 +166,7 @@ def _itself(status: AgentStatus) -> list[str]:
         pace += f" (usually {status.period_s:g} s: {status.attentive})"
     ahead = [] if status.forecast is None else _forecast(status.forecast)
     lines = [pace, *self_cost(status.cost, status.journal_entries), *ahead]
-    return [str(piece) for line in lines for piece in _folded(line)]
+    return [str(piece) for line in lines for piece in folded(line)]
 
 
 def _forecast(summary: ForecastSummary | Unavailable) -> list[str]:
@@ -185,8 +184,9 @@ def _forecast(summary: ForecastSummary | Unavailable) -> list[str]:
     return ["; ".join([*words, *([summary.problem] if summary.problem else [])])]
 
 
-def _lra_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
-    decision, sample, perf = item.decision, item.sample, _performance(item)
+def lra_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
+    """An LRA under ``LRA_HEADS``."""
+    decision, sample, perf = item.decision, item.sample, performance_of(item)
     health = _health_cell(item)
     if sample is None or not item.present or perf is None:
         return (_name(item, status), health, *[NONE] * 6)
@@ -205,13 +205,13 @@ def _lra_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
 
 def _lras(rows: Sequence[tuple[Cell, ...]]) -> Table:
     """The LRAs; columns that matter less are left out where the table would be wider than a terminal."""
-    made = table("", _LRA_HEADS, rows, right=range(2, 7))
+    made = table("", LRA_HEADS, rows, right=range(2, 7))
     for count in range(1, len(_DROPPED) + 1):
         if all(len(line) <= WIDTH for line in plain([made]).splitlines()):
             break
-        columns = [n for n, head in enumerate(_LRA_HEADS) if head not in _DROPPED[:count]]
+        columns = [n for n, head in enumerate(LRA_HEADS) if head not in _DROPPED[:count]]
         right = [place for place, n in enumerate(columns) if 2 <= n <= 6]
-        heads = [_LRA_HEADS[n] for n in columns]
+        heads = [LRA_HEADS[n] for n in columns]
         made = table("", heads, [[row[n] for n in columns] for row in rows], right=right)
     return made
 
@@ -240,16 +240,17 @@ def compact(reading: Reading, unit: str = "") -> str:
 
 def _batch(items: Sequence[WorkloadStatus], status: AgentStatus) -> list[Part]:
     """Batch in a table; what is in force below it where that is too long for a column."""
-    rows = [_batch_row(item, status) for item in items]
-    table_of = table("", _BATCH_HEADS, rows, right=range(2, 5))
+    rows = [batch_row(item, status) for item in items]
+    table_of = table("", BATCH_HEADS, rows, right=range(2, 5))
     if all(len(line) <= WIDTH for line in plain([table_of]).splitlines()):
         return [table_of]
     below = [f"{row[0]}: {row[-1]}" for row in rows]
-    short = table("", _BATCH_HEADS[:-1], [row[:-1] for row in rows], right=range(2, 5))
-    return [short, text(*(part for line in below for part in _folded(line)))]
+    short = table("", BATCH_HEADS[:-1], [row[:-1] for row in rows], right=range(2, 5))
+    return [short, text(*(part for line in below for part in folded(line)))]
 
 
-def _batch_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
+def batch_row(item: WorkloadStatus, status: AgentStatus) -> tuple[Cell, ...]:
+    """A batch workload under ``BATCH_HEADS``."""
     sample = item.sample
     if sample is None or not item.present:
         waiting = Styled("not running", "dim")
@@ -306,7 +307,7 @@ def _name(item: WorkloadStatus, status: AgentStatus) -> str:
     return item.spec.name if item.mode is status.mode else f"{item.spec.name} [{item.mode}]"
 
 
-def _why(item: WorkloadStatus, status: AgentStatus, now_s: float, verbose: bool) -> list[Cell]:
+def why_lines(item: WorkloadStatus, status: AgentStatus, now_s: float, verbose: bool) -> list[Cell]:
     """Why an LRA is not well, or what enforce would do; with ``verbose`` the reason in any case."""
     if not item.present:
         return []  # the table says so, and the status' problems name the cgroup
@@ -359,15 +360,26 @@ def _floor(item: WorkloadStatus) -> Cell | None:
     return Styled(text_of, "yellow")
 
 
-def _change(change: Change, now_s: float) -> str:
+def _change_line(change: Change, now_s: float) -> str:
     ago = f"{duration(now_s - change.at_s)} ago"
+    return f"{ago:>14}  {change_text(change)}"
+
+
+def change_text(change: Change) -> str:
+    """A change of an LRA's protection, without its age."""
     would = "" if change.mode is Mode.ENFORCE else "would be "
     before, after = has_words(change.before), has_words(change.after)
     what = f"{before} -> {after}" if before != after else f"stays {after}"
-    return f"{ago:>14}  {change.workload}: {would}{what} ({change.action})"
+    return f"{change.workload}: {would}{what} ({change.action})"
 
 
 def _needs_somebody(status: AgentStatus) -> list[Part]:
+    lines = needs_lines(status)
+    return [text(*(part for line in lines for part in folded(line)))] if lines else []
+
+
+def needs_lines(status: AgentStatus) -> list[Cell]:
+    """Whatever needs somebody: pauses, a trial, floors that are not met, problems."""
     lines: list[Cell] = [Styled(pause_text(pause), "bold yellow") for pause in status.pauses]
     if status.trial is not None:
         lines.append(Styled(trial_text(status.trial), "bold"))
@@ -375,18 +387,4 @@ def _needs_somebody(status: AgentStatus) -> list[Part]:
     if status.window:
         lines.append(Styled(f"The change window is closed ({status.window}).", "yellow"))
     lines += [Styled(f"! {note}", "yellow") for note in (*status.problems, *limited_notes(status.workloads))]
-    return [text(*(part for line in lines for part in _folded(line)))] if lines else []
-
-
-def _folded(line: Cell) -> list[Cell]:
-    """A line in pieces of at most 80 columns; those that follow are indented. Words that are longer stay whole."""
-    whole = str(line)
-    if len(whole) <= WIDTH:
-        return [line]
-    start = len(whole) - len(whole.lstrip())
-    indent = " " * (start + 2)
-    pieces = textwrap.wrap(
-        whole, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
-        drop_whitespace=True,
-    )  # fmt: skip
-    return [Styled(piece, line.style) if isinstance(line, Styled) else piece for piece in pieces]
+    return lines

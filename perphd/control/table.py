@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleRenderable
+
+WIDTH: Final = 80
+"""Columns of a plain terminal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +134,20 @@ def clean(content: str) -> str:
     if content.isprintable():
         return content
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in content)
+
+
+def folded(line: Cell) -> list[Cell]:
+    """A line in pieces of at most 80 columns; those that follow are indented. Words that are longer stay whole."""
+    whole = str(line)
+    if len(whole) <= WIDTH:
+        return [line]
+    start = len(whole) - len(whole.lstrip())
+    indent = " " * (start + 2)
+    pieces = textwrap.wrap(
+        whole, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False,
+        drop_whitespace=True,
+    )  # fmt: skip
+    return [Styled(piece, line.style) if isinstance(line, Styled) else piece for piece in pieces]
 
 
 def _width(content: str) -> int:

@@ -14,11 +14,9 @@ from perphd.control.cli_base import Out
 from perphd.control.published import published
 from perphd.control.render_status import status_parts
 from perphd.control.table import Part, Styled, plain, rich_parts, text
+from perphd.control.view import score
 from perphd.control.wire import decode
-from perphd.domain import signals
-from perphd.domain.reading import available
-from perphd.domain.signals import performance
-from perphd.domain.status import AgentStatus, WorkloadStatus
+from perphd.domain.status import AgentStatus
 from perphd.domain.workload import Kind
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -46,15 +44,6 @@ class History:
         width = max(map(len, names))
         lines = [f"{name:<{width}}  {spark(tuple(scores))}" for name, scores in names.items()]
         return text(Styled(f"performance / target (full bar: {_FULL_SCALE:g})", "dim"), *lines)
-
-
-def score(item: WorkloadStatus) -> float | None:
-    """Performance divided by target, the worse of work and delay; None while there is no target."""
-    if item.sample is None or item.decision is None or not item.present:
-        return None
-    perf = performance(item.sample, item.spec.objective.latency_percentile)
-    reached = signals.score(perf, item.decision.target_work, item.decision.target_delay)
-    return reached if available(reached) else None
 
 
 def spark(scores: Sequence[float | None]) -> str:

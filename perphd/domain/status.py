@@ -114,7 +114,8 @@ class AgentStatus:
     ``configured_mode``: the mode in the configuration, which holds again after a restart. ``pauses``: every pause
     in force. ``host``: who uses the host; None until two ticks were made. ``forecast``: of the forecast worker;
     None: it is switched off. ``changes``: the last ones, newest first. ``window``: the change window while it is
-    closed, else empty.
+    closed, else empty. ``llc_ways``: ways of each last-level cache that can be given out, 0: none can;
+    ``llc_shareable``: mask of those that devices fill, too.
     """
 
     version: str
@@ -139,3 +140,5 @@ class AgentStatus:
     trial: TrialStatus | None = None
     changes: tuple[Change, ...] = ()
     window: str = ""
+    llc_ways: int = 0
+    llc_shareable: int = 0

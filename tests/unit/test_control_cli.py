@@ -27,7 +27,8 @@ from perphd.control.render import NONE, duration, limitations, number, settings_
 from perphd.control.render_model import BAR, bar
 from perphd.control.render_status import status_parts
 from perphd.control.table import Styled, plain, table, text
-from perphd.control.top import score, spark
+from perphd.control.top import spark
+from perphd.control.view import score
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.decision import Action, Outcome
 from perphd.domain.errors import Denied, ParseError, PerphError

@@ -18,8 +18,8 @@ from perphd.control import cli_admission, daemon
 from perphd.control.cli import cli
 from perphd.control.groups import group_parts, rows_of
 from perphd.control.published import published, rfc3339
-from perphd.control.render_status import WIDTH, has_words, health_words, status_parts
-from perphd.control.table import plain
+from perphd.control.render_status import has_words, health_words, status_parts
+from perphd.control.table import WIDTH, plain
 from perphd.control.verdict import PROTECTIONS, missing, verdict
 from perphd.control.wire import encode
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
