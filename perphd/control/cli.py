@@ -14,6 +14,7 @@ from perphd import __version__
 from perphd.control.cli_admission import add_admission_commands
 from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Out, command
 from perphd.control.cli_calibrate import add_calibrate_command
+from perphd.control.cli_dashboard import add_dashboard_command
 from perphd.control.cli_history import add_history_commands
 from perphd.control.cli_init import add_init_command
 from perphd.control.cli_models import add_model_commands
@@ -76,6 +77,7 @@ add_trial_commands(cli)
 add_history_commands(cli)
 add_usage_profile_commands(cli)
 add_report_command(cli)
+add_dashboard_command(cli)
 add_model_commands(cli)
 add_calibrate_command(cli)
 

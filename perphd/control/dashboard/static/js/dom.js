@@ -1,0 +1,83 @@
+// Elements of the page, made without HTML text: what workloads are called is never markup.
+
+/** A new element. Keys of `attributes` that begin with "on" are listeners; `class`, `text` and `data-*` as usual. */
+export function el(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [key, value] of Object.entries(attributes)) {
+    if (value === null || value === undefined || value === false) continue;
+    if (key.startsWith("on")) made.addEventListener(key.slice(2), value);
+    else if (key === "text") made.textContent = value;
+    else made.setAttribute(key, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+export const find = (id) => document.getElementById(id);
+
+/** Replaces the children of an element. */
+export function fill(parent, ...children) {
+  parent.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
+}
+
+/** Replaces the text only where it differs, so that selections stay and readers are not told the same again. */
+export function say(element, text) {
+  if (element.textContent !== text) element.textContent = text;
+}
+
+/** A cell's text with its tone. */
+export function toned(cell, tag = "span") {
+  return el(tag, { class: cell.tone || null, text: cell.text });
+}
+
+/** A table of {caption, columns, right, rows}; `rows` are lists of cells. `last` makes one more cell of a row. */
+export function table(data, last = null) {
+  const right = new Set(data.right);
+  const head = data.columns.map((name, i) =>
+    el("th", { scope: "col", class: right.has(i) ? "n" : null, text: name })
+  );
+  if (last !== null) head.push(el("th", { scope: "col" }, el("span", { class: "hidden", text: "Actions" })));
+  const body = data.rows.map((row, number) => {
+    const cells = row.map((cell, i) =>
+      el(i === 0 ? "th" : "td", {
+        scope: i === 0 ? "row" : null,
+        class: [right.has(i) ? "n" : "", cell.tone].filter(Boolean).join(" ") || null,
+        text: cell.text,
+      })
+    );
+    if (last !== null) cells.push(el("td", {}, last(number)));
+    return el("tr", {}, ...cells);
+  });
+  return el(
+    "table",
+    {},
+    el("caption", { text: data.caption }),
+    el("thead", {}, el("tr", {}, ...head)),
+    el("tbody", {}, ...body)
+  );
+}
+
+/** Tables and lines that the server has made. */
+export function parts(list) {
+  return list.map((part) =>
+    part.kind === "table"
+      ? el("div", { class: "wide" }, table(part))
+      : el("div", { class: "lines" }, ...part.lines.map((line) => toned(line, "p")))
+  );
+}
+
+/** A moment of this browser's time zone. */
+export function moment(unix_s, withDate = false) {
+  const at = new Date(unix_s * 1000);
+  const two = (number) => String(number).padStart(2, "0");
+  const time = `${two(at.getHours())}:${two(at.getMinutes())}:${two(at.getSeconds())}`;
+  return withDate ? `${at.getFullYear()}-${two(at.getMonth() + 1)}-${two(at.getDate())} ${time}` : time;
+}
+
+/** A number of three or four figures. */
+export function figure(value) {
+  if (value === null || value === undefined) return "–";
+  const size = Math.abs(value);
+  if (size >= 100 || size === 0) return value.toFixed(0);
+  return value.toFixed(size >= 10 ? 1 : 2);
+}

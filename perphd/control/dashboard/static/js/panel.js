@@ -1,0 +1,28 @@
+// The panel in front of the page: what perphd decided, and why.
+
+import { el, fill, find, parts } from "./dom.js";
+import { ask } from "./net.js";
+
+const panel = find("panel");
+let opened = 0;
+
+find("panel-close").addEventListener("click", () => panel.close());
+panel.addEventListener("click", (event) => {
+  if (event.target === panel) panel.close();
+});
+
+/** Explains a workload: its newest decisions, or those up to a moment. */
+export async function explain(name, at_s = null) {
+  const mine = ++opened;
+  find("panel-title").textContent = `Why ${name} has what it has`;
+  fill(find("panel-body"), el("p", { class: "dim", text: "Asking" }));
+  if (!panel.open) panel.showModal();
+  try {
+    const answer = await ask("explain", { workload: name, at: at_s });
+    if (mine !== opened) return;
+    const made = parts(answer.parts);
+    fill(find("panel-body"), ...(made.length ? made : [el("p", { text: "No decision about it is remembered." })]));
+  } catch (error) {
+    if (mine === opened) fill(find("panel-body"), el("p", { class: "bad", text: error.message }));
+  }
+}
