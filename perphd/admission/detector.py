@@ -66,6 +66,12 @@ class Target:
         return self.work_band is not None or self.delay_band is not None
 
     @property
+    def is_provisional(self) -> bool:
+        """True if what it does undisturbed was learned while others filled the host."""
+        bands = (self.work_band, self.delay_band)
+        return any(band is not None and band.provisional for band in bands)
+
+    @property
     def reach(self) -> float:
         """The score of what the LRA does undisturbed; infinite if that is not known."""
         score = math.inf

@@ -34,6 +34,11 @@ def can_protect_mbw(host: HostView, batch: Sequence[WorkloadView]) -> bool:
     return len(host.mba_levels_pct) > 1 and _all_can(batch, "mba_pct")
 
 
+def cache_knobs(host: HostView, batch: Sequence[WorkloadView]) -> int:
+    """Of cache and bandwidth, how many batch can be kept from here and now: 0 to 2."""
+    return can_protect_llc(host, batch) + can_protect_mbw(host, batch)
+
+
 def _all_can(batch: Sequence[WorkloadView], setting: str) -> bool:
     return bool(batch) and all(setting in view.enforceable for view in batch)
 

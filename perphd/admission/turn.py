@@ -230,9 +230,14 @@ class Turn:
         return replace(step, home=pending.origin)
 
     def _does_as_undisturbed(self) -> bool:
-        """True if its objective is out of reach, and it does as well as it does undisturbed."""
+        """True if its objective is out of reach, and it does as well as it surely does undisturbed."""
         reach = self.target.reach
-        return reach < 1.0 and bool(self.state.scores) and mean(self.state.scores[-3:]) >= AS_GOOD * reach
+        return (
+            not self.target.is_provisional
+            and reach < 1.0
+            and bool(self.state.scores)
+            and mean(self.state.scores[-3:]) >= AS_GOOD * reach
+        )
 
     def _move_within_reach(
         self, judged: Judgement, perf: Performance, model: ResPerfModel, clean: bool

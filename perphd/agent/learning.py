@@ -19,7 +19,7 @@ from perphd.admission.context import (
 )
 from perphd.admission.domains import protections_beside
 from perphd.admission.inferer import untouched
-from perphd.admission.ladder import shields, strictest_cache
+from perphd.admission.ladder import cache_knobs, shields, strictest_cache
 from perphd.admission.origin import is_contended
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import Snapshot, WorkloadView
@@ -43,6 +43,7 @@ def observations(
     samples = [view.sample for view in lras(snapshot) if view.sample is not None]
     bandwidth, used = _Sums(samples, "mbw_bytes_per_s"), _Sums(samples, "cpu_usage_cores")
     per_cpu, contended = cores_per_cpu(snapshot), is_contended(snapshot.host.account)
+    giving = giving_now(snapshot)
     for view in lras(snapshot):
         if view.sample is None or is_short(view.sample, snapshot.period_s):
             continue
@@ -62,13 +63,14 @@ def observations(
                 view.sample,
                 allocation,
                 model_context(snapshot, view, view.model),
-                shielded=_is_met(view) or shields(allocation, snapshot.host, giving_now(snapshot)),
+                shielded=_is_met(view) or shields(allocation, snapshot.host, giving),
                 undisturbed=quiet and not allocation.cpu.exclusive and not _is_squeezed(snapshot, view),
                 # Where every LRA has cores of its own, what batch has left depends on all of them.
                 batch_cores=NOT_MEASURED if apart else use,
                 latency_percentile=view.spec.objective.latency_percentile,
                 neighbours_bytes_per_s=bandwidth.but(view.spec.name),
                 contended=contended,
+                cache_knobs=cache_knobs(snapshot.host, giving) if giving else None,
                 neighbours_cores=cpus * per_cpu if available(cpus := used.but(view.spec.name)) else cpus,
             ),
         )

@@ -60,7 +60,8 @@ class Observation:
     """One sample with its circumstances. ``undisturbed``: batch did not compete; ``batch_cores``: what batch got;
     ``shielded``: batch had no more of the last-level cache and of its bandwidth than it can be kept to, or what it had
     can be spared; ``neighbours_bytes_per_s``: memory bandwidth of the other LRAs; ``neighbours_cores``: CPU that they
-    use; ``contended``: work that nobody declared, or the hypervisor, filled the host.
+    use; ``contended``: work that nobody declared, or the hypervisor, filled the host; ``cache_knobs``: of cache and
+    bandwidth, how many batch can be kept from at this moment (0 to 2); None: there is no batch to ask it of.
     """
 
     sample: Sample
@@ -73,6 +74,7 @@ class Observation:
     neighbours_cores: Reading = NOT_MEASURED
     contended: bool = False
     shielded: bool = True
+    cache_knobs: int | None = None
 
 
 class LraModel:
@@ -95,6 +97,8 @@ class LraModel:
         self._around = Covariates()
         self._asked: _Question | None = None
         self._elasticity: float | None = None
+        self._stood_in_knobs: int | None = None
+        self._undisturbed = 0
         self._throttled_pct: float | None = None
         self._now_s = 0.0
         self.samples = 0
@@ -111,6 +115,7 @@ class LraModel:
             delay=self._delay.to_state(now_s),
             batch=self._batch.to_state(now_s),
             elasticity=self._elasticity,
+            stood_in_knobs=self._stood_in_knobs,
             samples=self.samples,
             skipped=tuple(Skipped(reason, count) for reason, count in self.skipped.items()),
             work_error=self.work_gate.mean,
@@ -152,6 +157,7 @@ class LraModel:
         made.work_gate.restore(state.work_error, state.work_advises)
         made.delay_gate.restore(state.delay_error, state.delay_advises)
         made._elasticity = state.elasticity
+        made._stood_in_knobs = state.stood_in_knobs
         made.samples = state.samples
         made.skipped = Counter({item.reason: item.count for item in state.skipped})
         return made
@@ -242,7 +248,11 @@ class LraModel:
             return
         self.samples += 1
         self._around = _surroundings(seen)
+        self._forget_stand_ins(seen)
         if seen.undisturbed:
+            self._undisturbed += 1
+            if self._undisturbed >= BOOTSTRAP_SUPPORT:
+                self._stood_in_knobs = None
             self._learn_reference(seen, perf, 1.0)
         else:
             self._learn_ratio(seen, perf, perf.work)
@@ -258,6 +268,16 @@ class LraModel:
         usual_pct = self._throttled_pct if self._throttled_pct is not None else share_pct
         self._throttled_pct = usual_pct + _THROTTLED_GAIN * (share_pct - usual_pct)
         return share_pct >= usual_pct + THROTTLED_PCT
+
+    def _forget_stand_ins(self, seen: Observation) -> None:
+        """What stood in for undisturbed samples is worth nothing once batch can be kept from more than it could then.
+
+        As after resctrl was mounted, or when its lock is free again, or nobody else insists on masks of his own: what
+        cache and bandwidth cost was in those samples.
+        """
+        stood_in, now = self._stood_in_knobs, seen.cache_knobs
+        if stood_in is not None and now is not None and now > stood_in:
+            self._reference, self._stood_in_knobs = Reference(), None
 
     def _learn_reference(
         self, seen: Observation, perf: Performance, weight: float, scale: float = 1.0
@@ -339,6 +359,9 @@ class LraModel:
         if prior.work[0] < PROTECTED_RATIO or not (protected and seen.shielded):
             self.skipped["no reference yet"] += 1
             return
+        if seen.cache_knobs is not None:
+            known = self._stood_in_knobs
+            self._stood_in_knobs = seen.cache_knobs if known is None else min(known, seen.cache_knobs)
         self._learn_reference(seen, perf, 0.5, float(prior.work[0]))
 
     # -- answering ----------------------------------------------------------------------------------

@@ -204,7 +204,11 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True)
 class ModelState:
-    """All that an ``LraModel`` knows. ``*_error``: mean error of late (log units), ``*_advises``: gate is closed."""
+    """All that an ``LraModel`` knows. ``*_error``: mean error of late (log units), ``*_advises``: gate is closed.
+
+    ``stood_in_knobs``: protected samples stood in for undisturbed ones while batch could be kept from so many of cache
+    and bandwidth; None: none did.
+    """
 
     reference: tuple[RunningState, ...] = _items(0, 2048)
     work: ResidualState = _given()
@@ -217,6 +221,7 @@ class ModelState:
     delay_error: float = field(default=0.0, metadata={"low": -1.0, "high": 1.0})
     work_advises: bool = False
     delay_advises: bool = False
+    stood_in_knobs: int | None = _added(0, 2)
 
 
 @dataclass(frozen=True, slots=True)

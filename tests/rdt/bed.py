@@ -209,9 +209,9 @@ class Bed:
             cpus |= set(range(int(first), int(last or first) + 1))
         return {domain for domain, there in SOCKETS.items() if there & cpus}
 
-    def is_narrowed(self, work: str = "hog") -> bool:
-        """Whether batch's caches are confined, as the kernel has it."""
-        return self.limits_of(work)[0] <= NARROW
+    def is_narrowed(self, work: str = "hog", beside: str = "app") -> bool:
+        """Whether batch's caches are confined where an application runs, as the kernel has it."""
+        return self.limits_of(work, beside)[0] <= NARROW
 
     def outside(self, work: str, group: str) -> int:
         """Threads of a unit that are not in this control group."""

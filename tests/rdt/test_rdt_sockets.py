@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.rdt.bed import OWN, Application, Bed, Job
@@ -26,6 +28,7 @@ def test_an_application_leaves_the_other_sockets_batch_alone(mounted: Bed) -> No
     bed.set_up([LEFT, HOG0, HOG1])
     bed.start()
     bed.batch("hog0", "hog1")
+    bed.wait_until(lambda: bed.is_narrowed("hog0", "left"), "batch beside the application was not narrowed")
     bed.wait_for_protection("on the left socket", "left")
     assert bed.values(bed.group_of("hog0"))["L3"][0] < 0x7FF
     theirs = bed.values(bed.group_of("hog1"))
@@ -38,6 +41,8 @@ def test_two_applications_on_two_sockets(mounted: Bed) -> None:
     bed.set_up([LEFT, RIGHT, HOG0, HOG1])
     bed.start()
     bed.batch("hog0", "hog1")
+    for job, lra in (("hog0", "left"), ("hog1", "right")):
+        bed.wait_until(partial(bed.is_narrowed, job, lra), f"{job} was not narrowed")
     bed.wait_for_protection("on both sockets", "left", "right")
     for job, domain in (("hog0", 0), ("hog1", 1)):
         assert bed.group_of(job).startswith(OWN)

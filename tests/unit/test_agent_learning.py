@@ -85,3 +85,25 @@ def test_a_sample_beside_batch_is_shielded_if_batch_has_little_cache_or_is_spare
     job = replace(job, enforceable=frozenset({"llc_masks"}), enforced=True)
     snapshot = Snapshot(1, 10.0, 1.0, HostView(topology(4), 3.0, llc_ways=11), (db, job), None)
     assert dict(observations(snapshot, (held,), 0.05))["db"].shielded is shielded
+
+
+@pytest.mark.parametrize(
+    ("ways", "levels", "settable", "expected"),
+    [
+        (11, (10, 100), {"llc_masks", "mba_pct"}, 2),
+        (11, (100,), {"llc_masks", "mba_pct"}, 1),
+        (11, (10, 100), set[str](), 0),  # somebody insists on masks of his own
+        (0, (100,), {"llc_masks", "mba_pct"}, 0),
+        (0, (100,), None, None),
+    ],
+)
+def test_an_observation_says_what_batch_can_be_kept_from(
+    ways: int, levels: tuple[int, ...], settable: set[str] | None, expected: int | None
+) -> None:
+    views = [lra("db")]
+    if settable is not None:
+        job = lra("job", 50.0, 9.0, Kind.BATCH)
+        views.append(replace(job, enforceable=frozenset(settable), enforced=True))
+    host = HostView(topology(4), 3.0, llc_ways=ways, mba_levels_pct=levels)
+    snapshot = Snapshot(1, 10.0, 1.0, host, tuple(views), None)
+    assert dict(observations(snapshot, (untouched(4),), 0.05))["db"].cache_knobs == expected

@@ -229,6 +229,46 @@ def test_no_reference_is_inferred_while_batch_may_have_the_cache() -> None:
     assert model.skipped == {"no reference yet": 12}
 
 
+def stood_in(model: LraModel, at_s: float, rate_per_s: float, cache_knobs: int | None) -> None:
+    """Ten samples under strong protection of its CPUs."""
+    for t in range(10):
+        sample = Sample(
+            "db", at_s + t, 1.0, cpu_usage_cores=1.0, run_delay_cores=0.1, work_rate_per_s=rate_per_s
+        )
+        context = ModelContext(1.0, 8.0, 8.0)
+        held = allocation(8, 1, IDLE)
+        model.observe(Observation(sample, held, context, undisturbed=False, cache_knobs=cache_knobs))
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_what_stood_in_while_batch_had_the_cache_is_forgotten_once_it_can_be_held(kept: bool) -> None:
+    model = LraModel()
+    stood_in(model, 0.0, 500.0, cache_knobs=0)
+    if kept:
+        model = LraModel.from_state(model.to_state())
+    stood_in(model, 10.0, 500.0, cache_knobs=None)  # no batch to ask it of
+    assert (band := model.reference("work:sli", NO_LOAD)) is not None
+    assert band.value == pytest.approx(500.0, rel=0.15)
+    stood_in(model, 20.0, 900.0, cache_knobs=2)
+    assert (band := model.reference("work:sli", NO_LOAD)) is not None
+    assert band.value == pytest.approx(900.0, rel=0.15)
+    stood_in(model, 30.0, 900.0, cache_knobs=2)
+    known = model.reference("work:sli", NO_LOAD)
+    stood_in(model, 40.0, 500.0, cache_knobs=1)  # somebody holds resctrl's lock: what is known well stays
+    stood_in(model, 50.0, 500.0, cache_knobs=2)
+    assert model.reference("work:sli", NO_LOAD) == known
+
+
+def test_a_reference_of_undisturbed_samples_outlives_resctrl_that_comes_late() -> None:
+    model = LraModel()
+    stood_in(model, 0.0, 900.0, cache_knobs=0)
+    for t in range(10, 30):
+        model.observe(observation(float(t), 1000.0, True))
+    before = model.reference("work:sli", NO_LOAD)
+    stood_in(model, 30.0, 900.0, cache_knobs=2)
+    assert model.reference("work:sli", NO_LOAD) == before
+
+
 def test_what_was_measured_outweighs_what_is_only_expected_of_its_neighbours() -> None:
     grants = [Allocation(CpuGrant(8, 5, weight)) for weight in (IDLE, 6, 100)]
     columns = CpuGrants.of(grants)
