@@ -7,7 +7,9 @@ any more until it is time to look again. Every look may fail once; the pauses be
 which the LRA did better than ever before in the episode does not count: there may be more where that came from, as
 with cache ways that help a step at a time.
 
-An episode of failed changes ends once the target was kept for a while. Pure.
+A target that one of the settings kept is not out of reach: then the episode begins anew instead. So it does when other
+things can be set than before: resctrl was mounted, or nobody else insists on masks of his own any more. It ends once the
+target was kept for a while. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.admission.backoff import doubled_s
+from perphd.admission.context import giving_now
+from perphd.admission.ladder import cache_knobs
 from perphd.admission.rescue import Move
+from perphd.admission.scene import Scene
 from perphd.domain.allocation import IDLE, Allocation
 from perphd.domain.decision import Action
 from perphd.domain.reading import Reading, available
@@ -62,13 +67,22 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
+class Instruments:
+    """What of batch can be set here and now."""
+
+    cpus: bool
+    weight: bool
+    cache_knobs: int
+
+
+@dataclass(frozen=True, slots=True)
 class Reach:
     """What is remembered of an episode. ``failed``: settings that were left without having done better than those
     before; ``changed_s``: when settings changed, in the last minute.
 
     ``last``: the allocation of the last sample; ``settled_until_s``: nothing is changed before; None: not settled.
     ``looking_since_s``: a look goes on; ``looks``: that failed; ``kept_since_s``: since when the target is kept without
-    a break.
+    a break; ``instruments``: what could be set.
     """
 
     tried: tuple[Tried, ...] = ()
@@ -79,11 +93,29 @@ class Reach:
     looking_since_s: float | None = None
     looks: int = 0
     kept_since_s: float | None = None
+    instruments: Instruments | None = None
 
     @property
     def best(self) -> float:
         """The best score of the episode; NaN if none was seen."""
         return max((t.score for t in self.tried if t.samples >= LEAST_SAMPLES), default=math.nan)
+
+
+def instruments(scene: Scene) -> Instruments | None:
+    """What of batch can be set here and now; None where there is none."""
+    if not scene.giving():
+        return None
+    knobs, cache = scene.knobs(), cache_knobs(scene.snapshot.host, giving_now(scene.snapshot))
+    return Instruments(knobs.batch_cpus, knobs.batch_weight, cache)
+
+
+def having(reach: Reach, instruments: Instruments | None) -> Reach:
+    """The episode where these can be set; a new one if they were others. None: there is no batch to set them of."""
+    if instruments is None or instruments == reach.instruments:
+        return reach
+    if reach.instruments is None:
+        return replace(reach, instruments=instruments)
+    return Reach(changed_s=reach.changed_s, instruments=instruments)
 
 
 def seen(reach: Reach, current: Allocation, score: Reading, now_s: float, *, clean: bool) -> Reach:
@@ -92,7 +124,7 @@ def seen(reach: Reach, current: Allocation, score: Reading, now_s: float, *, cle
         return reach
     since_s = (reach.kept_since_s if reach.kept_since_s is not None else now_s) if score >= 1.0 else None
     if since_s is not None and now_s - since_s >= KEPT_S:
-        return Reach(last=current, kept_since_s=since_s)
+        return Reach(last=current, kept_since_s=since_s, instruments=reach.instruments)
     changed = since_s is None and reach.last is not None and reach.last != current
     if changed and reach.last is not None and _only_memory(reach.last, current):
         changed = False
@@ -139,7 +171,7 @@ def checked(
         scores: clean scores since the last change.
     """
     if move.action is Action.RELEASE:
-        return Reach(), move
+        return Reach(instruments=reach.instruments), move
     if reach.kept_since_s is not None:
         return reach, move  # it is on target: giving back has its own rules
     stays = move.chosen == current or _only_memory(move.chosen, current)
@@ -152,6 +184,8 @@ def checked(
         return reach, move
     if len(scores) < LEAST_SAMPLES:
         return reach, Move(Action.HOLD, current, "whether the last change helped is being judged")
+    if reach.best >= 1.0:
+        return replace(reach, tried=(), failed=0, looking_since_s=None), move
     chosen = cheapest_of_the_best(reach.tried, current)
     reach = _settled(reach, now_s)
     action = Action.HOLD if chosen == current else Action.ROLLBACK

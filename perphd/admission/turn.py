@@ -247,7 +247,8 @@ class Turn:
         if exploration is Exploration.ALL or not self.view.enforced:
             move = self._move(judged, perf, model, clean)
         else:
-            known = reach.seen(self.state.reach, self.current, judged.score, self.now_s, clean=clean)
+            known = reach.having(self.state.reach, reach.instruments(self.scene))
+            known = reach.seen(known, self.current, judged.score, self.now_s, clean=clean)
             known, held = reach.standing(known, self.current, self.now_s)
             if held is not None and self.state.quiet_since_s is None:
                 self.state = replace(self.state, reach=known, pending=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from perphd.admission import reach
 from perphd.admission.inferer import untouched
-from perphd.admission.reach import Reach, Tried, cheapest_of_the_best, may_try
+from perphd.admission.reach import Instruments, Reach, Tried, cheapest_of_the_best, may_try
 from perphd.admission.rescue import Move
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Action, Candidate, Prediction
@@ -91,6 +92,31 @@ def test_it_settles_on_the_cheapest_of_the_best() -> None:
     )
     assert cheapest_of_the_best(tried, CONFINED) == DEMOTED
     assert cheapest_of_the_best((Tried(DEMOTED, -0.1, 1),), CONFINED) == CONFINED
+
+
+def settled(best: float) -> Reach:
+    """An episode whose handful of changes has failed; the best of them came to this score."""
+    tried = (Tried(CONFINED, math.log(best), 20), Tried(DEMOTED, math.log(0.5), 20))
+    episode = Reach(tried, reach.HANDFUL, last=DEMOTED, instruments=Instruments(True, True, 1))
+    move = Move(Action.GROW, NOTHING, "tried")
+    return reach.checked(episode, move, DEMOTED, 100.0, [0.5] * 5)[0]
+
+
+def test_what_one_setting_reached_is_not_out_of_reach() -> None:
+    move = Move(Action.GROW, CONFINED, "tried")
+    episode = settled(1.3)
+    assert episode.settled_until_s is None
+    assert reach.checked(episode, move, DEMOTED, 101.0, [0.5] * 5)[1] == move
+
+
+def test_other_instruments_begin_the_episode_anew() -> None:
+    episode = settled(0.8)
+    assert reach.standing(episode, CONFINED, 101.0)[1] is not None
+    for unchanged in (None, Instruments(True, True, 1)):
+        assert reach.having(episode, unchanged) == episode
+    anew = reach.having(episode, Instruments(True, True, 2))
+    assert reach.standing(anew, CONFINED, 101.0)[1] is None
+    assert anew.changed_s == episode.changed_s, "changes of the last minute still count"
 
 
 def test_a_target_that_is_reached_again_ends_the_episode() -> None:
