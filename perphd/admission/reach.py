@@ -8,8 +8,8 @@ which the LRA did better than ever before in the episode does not count: there m
 with cache ways that help a step at a time.
 
 A target that one of the settings kept is not out of reach: then the episode begins anew instead. So it does when other
-things can be set than before: resctrl was mounted, or nobody else insists on masks of his own any more. It ends once the
-target was kept for a while. Pure.
+things can be set than before: resctrl was mounted, or nobody else insists on masks of his own any more. It ends once
+the target was kept for a while. Pure.
 """
 
 from __future__ import annotations
