@@ -17,6 +17,7 @@ from perphd.agent.config_schema import Key, keys_of
 from perphd.agent.config_workloads import WORKLOAD_TABLES
 from perphd.control.errors import Code
 from perphd.control.limits import MAX_PAUSE_S, MAX_REASON
+from perphd.control.past_routes import LONGEST_S, MOST_SLOTS, SHORTEST_S
 from perphd.control.sizing_routes import SAMPLES, STEPS
 from perphd.control.wire_schema import Components, Schema
 from perphd.domain.allocation import Settings
@@ -26,6 +27,7 @@ from perphd.domain.control import Pause
 from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import EventKind
 from perphd.domain.forecast import Forecasts
+from perphd.domain.history import History, StoredEvent
 from perphd.domain.status import AgentStatus, TrialStatus, WorkloadStatus
 from perphd.domain.suggestion import Suggestion
 from perphd.domain.topology import Topology
@@ -215,6 +217,28 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
         TEXT,
         (_query("rounds", {"type": "integer", "minimum": 1}),),
         answer_type="application/x-ndjson",
+    ),
+    ("GET", "/v1/history"): Operation(
+        "Values over time from the store, in equal slots, and the changes among them",
+        History,
+        (
+            _query("workload", TEXT),
+            _query("until", {"type": "number"}),
+            _query("last_s", {"type": "number", "minimum": SHORTEST_S, "maximum": LONGEST_S}),
+            _query("slots", {"type": "integer", "minimum": 1, "maximum": MOST_SLOTS}),
+        ),
+        extra=(("clock", _CLOCK),),
+    ),
+    ("GET", "/v1/past"): Operation(
+        "The status at a moment of the past, as far as the store holds it",
+        {
+            "status": AgentStatus,
+            "events": tuple[StoredEvent, ...],
+            "stored_since_unix_s": float | None,
+            "stored_until_unix_s": float | None,
+            "clock": _CLOCK,
+        },
+        (_query("at", {"type": "number"}),),
     ),
     ("GET", "/v1/openapi.json"): Operation("This description", _OBJECT),
     ("POST", "/v1/query"): Operation(

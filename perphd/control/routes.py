@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from aiohttp import web
@@ -32,6 +32,7 @@ from perphd.control.errors import ApiError, Code
 from perphd.control.limits import MAX_PAUSE_S, MAX_REASON, Limits
 from perphd.control.model_routes import ModelRoutes
 from perphd.control.owner_only import check_harmless
+from perphd.control.past_routes import PastRoutes
 from perphd.control.port import AgentPort, Done
 from perphd.control.render import limitations
 from perphd.control.replay_routes import Recordings
@@ -43,7 +44,7 @@ from perphd.control.trial_routes import start_trial, stop_trial, trial_answer
 from perphd.control.wire import encode
 from perphd.domain.control import Actor
 from perphd.domain.errors import ConfigError
-from perphd.domain.masking import without_secrets
+from perphd.domain.masking import status_without_secrets, without_secrets
 from perphd.domain.reading import Unavailable
 from perphd.domain.status import WorkloadStatus
 from perphd.domain.whatif import Arrival
@@ -116,6 +117,7 @@ class Routes:
         )
         self._streams = Streams(agent, limits, self._clock)
         self._recordings = Recordings(agent, limits)
+        self._past = PastRoutes(agent, self._queries, self._clock, self._workload)
         self._sizing = SizingRoutes(agent, self._workload, self._body)
         self._models = ModelRoutes(agent, limits, lambda name: self._check_lra(self._workload(name)))
 
@@ -144,6 +146,8 @@ class Routes:
             Route("GET", "/metrics", read, self._exposition),
             Route("GET", "/v1/events", read, self._events, waits=True),
             Route("GET", "/v1/recording", read, self._recording, waits=True),
+            Route("GET", "/v1/history", read, self._history, waits=True),
+            Route("GET", "/v1/past", read, self._moment, waits=True),
             Route("GET", "/v1/openapi.json", read, self._openapi),
             Route("POST", "/v1/query", read, self._query, waits=True),
             Route("PUT", "/v1/mode", change, self._mode),
@@ -169,9 +173,7 @@ class Routes:
     # --- reading -----------------------------------------------------------------------------------------------
 
     async def _status(self, request: web.Request, peer: Peer) -> Any:
-        status = self._agent.status()
-        shown = replace(status, workloads=tuple(_without_secrets(item) for item in status.workloads))
-        return {**encode(shown), "clock": self._clock()}
+        return {**encode(status_without_secrets(self._agent.status())), "clock": self._clock()}
 
     async def _workloads(self, request: web.Request, peer: Peer) -> Any:
         runtime = {item.spec.name for item in read_runtime(self._agent.config.daemon.state_dir)}
@@ -268,6 +270,16 @@ class Routes:
             raise ApiError(Code.REFUSED, f"{show(sql)} is no SQL", "sql", "one SELECT statement as text")
         limit = _whole(body.get("limit", self._limits.query_rows), "limit", self._limits.query_rows)
         answer = await self._queries.answer(sql, limit, self._access.allows(peer, Right.CHANGE))
+        return web.Response(body=answer, content_type="application/json")
+
+    async def _history(self, request: web.Request, peer: Peer) -> Any:
+        _only(request.query, ("workload", "until", "last_s", "slots"))
+        answer = await self._past.history(request.query, self._access.allows(peer, Right.CHANGE))
+        return web.Response(body=answer, content_type="application/json")
+
+    async def _moment(self, request: web.Request, peer: Peer) -> Any:
+        _only(request.query, ("at",))
+        answer = await self._past.past(request.query, self._access.allows(peer, Right.CHANGE))
         return web.Response(body=answer, content_type="application/json")
 
     # --- changing ----------------------------------------------------------------------------------------------
@@ -515,7 +527,3 @@ def _keys(table: type, values: object) -> dict[str, Any]:
 
 def _table(spec: WorkloadSpec) -> dict[str, Any]:
     return to_table(without_secrets(spec))
-
-
-def _without_secrets(status: WorkloadStatus) -> WorkloadStatus:
-    return status if status.spec.sli is None else replace(status, spec=without_secrets(status.spec))

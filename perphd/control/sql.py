@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import sqlite3
 import threading
 import time
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from perphd.control.cpu_share import CpuShare
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import Limits
 from perphd.control.wire import json_of
-from perphd.monitor.query import Cell, QueryError, QueryResult, run_query
+from perphd.monitor.query import Cell, QueryError, QueryResult, fetch, reading
 
 _ROWS_AT_ONCE: Final = 500
 """Made JSON of without letting go of the interpreter, which the loop may be waiting for: below a millisecond or two."""
@@ -61,6 +62,10 @@ class Queries:
         Raises:
             ApiError: the store is switched off, the query is refused, too many are running or have just been.
         """
+        return await self.ask(lambda connection: _json(fetch(connection, sql, limit)), may_change)
+
+    async def ask(self, job: Callable[[sqlite3.Connection], bytes], may_change: bool) -> bytes:
+        """What a job makes of the store, within the same bounds. Raises as ``answer``."""
         if not self._config.store.enabled:
             raise ApiError(Code.UNAVAILABLE, "no store is kept here", "store.enabled", "true")
         if self._ended:
@@ -72,9 +77,7 @@ class Queries:
             raise ApiError(Code.BUSY, f"{self._used_up(most_s)}; try again in {math.ceil(free_s)} s")
         self._running += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._run, sql, limit, most_s
-            )
+            return await asyncio.get_running_loop().run_in_executor(self._threads, self._run, job, most_s)
         finally:
             self._running -= 1
 
@@ -83,7 +86,7 @@ class Queries:
         self._ended = True
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _run(self, sql: str, limit: int, most_s: float) -> bytes:
+    def _run(self, job: Callable[[sqlite3.Connection], bytes], most_s: float) -> bytes:
         before_s = self._cpu_s()
 
         def count() -> None:
@@ -101,7 +104,8 @@ class Queries:
             return ""
 
         try:
-            return _json(run_query(self._config.store_path, sql, limit, self._limits.query_s, stop))
+            with reading(self._config.store_path, self._limits.query_s, stop) as connection:
+                return job(connection)
         except QueryError as exc:
             raise ApiError(Code.REFUSED, str(exc), "sql", "one SELECT statement") from exc
         finally:

@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Final
 
+from perphd.domain.status import AgentStatus
 from perphd.domain.workload import SliSpec, WorkloadSpec
 
 URL_ACCOUNT: Final = re.compile(r"(?<=://)[^/?#]*@")
@@ -23,3 +24,9 @@ def without_secrets(spec: WorkloadSpec) -> WorkloadSpec:
         return spec
     options = tuple((key, masked(value) if key == "url" else value) for key, value in spec.sli.options)
     return replace(spec, sli=SliSpec(spec.sli.source, options))
+
+
+def status_without_secrets(status: AgentStatus) -> AgentStatus:
+    """The status as everybody who may ask may see it."""
+    shown = tuple(replace(item, spec=without_secrets(item.spec)) for item in status.workloads)
+    return replace(status, workloads=shown)

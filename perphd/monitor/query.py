@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeAlias
@@ -88,6 +89,15 @@ def run_query(
     """
     if limit < 1 or timeout_s <= 0:
         raise QueryError("limit and timeout are to be more than 0")
+    with reading(db_path, timeout_s, stop) as connection:
+        return fetch(connection, sql, limit)
+
+
+@contextmanager
+def reading(
+    db_path: str | Path, timeout_s: float = 10.0, stop: Callable[[], str] = lambda: ""
+) -> Iterator[sqlite3.Connection]:
+    """A connection to the store that can only read, bounded in time. Arguments and errors as of ``run_query``."""
     connection = open_read_only(db_path)
     late = threading.Event()
     timer = threading.Timer(timeout_s, late.set)
@@ -121,7 +131,7 @@ def run_query(
         connection.set_authorizer(authorize)
         connection.set_progress_handler(end, _STEPS_BETWEEN_CHECKS)
         timer.start()
-        return _fetch(connection, sql, limit)
+        yield connection
     except (sqlite3.Error, sqlite3.Warning, ValueError) as exc:
         if given_up:
             raise QueryError(given_up[0]) from exc
@@ -134,7 +144,8 @@ def run_query(
         connection.close()
 
 
-def _fetch(connection: sqlite3.Connection, sql: str, limit: int) -> QueryResult:
+def fetch(connection: sqlite3.Connection, sql: str, limit: int) -> QueryResult:
+    """The answer to one statement, cut at ``limit`` rows."""
     cursor = connection.execute(sql)
     if cursor.description is None:
         raise QueryError("the query has no result: write one SELECT")

@@ -1,0 +1,101 @@
+"""The past over the control API: values over time, and the status of one moment, both from the store."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from perphd.control.errors import ApiError, Code
+from perphd.control.past import past_status, subjects_of
+from perphd.control.port import AgentPort
+from perphd.control.sql import Queries
+from perphd.control.wire import encode, json_of
+from perphd.domain.masking import status_without_secrets
+from perphd.domain.status import WorkloadStatus
+from perphd.monitor.past import read_history, read_moment
+
+MOST_SLOTS: Final = 1000
+DEFAULT_SLOTS: Final = 120
+DEFAULT_LAST_S: Final = 3600.0
+LONGEST_S: Final = 366 * 86400.0
+SHORTEST_S: Final = 1.0
+
+
+class PastRoutes:
+    """Answers within the bounds of queries: few at a time, and a share of CPU time.
+
+    Args:
+        agent: who knows the workloads.
+        queries: reads the store.
+        clock: the agent's clock and the time of day.
+        workload: the status of a name, or an error.
+    """
+
+    def __init__(
+        self,
+        agent: AgentPort,
+        queries: Queries,
+        clock: Callable[[], dict[str, float]],
+        workload: Callable[[object], WorkloadStatus],
+    ) -> None:
+        self._agent, self._queries, self._clock, self._workload = agent, queries, clock, workload
+
+    async def history(self, query: Mapping[str, str], may_change: bool) -> bytes:
+        """``last_s`` seconds up to ``until`` in ``slots`` slots, of one workload or of all."""
+        clock = self._clock()
+        last_s = _number(query, "last_s", DEFAULT_LAST_S, SHORTEST_S, LONGEST_S)
+        slots = int(_number(query, "slots", DEFAULT_SLOTS, 1, MOST_SLOTS))
+        until_s = self._moment(query, "until", clock)
+        items = self._agent.status().workloads
+        if "workload" in query:
+            items = (self._workload(query["workload"]),)
+        subjects = subjects_of(item.spec for item in items)
+        offset_s = clock["unix_s"] - clock["monotonic_s"]
+
+        def job(connection: sqlite3.Connection) -> bytes:
+            found = read_history(connection, subjects, until_s - last_s, until_s, slots, offset_s)
+            return json_of({**encode(found), "clock": clock}).encode()
+
+        return await self._queries.ask(job, may_change)
+
+    async def past(self, query: Mapping[str, str], may_change: bool) -> bytes:
+        """The status at ``at``. Its clock is of that moment, so that ages are as they were then."""
+        clock = self._clock()
+        at_s = self._moment(query, "at", clock)
+        now = self._agent.status()
+        offset_s = clock["unix_s"] - clock["monotonic_s"]
+        subjects = subjects_of(item.spec for item in now.workloads)
+        then = {"monotonic_s": at_s - offset_s, "unix_s": at_s}
+
+        def job(connection: sqlite3.Connection) -> bytes:
+            moment = read_moment(connection, subjects, at_s, offset_s)
+            answer = {
+                "status": encode(status_without_secrets(past_status(now, moment))),
+                "events": encode(moment.events),
+                "stored_since_unix_s": moment.stored_since_unix_s,
+                "stored_until_unix_s": moment.stored_until_unix_s,
+                "clock": then,
+            }
+            return json_of(answer).encode()
+
+        return await self._queries.ask(job, may_change)
+
+    def _moment(self, query: Mapping[str, str], key: str, clock: Mapping[str, float]) -> float:
+        """Seconds since the epoch; a negative number, or none, is so long ago."""
+        given = _number(query, key, 0.0, -LONGEST_S, 1e12)
+        return clock["unix_s"] + given if given <= 0 else given
+
+
+def _number(query: Mapping[str, str], key: str, default: float, low: float, high: float) -> float:
+    allowed = f"a number from {low:g} to {high:g}"
+    text = query.get(key)
+    if text is None:
+        return default
+    try:
+        value = float(text)
+    except ValueError as exc:
+        raise ApiError(Code.REFUSED, f"{text[:80]!r} is not {allowed}", key, allowed) from exc
+    if not low <= value <= high:
+        raise ApiError(Code.REFUSED, f"{text[:80]} is not {allowed}", key, allowed)
+    return value
