@@ -16,6 +16,7 @@ from perphd.control.dashboard.daemon_side import DaemonSide
 from perphd.control.dashboard.feed import Feed
 from perphd.control.dashboard.picture import announced
 from perphd.control.dashboard.server import Dashboard
+from perphd.control.dashboard.store_side import StoreSide
 from perphd.domain.errors import PerphError
 
 ADDRESS: Final = "127.0.0.1"
@@ -35,7 +36,7 @@ class Serving:
         self.daemon = DaemonSide(client)
         self.sessions = Sessions(None if url_file is None else self._keep)
         self.feed = Feed(client.path, self.daemon.picture, announced)
-        self.api = Api(self.daemon)
+        self.api = Api(self.daemon, StoreSide(client))
         self._server = Dashboard(self.api, self.feed, self.sessions, admin)
         self.port = 0
 

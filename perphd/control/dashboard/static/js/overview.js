@@ -4,6 +4,7 @@ import { el, find, moment, say } from "./dom.js";
 import { draw, news } from "./live.js";
 import { follow } from "./net.js";
 import { explain } from "./panel.js";
+import { Plots } from "./plots.js";
 
 const MAX_EVENTS = 200;
 let last = null;
@@ -23,15 +24,22 @@ function announced(event) {
   while (list.children.length > MAX_EVENTS) list.lastChild.remove();
 }
 
+const plots = new Plots(explain, () => {});
+
 follow({
   picture(picture) {
     link("live", "live");
+    if (last === null || last.lras.map((item) => item.name).join() !== picture.lras.map((item) => item.name).join()) plots.load();
+    else plots.add(picture);
     const told = news(last, picture);
     if (told) say(find("said"), told);
     draw(picture, explain);
     last = picture;
   },
-  event: announced,
+  event(event) {
+    announced(event);
+    plots.mark(event);
+  },
   offline({ why }) {
     link("offline", `no connection: ${why}`);
   },
