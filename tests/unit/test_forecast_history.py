@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from perphd.forecast.histogram import quantile
 from perphd.forecast.history.experts import (
-    FADING,
     LAST,
     RECENT,
     ROLLING_GAIN,
+    SCORED,
     Estimator,
     FeatureRecord,
     best_estimator,
@@ -82,18 +82,15 @@ def test_the_four_estimators() -> None:
 
 
 @given(st.lists(st.floats(0.1, 1e4), min_size=2, max_size=2 * RECENT - 1))
-def test_errors_kept_while_streaming_are_those_of_the_whole_list(values: list[float]) -> None:
+def test_errors_kept_while_streaming_are_those_of_the_last_jobs(values: list[float]) -> None:
     record = _record(values)
-    scored = len(values) - 1
-    weights = [FADING ** (scored - i) for i in range(1, scored + 1)]
-    mean_errors = [abs(sum(values[:i]) / i - values[i]) for i in range(1, len(values))]
-    last_errors = [
-        abs(sum(values[max(0, i - LAST) : i]) / min(i, LAST) - values[i]) for i in range(1, len(values))
-    ]
-    actual = sum(w * v for w, v in zip(weights, values[1:], strict=True))
-    pseudo = actual / sum(weights)
+    scored = range(max(1, len(values) - SCORED), len(values))
+    mean_errors = [abs(sum(values[:i]) / i - values[i]) for i in scored]
+    last_errors = [abs(sum(values[max(0, i - LAST) : i]) / min(i, LAST) - values[i]) for i in scored]
+    actual = sum(values[i] for i in scored)
+    pseudo = actual / len(scored)
     for estimator, errors in ((Estimator.MEAN, mean_errors), (Estimator.LAST, last_errors)):
-        batch = (sum(w * e for w, e in zip(weights, errors, strict=True)) + pseudo) / (actual + pseudo)
+        batch = (sum(errors) + pseudo) / (actual + pseudo)
         assert nmae(record, estimator) == pytest.approx(batch, rel=1e-6)
 
 
@@ -197,6 +194,40 @@ def test_another_feature_takes_over_within_twenty_jobs_with_the_same_facts() -> 
                 assert found.estimate == pytest.approx(10.0 * 4**user, rel=0.25)
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_another_feature_takes_over_within_twenty_jobs_with_that_feature(seed: int) -> None:
+    """Jobs of 16 kinds in random order: after 20 of one user, every prediction for one of this user's jobs is right."""
+    random = np.random.default_rng(seed)
+    with JobHistory(":memory:") as history:
+        for facts, took in _jobs(random, 300, "name"):
+            history.complete(facts, {RUN: took}, 0.0)
+        jobs = dict.fromkeys(range(4), 0)
+        for now_s, (facts, took) in enumerate(_jobs(random, 200, "user")):
+            user = int(facts.user[1:])
+            history.complete(facts, {RUN: took}, 1.0 + now_s)
+            jobs[user] += 1
+            if jobs[user] < 20:
+                continue
+            for name in range(4):
+                found = history.predict(JobFacts(user=f"u{user}", name=f"n{name}"), RUN)
+                assert found is not None
+                # Levels are a factor of 4 apart.
+                assert 0.5 < found.estimate / (10.0 * 4**user) < 2, (user, name, jobs, found.feature)
+            if min(jobs.values()) >= 24:
+                break
+
+
+def test_rows_that_were_not_used_for_long_are_forgotten_first() -> None:
+    with JobHistory(":memory:") as history:
+        for at_s, user in enumerate(("ada", "eve", "bob", "ada")):
+            history.complete(JobFacts(user=user), {RUN: 7.0, Quantity.MEMORY_BYTES: 1e9}, float(at_s))
+        assert history.prune(6) == 0
+        assert history.prune(4) == 2
+        assert history.predict(JobFacts(user="eve"), RUN) is None
+        assert history.predict(JobFacts(user="ada"), RUN) is not None
+        assert history.prune(0) == 4
+
+
 def test_a_new_job_falls_back_to_what_it_shares_with_others() -> None:
     with JobHistory(":memory:") as history:
         for _ in range(5):
@@ -283,7 +314,7 @@ def test_a_record_has_a_constant_size(tmp_path: Path) -> None:
             for value in random.lognormal(3, 1, count):
                 history.complete(JobFacts(user="ada"), {RUN: float(value)}, 0.0)
             with sqlite3.connect(path) as database:
-                row = database.execute("SELECT length(state), length(distribution) FROM history").fetchone()
+                row = database.execute("SELECT length(state), length(distribution) FROM records").fetchone()
             sizes.append(row)
     assert sizes[0][0] == sizes[1][0]
     assert sizes[1][1] < 1.1 * sizes[0][1] < 4000

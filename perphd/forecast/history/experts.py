@@ -7,11 +7,12 @@ Experts are pairs of a feature value and an estimator:
     rolling   rolling = .6 * value + .4 * rolling
     last      mean of the ``LAST`` latest values
 
-The expert with the least normalised mean absolute error acts. Errors fade by ``FADING`` per job, so that an expert that
-was good once gives way to one that is good now; one pseudo-observation with an error of 100 % keeps an expert with one
-lucky hit from winning:
+The expert with the least normalised mean absolute error over its last ``SCORED`` jobs acts. Older ones are gone, however
+large they were: an expert that was good once gives way to one that is good now. (Sums that fade would keep the errors of
+jobs of an hour for dozens of jobs of a second.) One pseudo-observation with an error of 100 % keeps an expert with
+one lucky hit from winning:
 
-    NMAE = (sum of fading |estimate - actual| + a) / (sum of fading actual + a),      a = mean of the actuals
+    NMAE = (sum of |estimate - actual| + a) / (sum of actuals + a),      a = mean of the actuals
 
 A history splits where its two halves of recent values differ (Kolmogorov-Smirnov test): the distribution then restarts
 from the newer half.
@@ -32,7 +33,7 @@ from perphd.forecast.histogram import Histogram, Scale, insert, merge, of_values
 ROLLING_GAIN: Final = 0.6
 RECENT: Final = 20
 LAST: Final = 5
-FADING: Final = 0.9
+SCORED: Final = 12
 DRIFT_CRITICAL: Final = 1.95
 """Factor of the two-sample Kolmogorov-Smirnov test at a level of .001."""
 
@@ -50,15 +51,14 @@ class Estimator(Enum):
 class FeatureRecord:
     """What is known of one quantity of the jobs with one feature value.
 
-    ``recent``: up to 2 * ``RECENT`` latest values, oldest first. ``errors``: fading sums of absolute errors, one per
-    estimator; ``actual``: the fading sum of the values that they were compared with. ``drifts``: splits so far.
+    ``recent``: up to 2 * ``RECENT`` latest values, oldest first. ``scores``: of the last ``SCORED`` jobs, oldest first, the
+    actual value and each estimator's absolute error; ``scored``: how many jobs were scored in all; ``drifts``: splits so far.
     """
 
     distribution: Histogram = field(default_factory=lambda: Histogram(Scale.LOGARITHMIC))
     rolling: float = math.nan
     recent: tuple[float, ...] = ()
-    errors: tuple[float, ...] = (0.0,) * len(Estimator)
-    actual: float = 0.0
+    scores: tuple[tuple[float, ...], ...] = ()
     scored: int = 0
     drifts: int = 0
 
@@ -87,13 +87,9 @@ def completed(record: FeatureRecord, actual: float) -> FeatureRecord:
         raise ValueError(f"a job's quantity is a number that is not negative, not {actual!r}")
     scored = record
     if record.recent:
-        errors = (
-            FADING * error + abs(estimate(record, estimator) - actual)
-            for error, estimator in zip(record.errors, Estimator, strict=True)
-        )
-        scored = replace(
-            record, errors=tuple(errors), actual=FADING * record.actual + actual, scored=record.scored + 1
-        )
+        errors = tuple(abs(estimate(record, estimator) - actual) for estimator in Estimator)
+        scores = (*record.scores[1 - SCORED :], (actual, *errors))
+        scored = replace(record, scores=scores, scored=record.scored + 1)
     learned = replace(
         scored,
         distribution=insert(record.distribution, actual),
@@ -105,14 +101,15 @@ def completed(record: FeatureRecord, actual: float) -> FeatureRecord:
 
 def nmae(record: FeatureRecord, estimator: Estimator) -> float:
     """The normalised mean absolute error of an expert; infinite while it was never scored."""
-    if not record.scored:
+    if not record.scores:
         return math.inf
-    weights = (1 - FADING**record.scored) / (1 - FADING)
-    pseudo = record.actual / weights
-    place = list(Estimator).index(estimator)
-    if record.actual + pseudo <= 0:
-        return 0.0 if record.errors[place] <= 0 else math.inf
-    return (record.errors[place] + pseudo) / (record.actual + pseudo)
+    place = 1 + list(Estimator).index(estimator)
+    actual = math.fsum(score[0] for score in record.scores)
+    wrong = math.fsum(score[place] for score in record.scores)
+    pseudo = actual / len(record.scores)
+    if actual <= 0:
+        return 0.0 if wrong <= 0 else math.inf
+    return (wrong + pseudo) / (actual + pseudo)
 
 
 def best_estimator(record: FeatureRecord) -> tuple[Estimator, float]:
@@ -138,8 +135,7 @@ def joined(older: FeatureRecord, newer: FeatureRecord) -> FeatureRecord:
         merge(older.distribution, newer.distribution),
         newer.rolling if newer.recent else older.rolling,
         (*older.recent, *newer.recent)[-2 * RECENT :],
-        newer.errors if newer.scored else older.errors,
-        newer.actual if newer.scored else older.actual,
+        newer.scores if newer.scored else older.scores,
         newer.scored if newer.scored else older.scored,
         max(older.drifts, newer.drifts),
     )

@@ -11,7 +11,7 @@ import json
 import math
 import sqlite3
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from hashlib import sha256
@@ -22,6 +22,7 @@ from typing import Final, Self
 from perphd.domain.errors import PerphError
 from perphd.forecast.histogram import Histogram, as_record, from_record
 from perphd.forecast.history.experts import (
+    SCORED,
     Estimator,
     FeatureRecord,
     best_estimator,
@@ -31,12 +32,16 @@ from perphd.forecast.history.experts import (
 )
 from perphd.forecast.history.features import JobFacts, feature_values
 
-FORMAT: Final = "perphd job history 1"
+FORMAT: Final = "perphd job history 2"
 LEAST_SCORES: Final = 3
 """An expert needs this many scored estimates before it competes; without any such, the largest history acts."""
-_STATE: Final = struct.Struct(f"<dd{len(Estimator)}dqq")
+NEAR: Final = 1.15
+"""Experts whose errors differ by less than this factor count as equal: the one with the newest job then answers. One that
+was good when it saw its last job, long ago, does not outlive what has changed since."""
+_STATE: Final = struct.Struct("<dqqq")
+_SCORE: Final = 1 + len(Estimator)
 _SCHEMA: Final = """
-CREATE TABLE IF NOT EXISTS history (
+CREATE TABLE IF NOT EXISTS records (
     feature TEXT NOT NULL, quantity TEXT NOT NULL, updated_s REAL NOT NULL, samples INTEGER NOT NULL,
     state BLOB NOT NULL, distribution TEXT NOT NULL, PRIMARY KEY (feature, quantity)
 ) WITHOUT ROWID;
@@ -110,21 +115,19 @@ class JobHistory:
         if not features:
             return None
         found = self._database.execute(
-            "SELECT feature, samples, state FROM history WHERE quantity = ? AND feature IN "
+            "SELECT feature, samples, updated_s, state FROM records WHERE quantity = ? AND feature IN "
             f"({', '.join('?' * len(features))})",
             (quantity.value, *features),
         ).fetchall()
-        ranked = []
-        for feature, samples, state in found:
+        known = []
+        for feature, samples, updated_s, state in found:
             scores = _unpacked(state, Histogram())
             estimator, error = best_estimator(scores)
             competes = scores.scored >= LEAST_SCORES
-            ranked.append(
-                ((not competes, error if competes else -samples, features.index(feature)), feature, estimator)
-            )
-        if not ranked:
+            known.append(_Expert(feature, estimator, error, competes, samples, updated_s))
+        if not known:
             return None
-        _, feature, estimator = min(ranked, key=lambda each: each[0])
+        feature, estimator = _acting(known, features)
         record = self._record(feature, quantity)
         if record is None:
             return None
@@ -133,23 +136,35 @@ class JobHistory:
             quantity, feature, estimator, estimate(record, estimator), error, record.distribution
         )
 
+    def prune(self, most: int) -> int:
+        """Forget the rows that were not used for the longest time, until ``most`` are left; how many were forgotten."""
+        over = len(self) - most
+        if over <= 0:
+            return 0
+        with self._database:
+            return self._database.execute(
+                "DELETE FROM records WHERE (feature, quantity) IN "
+                "(SELECT feature, quantity FROM records ORDER BY updated_s LIMIT ?)",
+                (over,),
+            ).rowcount
+
     def clear(self, prefix: str = "") -> int:
         """Forget all feature values that begin with ``prefix``, and pairs with them; the number of rows forgotten."""
         with self._database:
             if not prefix:
                 self._database.execute("DELETE FROM imported")
             return self._database.execute(
-                "DELETE FROM history WHERE substr(feature, 1, ?) = ? OR instr(feature, ?)",
+                "DELETE FROM records WHERE substr(feature, 1, ?) = ? OR instr(feature, ?)",
                 (len(prefix), prefix, f" & {prefix}"),
             ).rowcount
 
     def __len__(self) -> int:
-        return int(self._database.execute("SELECT count(*) FROM history").fetchone()[0])
+        return int(self._database.execute("SELECT count(*) FROM records").fetchone()[0])
 
     def exported(self) -> Iterator[str]:
         """The history as lines of text, the identity first."""
         rows = self._database.execute(
-            "SELECT feature, quantity, updated_s, state, distribution FROM history ORDER BY feature, quantity"
+            "SELECT feature, quantity, updated_s, state, distribution FROM records ORDER BY feature, quantity"
         )
         lines = [
             json.dumps(
@@ -182,7 +197,7 @@ class JobHistory:
                 return 0
             for feature, quantity, updated_s, record in rows:
                 own = self._database.execute(
-                    "SELECT updated_s FROM history WHERE feature = ? AND quantity = ?",
+                    "SELECT updated_s FROM records WHERE feature = ? AND quantity = ?",
                     (feature, quantity.value),
                 ).fetchone()
                 known = self._record(feature, quantity)
@@ -195,14 +210,14 @@ class JobHistory:
 
     def _record(self, feature: str, quantity: Quantity) -> FeatureRecord | None:
         row = self._database.execute(
-            "SELECT state, distribution FROM history WHERE feature = ? AND quantity = ?",
+            "SELECT state, distribution FROM records WHERE feature = ? AND quantity = ?",
             (feature, quantity.value),
         ).fetchone()
         return None if row is None else _unpacked(row[0], from_record(json.loads(row[1])))
 
     def _put(self, feature: str, quantity: Quantity, record: FeatureRecord, now_s: float) -> None:
         self._database.execute(
-            "INSERT OR REPLACE INTO history VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)",
             (
                 feature,
                 quantity.value,
@@ -214,18 +229,48 @@ class JobHistory:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class _Expert:
+    """A feature value with its best estimator and that one's error."""
+
+    feature: str
+    estimator: Estimator
+    error: float
+    competes: bool
+    samples: int
+    updated_s: float
+
+
+def _acting(known: Sequence[_Expert], features: Sequence[str]) -> tuple[str, Estimator]:
+    """Who answers: of those that are nearly the best, the one with the newest job."""
+    competing = [each for each in known if each.competes]
+    if not competing:
+        most = max(known, key=lambda each: (each.samples, -features.index(each.feature)))
+        return most.feature, most.estimator
+    least = min(each.error for each in competing)
+    near = [each for each in competing if each.error <= NEAR * least]
+    found = min(near, key=lambda each: (-each.updated_s, each.error, features.index(each.feature)))
+    return found.feature, found.estimator
+
+
 def _packed(record: FeatureRecord) -> bytes:
-    head = _STATE.pack(record.rolling, record.actual, *record.errors, record.scored, record.drifts)
-    return head + struct.pack(f"<{len(record.recent)}d", *record.recent)
+    head = _STATE.pack(record.rolling, record.scored, record.drifts, len(record.scores))
+    numbers = (*(number for score in record.scores for number in score), *record.recent)
+    return head + struct.pack(f"<{len(numbers)}d", *numbers)
 
 
 def _unpacked(state: bytes, distribution: Histogram) -> FeatureRecord:
-    rolling, actual, *errors, scored, drifts = _STATE.unpack_from(state)
+    rolling, scored, drifts, count = _STATE.unpack_from(state)
     rest = state[_STATE.size :]
-    recent = struct.unpack(f"<{len(rest) // 8}d", rest)
-    if not all(map(math.isfinite, (actual, *errors, *recent))):
+    numbers = struct.unpack(f"<{len(rest) // 8}d", rest)
+    if not all(map(math.isfinite, numbers)):
         raise ValueError("a record of numbers that are not finite")
-    return FeatureRecord(distribution, rolling, recent, tuple(errors), actual, int(scored), int(drifts))
+    if not 0 <= count <= min(SCORED, len(numbers) // _SCORE):
+        raise ValueError(f"a record of {count} scores in {len(numbers)} numbers")
+    scores = tuple(numbers[i * _SCORE : (i + 1) * _SCORE] for i in range(count))
+    return FeatureRecord(
+        distribution, rolling, numbers[count * _SCORE :], scores, int(scored), int(drifts)
+    )
 
 
 def _read(line: str) -> tuple[str, Quantity, float, FeatureRecord]:
