@@ -43,7 +43,7 @@ _SCORE: Final = 1 + len(Estimator)
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS records (
     feature TEXT NOT NULL, quantity TEXT NOT NULL, updated_s REAL NOT NULL, samples INTEGER NOT NULL,
-    state BLOB NOT NULL, distribution TEXT NOT NULL, PRIMARY KEY (feature, quantity)
+    estimator TEXT NOT NULL, error REAL, state BLOB NOT NULL, distribution TEXT NOT NULL, PRIMARY KEY (feature, quantity)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS imported (identity TEXT PRIMARY KEY) WITHOUT ROWID;
 """
@@ -115,19 +115,14 @@ class JobHistory:
         if not features:
             return None
         found = self._database.execute(
-            "SELECT feature, samples, updated_s, state FROM records WHERE quantity = ? AND feature IN "
+            "SELECT feature, samples, updated_s, estimator, error FROM records WHERE quantity = ? AND feature IN "
             f"({', '.join('?' * len(features))})",
             (quantity.value, *features),
         ).fetchall()
-        known = []
-        for feature, samples, updated_s, state in found:
-            scores = _unpacked(state, Histogram())
-            estimator, error = best_estimator(scores)
-            competes = scores.scored >= LEAST_SCORES
-            known.append(_Expert(feature, estimator, error, competes, samples, updated_s))
-        if not known:
+        if not found:
             return None
-        feature, estimator = _acting(known, features)
+        acting = _acting([_Expert(*row) for row in found], features)
+        feature, estimator = acting.feature, Estimator(acting.estimator)
         record = self._record(feature, quantity)
         if record is None:
             return None
@@ -216,13 +211,16 @@ class JobHistory:
         return None if row is None else _unpacked(row[0], from_record(json.loads(row[1])))
 
     def _put(self, feature: str, quantity: Quantity, record: FeatureRecord, now_s: float) -> None:
+        estimator, error = best_estimator(record)
         self._database.execute(
-            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 feature,
                 quantity.value,
                 now_s,
                 record.samples,
+                estimator.value,
+                error if record.scored >= LEAST_SCORES else None,
                 _packed(record),
                 json.dumps(as_record(record.distribution)),
             ),
@@ -231,26 +229,27 @@ class JobHistory:
 
 @dataclass(frozen=True, slots=True)
 class _Expert:
-    """A feature value with its best estimator and that one's error."""
+    """A feature value with its best estimator and that one's error; None: it does not compete yet."""
 
     feature: str
-    estimator: Estimator
-    error: float
-    competes: bool
     samples: int
     updated_s: float
+    estimator: str
+    error: float | None
 
 
-def _acting(known: Sequence[_Expert], features: Sequence[str]) -> tuple[str, Estimator]:
+def _acting(known: Sequence[_Expert], features: Sequence[str]) -> _Expert:
     """Who answers: of those that are nearly the best, the one with the newest job."""
-    competing = [each for each in known if each.competes]
+    competing = [(each.error, each) for each in known if each.error is not None]
     if not competing:
-        most = max(known, key=lambda each: (each.samples, -features.index(each.feature)))
-        return most.feature, most.estimator
-    least = min(each.error for each in competing)
-    near = [each for each in competing if each.error <= NEAR * least]
-    found = min(near, key=lambda each: (-each.updated_s, each.error, features.index(each.feature)))
-    return found.feature, found.estimator
+        return max(known, key=lambda each: (each.samples, -features.index(each.feature)))
+    most = NEAR * min(error for error, _ in competing)
+    near = [
+        (-each.updated_s, error, features.index(each.feature), each)
+        for error, each in competing
+        if error <= most
+    ]
+    return min(near, key=lambda found: found[:3])[3]
 
 
 def _packed(record: FeatureRecord) -> bytes:
@@ -268,9 +267,7 @@ def _unpacked(state: bytes, distribution: Histogram) -> FeatureRecord:
     if not 0 <= count <= min(SCORED, len(numbers) // _SCORE):
         raise ValueError(f"a record of {count} scores in {len(numbers)} numbers")
     scores = tuple(numbers[i * _SCORE : (i + 1) * _SCORE] for i in range(count))
-    return FeatureRecord(
-        distribution, rolling, numbers[count * _SCORE :], scores, int(scored), int(drifts)
-    )
+    return FeatureRecord(distribution, rolling, numbers[count * _SCORE :], scores, int(scored), int(drifts))
 
 
 def _read(line: str) -> tuple[str, Quantity, float, FeatureRecord]:
