@@ -240,16 +240,11 @@ def _read(
 
 
 def _sized(place: Place, workload: str, key: str, windows: SeriesWindows) -> Recommendation:
-    from perphd.sizing.rows import History, recommendation
+    from perphd.control.histories import history
+    from perphd.sizing.rows import recommendation
     from perphd.sizing.shaper import Resource
 
-    resource = Resource(key)
-    reservation = place.reservation(workload, resource)
-    return recommendation(
-        History(
-            workload, resource, windows.numbers, windows.values, windows.now, reservation, windows.missing
-        )
-    )
+    return recommendation(history(place, workload, Resource(key), windows))
 
 
 def _headroom(place: Place, found: StoreWindows, resource: Resource, given: float | None) -> HostHeadroom:

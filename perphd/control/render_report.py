@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Sequence
 from typing import Final
 
 from perphd.control import html_page, svg
 from perphd.control.render import duration
+from perphd.control.render_sizing import amount
 from perphd.control.table import Part, Styled, table, text
+from perphd.domain.reading import Reading, available
 from perphd.domain.workload import Mode
 from perphd.report.calibration import BAND, Banded
 from perphd.report.summary import LraSummary, Report
+from perphd.sizing.rows import SizeRow, saved
 
 _CLEAR_PCT: Final = 1.0
 
@@ -46,9 +50,36 @@ def facts(report: Report) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def report_parts(report: Report) -> list[Part]:
+def report_parts(report: Report, sizes: Sequence[SizeRow] = ()) -> list[Part]:
     """``perphctl report``."""
-    return [text(Styled(verdict(report), "bold")), text(*facts(report)), *tables(report)]
+    parts = [text(Styled(verdict(report), "bold")), text(*facts(report)), *tables(report)]
+    return [*parts, *size_tables(sizes)]
+
+
+def size_tables(sizes: Sequence[SizeRow]) -> list[Part]:
+    """What is reserved, used and recommended, and what the recommendations would free; nothing without a row."""
+    if not sizes:
+        return []
+    rows = [
+        (
+            each.workload,
+            each.resource,
+            _amount(each.reserved, each.resource),
+            _amount(each.p99, each.resource),
+            _amount(each.greatest, each.resource),
+            _amount(each.recommended, each.resource),
+            _amount(each.reclaimable, each.resource),
+            each.confidence,
+        )
+        for each in sizes
+    ]
+    heads = ("WORKLOAD", "", "RESERVED", "P99", "MAX", "RECOMMENDED", "FREE NOW", "CONFIDENCE")
+    parts: list[Part] = [table("Sizes", heads, rows, right=(2, 3, 4, 5, 6))]
+    free = [f"{amount(size, resource)} of {resource}" for resource, size in saved(sizes).items() if size > 0]
+    if free:
+        said = "The recommendations reserve less than what is reserved now, by "
+        parts.append(text(f"{said}{' and '.join(free)}. perphctl size says why."))
+    return parts
 
 
 def tables(report: Report) -> list[Part]:
@@ -98,7 +129,7 @@ def tables(report: Report) -> list[Part]:
     return parts
 
 
-def html(report: Report) -> str:
+def html(report: Report, sizes: Sequence[SizeRow] = ()) -> str:
     """The report as one HTML file."""
     blocks = [html_page.paragraphs(facts(report)), html_page.tables(tables(report)[:2])]
     for lra in report.lras:
@@ -110,6 +141,7 @@ def html(report: Report) -> str:
     ]
     blocks += [html_page.heading("How often and why"), svg.bars(acted)]
     blocks.append(html_page.tables(tables(report)[3:]))
+    blocks.append(html_page.tables(size_tables(sizes)))
     return html_page.page(
         f"perphd report, {_time(report.since_s)} to {_time(report.until_s)}", verdict(report), blocks
     )
@@ -146,6 +178,10 @@ def _observed(lra: LraSummary) -> str:
 
 def _band(band: Banded) -> str:
     return f"{band.pct:.0f} % ({band.low_pct:.0f} .. {band.high_pct:.0f})"
+
+
+def _amount(value: Reading, resource: str) -> str:
+    return amount(value, resource) if available(value) else "-"
 
 
 def _cores(value: float | None) -> str:

@@ -113,7 +113,12 @@ class Routes:
         self._queries = Queries(agent.config, limits)
         self._description: bytes | None = None
         self._metrics = metrics.Collector(
-            agent.status, lambda: agent.tally, lambda: agent.topology, agent.forecasts
+            agent.status,
+            lambda: agent.tally,
+            lambda: agent.topology,
+            agent.forecasts,
+            agent.shaper,
+            agent.memory_fits,
         )
         self._streams = Streams(agent, limits, self._clock)
         self._recordings = Recordings(agent, limits)

@@ -56,7 +56,14 @@ def servers_of(agent: AgentPort, config: Config, reload: Callable[[Actor], Await
         ConfigError: the token or the certificate of the metrics' listener cannot be used.
     """
     metrics = config.metrics
-    page = Collector(agent.status, lambda: agent.tally, lambda: agent.topology, agent.forecasts).text
+    page = Collector(
+        agent.status,
+        lambda: agent.tally,
+        lambda: agent.topology,
+        agent.forecasts,
+        agent.shaper,
+        agent.memory_fits,
+    ).text
     servers: list[Server] = [ControlServer(agent, config, reload=reload)]
     access = Access.of_groups(config.daemon.read_group, config.daemon.admin_group)
     servers.append(NamesFile(config.daemon.socket, access.read_gid, agent.status))

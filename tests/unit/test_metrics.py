@@ -32,8 +32,19 @@ WALL_S = 1.7e9
 CPU = CpuAccount(8.0, 2.0, 1.0, 1.5, 0.25, 0.0, 3.25)
 
 
+def collector(agent: FakeAgent) -> Collector:
+    return Collector(
+        agent.status,
+        lambda: agent.tally,
+        lambda: agent.topology,
+        agent.forecasts,
+        agent.shaper,
+        agent.memory_fits,
+    )
+
+
 def scraped(agent: FakeAgent) -> dict[str, Metric]:
-    text = Collector(agent.status, lambda: agent.tally, lambda: agent.topology).text().decode()
+    text = collector(agent).text().decode()
     return {metric.name: metric for metric in text_string_to_metric_families(text)}
 
 
@@ -92,9 +103,23 @@ def test_the_page_of_series_is_generated():
 
 def test_promtool_has_nothing_to_say(agent: FakeAgent):
     promtool = prometheus_tool("promtool")
-    text = Collector(agent.status, lambda: agent.tally, lambda: agent.topology).text()
+    text = collector(agent).text()
     done = subprocess.run([promtool, "check", "metrics"], input=text, capture_output=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+def test_sizes_are_those_of_the_shaper_and_of_the_searches(agent: FakeAgent):
+    agent.fits.append("pi")
+    found = scraped(agent)
+    (target,) = found["perphd_shaper_target_bytes"].samples
+    assert (target.labels, target.value) == ({"workload": "pi"}, 2.0 * 2**30)
+    (mode,) = found["perphd_shaper_info"].samples
+    assert mode.labels == {"mode": "pessimistic"}
+    phases = {each.labels["phase"]: each.value for each in found["perphd_memfit_phase"].samples}
+    assert phases == {"pilot": 0, "search": 1, "bisect": 0, "converged": 0}
+    assert found["perphd_memfit_limit_bytes"].samples[0].value == 2.0 * 2**30
+    assert "perphd_memfit_recommended_bytes" not in found
+    assert "perphd_shaper_makes_room" not in found
 
 
 def test_counters_add_up_what_the_samples_say(agent: FakeAgent):

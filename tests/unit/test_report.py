@@ -14,7 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.control.cli import cli
-from perphd.control.render_report import html, verdict
+from perphd.control.histories import histories
+from perphd.control.render_report import html, size_tables, verdict
+from perphd.control.reservations import Place
+from perphd.control.table import plain
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, Outcome, Prediction, Verdict
 from perphd.domain.reading import Unavailable, available
@@ -25,7 +28,11 @@ from perphd.monitor.report_rows import read_history
 from perphd.monitor.store import Store
 from perphd.report.calibration import RECOVERED, predicted_batch_kept, predicted_on_target
 from perphd.report.summary import summarise
+from perphd.sizing.recommendation import Reservation
+from perphd.sizing.rows import size_rows
+from perphd.sizing.shaper import Resource
 from tests.unit.control_fake import serving
+from tests.unit.sizing_store import GIB, constant, made, usual
 from tools.bench.weeks.fit import Pair, Week, calibrate, coverage
 
 EPOCH_S = 1_700_000_000.0
@@ -210,6 +217,28 @@ def test_text_json_and_html(tmp_path: Path) -> None:
     assert text.count("<svg") == 2
     assert "<script" not in text
     assert not re.search(r"(src|href)=|url\(|@import|https?://", text)
+
+
+def test_it_ends_with_what_workloads_reserve_use_and_should_reserve(tmp_path: Path) -> None:
+    made(tmp_path / "s.db", 200, {"db": usual(constant(1.0), constant(2.0 * GIB))})
+    held = {Resource.CPU: Reservation(4.0, "cpu.max"), Resource.MEMORY: Reservation(8.0 * GIB, "memory.max")}
+    place = Place(str(tmp_path / "s.db"), {}, {}, {"db": held})
+    cpu, memory = rows = size_rows(histories(place, 86_400.0))
+    assert (cpu.resource, memory.resource) == ("cpu", "memory")
+    assert available(cpu.recommended)
+    assert 1.0 < cpu.recommended < 1.2
+    shown = plain(size_tables(rows))
+    assert re.search(r"db +memory +8.0GiB +2.0GiB +2.0GiB +2.1GiB +5.\dGiB +low: less than a day", shown), (
+        shown
+    )
+    assert re.search(r"less than what is reserved now, by 2.9\dcores of cpu and 5.9GiB of memory", shown), (
+        shown
+    )
+    report = summarise(read_history(store_of(tmp_path / "r.db", Mode.OBSERVE, lambda s: 5.0), 1e6))
+    page = html(report, rows)
+    assert "<h2>Sizes</h2>" in page
+    assert "5.9GiB of memory" in page
+    assert "<h2>Sizes</h2>" not in html(report)
 
 
 def test_html_escapes_names(tmp_path: Path) -> None:

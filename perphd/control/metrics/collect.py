@@ -9,6 +9,7 @@ from typing import Final
 
 from perphd.agent.tally import Tally
 from perphd.control.metrics.forecasts import add_forecasts
+from perphd.control.metrics.sizing import add_memory_fits, add_shaper
 from perphd.control.metrics.text import Page, labels
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
 from perphd.domain.cpuset import CpuSet
@@ -20,6 +21,8 @@ from perphd.domain.signals import Performance, performance, score
 from perphd.domain.status import AgentStatus, WorkloadStatus
 from perphd.domain.topology import Topology
 from perphd.domain.workload import Kind, Mode
+from perphd.sizing.memory_fit import FitView
+from perphd.sizing.shaper_view import ShaperView
 
 _COUNTERS: Final = {
     "cpu_usage_cores": "perphd_workload_cpu_seconds_total",
@@ -64,6 +67,8 @@ class Collector:
         tally: what was counted since the start.
         topology: the host's processors, now.
         forecasts: what the forecast worker published last.
+        shaper: the resource shaper, now.
+        memory_fits: the searches for memory limits, now.
     """
 
     def __init__(
@@ -72,9 +77,12 @@ class Collector:
         tally: Callable[[], Tally],
         topology: Callable[[], Topology],
         forecasts: Callable[[], bytes | Unavailable] = lambda: NOT_MEASURED,
+        shaper: Callable[[], ShaperView] | None = None,
+        memory_fits: Callable[[], tuple[FitView, ...]] = tuple,
     ) -> None:
         self._status, self._tally, self._topology = status, tally, topology
         self._forecasts = forecasts
+        self._shaper, self._memory_fits = shaper, memory_fits
         self._began_s = time.time()
 
     def text(self) -> bytes:
@@ -87,6 +95,9 @@ class Collector:
             _workload(page, item, tally)
         _changes(page, tally)
         add_forecasts(page, self._forecasts())
+        if self._shaper is not None:
+            add_shaper(page, self._shaper())
+        add_memory_fits(page, self._memory_fits())
         return page.text()
 
 

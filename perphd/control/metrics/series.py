@@ -262,6 +262,31 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
             "resource", "predictor",
         ),
     ),
+    "Sizes (with [sizing] shaper, and while memfit searches)": (
+        _gauge("perphd_shaper_info", "Always 1; the label says what becomes of its plans.", "mode"),
+        _gauge("perphd_shaper_capacity_bytes", "Memory that the workloads with reserved_memory have together."),
+        _gauge(
+            "perphd_shaper_reclaimable_bytes", "Of it, what could be lent now: less what all of them should hold.",
+        ),
+        _gauge("perphd_shaper_reserved_bytes", "Memory that is reserved for the workload.", *_LRA),
+        _gauge("perphd_shaper_used_bytes", "Working set that the shaper compares with it.", *_LRA),
+        _gauge(
+            "perphd_shaper_target_bytes", "Memory that the workload should hold until the next forecast.", *_LRA
+        ),
+        _counter("perphd_shaper_crashes_total", "Out-of-memory kills after which a size began anew.", *_LRA),
+        _gauge(
+            "perphd_shaper_makes_room",
+            "1 while the workload makes room, or would in mode enforce: reclaim, freeze or end.",
+            "workload", "by",
+        ),
+        _gauge("perphd_memfit_phase", "1 for the phase of the search: pilot, search, bisect, converged.",
+               "workload", "phase"),
+        _counter("perphd_memfit_epochs_total", "Epochs of the search.", *_LRA),
+        _counter("perphd_memfit_crash_epochs_total", "Epochs of it in which memory made the workload slow.", *_LRA),
+        _gauge("perphd_memfit_limit_bytes", "memory.high that the search keeps in force.", *_LRA),
+        _gauge("perphd_memfit_recommended_bytes", "memory.high that the search recommends so far.", *_LRA),
+        _gauge("perphd_memfit_applied", "1 if its result is kept in force.", *_LRA),
+    ),
     "In force (absent: as perphd found it)": (
         _gauge("perphd_in_force_cpus", "Logical CPUs that perphd keeps the workload on.", *_OF),
         _gauge("perphd_in_force_cpu_weight", "CPU weight, 1 to 10000; 0 is the idle class.", *_OF),

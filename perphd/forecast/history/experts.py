@@ -7,10 +7,10 @@ Experts are pairs of a feature value and an estimator:
     rolling   rolling = .6 * value + .4 * rolling
     last      mean of the ``LAST`` latest values
 
-The expert with the least normalised mean absolute error over its last ``SCORED`` jobs acts. Older ones are gone, however
-large they were: an expert that was good once gives way to one that is good now. (Sums that fade would keep the errors of
-jobs of an hour for dozens of jobs of a second.) One pseudo-observation with an error of 100 % keeps an expert with
-one lucky hit from winning:
+The expert with the least normalised mean absolute error over its last ``SCORED`` jobs acts. Older errors are gone,
+however large they were: an expert that was good once gives way to one that is good now. (Sums that fade would keep the
+errors of jobs of an hour for dozens of jobs of a second.) One pseudo-observation with an error of 100 % keeps an expert
+with one lucky hit from winning:
 
     NMAE = (sum of |estimate - actual| + a) / (sum of actuals + a),      a = mean of the actuals
 
@@ -51,8 +51,9 @@ class Estimator(Enum):
 class FeatureRecord:
     """What is known of one quantity of the jobs with one feature value.
 
-    ``recent``: up to 2 * ``RECENT`` latest values, oldest first. ``scores``: of the last ``SCORED`` jobs, oldest first, the
-    actual value and each estimator's absolute error; ``scored``: how many jobs were scored in all; ``drifts``: splits so far.
+    ``recent``: up to 2 * ``RECENT`` latest values, oldest first. ``scores``: the actual value and each
+    estimator's absolute error of the last ``SCORED`` jobs, oldest first. ``scored``: how many jobs were scored in all.
+    ``drifts``: splits so far.
     """
 
     distribution: Histogram = field(default_factory=lambda: Histogram(Scale.LOGARITHMIC))

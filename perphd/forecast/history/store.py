@@ -36,14 +36,15 @@ FORMAT: Final = "perphd job history 2"
 LEAST_SCORES: Final = 3
 """An expert needs this many scored estimates before it competes; without any such, the largest history acts."""
 NEAR: Final = 1.15
-"""Experts whose errors differ by less than this factor count as equal: the one with the newest job then answers. One that
-was good when it saw its last job, long ago, does not outlive what has changed since."""
+"""Experts whose errors differ by less than this factor count as equal: the one with the newest job then answers. One
+that was good when it saw its last job, long ago, does not outlive what has changed since."""
 _STATE: Final = struct.Struct("<dqqq")
 _SCORE: Final = 1 + len(Estimator)
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS records (
     feature TEXT NOT NULL, quantity TEXT NOT NULL, updated_s REAL NOT NULL, samples INTEGER NOT NULL,
-    estimator TEXT NOT NULL, error REAL, state BLOB NOT NULL, distribution TEXT NOT NULL, PRIMARY KEY (feature, quantity)
+    estimator TEXT NOT NULL, error REAL, state BLOB NOT NULL, distribution TEXT NOT NULL,
+    PRIMARY KEY (feature, quantity)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS imported (identity TEXT PRIMARY KEY) WITHOUT ROWID;
 """
