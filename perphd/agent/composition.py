@@ -22,6 +22,7 @@ from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.fitting import Fitting
 from perphd.agent.forecasts import Forecasts
+from perphd.agent.jobs import Jobs
 from perphd.agent.loop import Agent
 from perphd.agent.memory_forecasts import MemoryForecasts
 from perphd.agent.models import Models
@@ -48,6 +49,7 @@ from perphd.host.cgroup import Hierarchies, discover
 from perphd.host.egress_fs import EgressFs, with_egress
 from perphd.host.event_files import EVENT_FILES, EventFiles
 from perphd.host.fs import KernelFs, RealFs
+from perphd.host.job_facts import JobFacts
 from perphd.host.kubelet import Kubelet
 from perphd.host.lookup import Lookup
 from perphd.host.perf_events import EventKind, EventOpener, EventSupport, PerfOpener
@@ -235,6 +237,9 @@ def build_agent(
         ),
         fitting=Fitting(fs, hierarchies),
         forecasts=forecasts,
+        jobs=Jobs(JobFacts(fs, hierarchies), wall_clock)
+        if forecasts is not None and config.forecast.history_rows > 0
+        else None,
         waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)
         if real and clock is not None
         else None,
@@ -379,7 +384,13 @@ def _forecasts(
         records.problem("forecast", text, clock())
         return None
     folder, store = _forecast_folder(config), str(Path(config.store_path).absolute())
-    arguments = (store, str(folder), socket.gethostname(), config.host.root)
+    arguments = (
+        store,
+        str(folder),
+        socket.gethostname(),
+        config.host.root,
+        str(config.forecast.history_rows),
+    )
     return Forecasts(folder, arguments, records, wall_clock=wall_clock)
 
 

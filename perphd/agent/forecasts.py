@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
@@ -24,6 +25,7 @@ from perphd.agent import offshoot
 from perphd.agent.records import Records
 from perphd.domain.allocation import KEEP, Settings
 from perphd.domain.forecast import PUBLISHED_FILE, SUMMARY_FILE, ForecastSummary
+from perphd.domain.job import EndedJob
 from perphd.domain.reading import Reading, Unavailable
 
 PERIOD_S: Final = 60.0
@@ -45,6 +47,19 @@ _NOTHING: Final = Unavailable("nothing has been published yet: the first forecas
 
 Listed: TypeAlias = tuple[str, str, int, tuple[str, ...]]
 """A workload: name, cgroup, least memory in bytes, and the limits that perphd has set on it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """What the worker is told: who is there, and which jobs have ended."""
+
+    workloads: Sequence[Listed]
+    jobs: Sequence[EndedJob] = ()
+
+    def line(self) -> bytes:
+        """One line of JSON."""
+        data = {"workloads": self.workloads, "jobs": [asdict(job) for job in self.jobs]}
+        return json.dumps(data, separators=(",", ":")).encode() + b"\n"
 
 
 class Forecasts:
@@ -78,8 +93,8 @@ class Forecasts:
         self._pause_s = FIRST_PAUSE_S
         self._closed = False
 
-    def step(self, now_s: float, roster: Callable[[], Sequence[Listed]]) -> None:
-        """Once a tick. Never waits, never raises. ``roster``: gives the workloads that there are."""
+    def step(self, now_s: float, message: Callable[[], Message]) -> None:
+        """Once a tick. Never waits, never raises. ``message``: gives what the worker is to be told, when it is."""
         if self._closed:
             return
         if self._pid is None and self._starting is None:
@@ -101,7 +116,7 @@ class Forecasts:
             self._told_s, self._tell_s = now_s, now_s + self._pause_to_tell_s()
             if now_s - self._started_s >= PERIOD_S:  # it has lived through a cycle
                 self._records.problem("forecast", None, now_s)
-            self._unsent = json.dumps(roster(), separators=(",", ":")).encode() + b"\n"
+            self._unsent = message().line()
         self._send()
 
     def summary(self) -> ForecastSummary | Unavailable:

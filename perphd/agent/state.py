@@ -15,6 +15,7 @@ from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.fitting import Fitting
 from perphd.agent.forecasts import Forecasts
+from perphd.agent.jobs import Jobs
 from perphd.agent.models import Models
 from perphd.agent.pauses import Pauses
 from perphd.agent.records import Records
@@ -92,6 +93,7 @@ class Parts:
     shaping: Shaping | None = None
     fitting: Fitting | None = None
     forecasts: Forecasts | None = None
+    jobs: Jobs | None = None
     owned: tuple[Closable, ...] = ()
 
 

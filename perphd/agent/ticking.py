@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from perphd.admission.attention import advance
 from perphd.agent import counting
-from perphd.agent.forecasts import Listed, set_limits
+from perphd.agent.forecasts import Message, set_limits
 from perphd.agent.learning import observations
 from perphd.agent.modes import Modes
 from perphd.agent.protections import Protections
@@ -104,21 +104,34 @@ class Ticking:
             self._record(target, tuple(self._state.samples.values()), now_s)
             self._state.parts.models.save_when_due(specs, now_s, self._state.config.daemon.model_save_s)
             self._attend(snapshot, target)
+            self._follow_jobs(now_s)
             if self._state.parts.forecasts is not None:
-                self._state.parts.forecasts.step(now_s, self._listed)
+                self._state.parts.forecasts.step(now_s, self._message)
             self._state.tick += 1
             # The wait for applications' answers is theirs, not ours.
             took_s = time.perf_counter() - waited
             self._state.cost.tick(now_s, took_s)
             self._state.parts.tally.ticked(took_s)
 
-    def _listed(self) -> list[Listed]:
-        """The workloads as the forecast worker has to know them."""
-        in_force = self._state.parts.executor.in_force
-        return [
+    def _follow_jobs(self, now_s: float) -> None:
+        """Let the job history see which runs of batch begin and end."""
+        if self._state.parts.jobs is not None:
+            found = self._state.found
+            self._state.parts.jobs.follow(
+                self._state.all_specs(),
+                self._state.samples,
+                lambda name: found[name].declaration if name in found else name,
+                now_s,
+            )
+
+    def _message(self) -> Message:
+        """What the forecast worker has to know: the workloads, and the jobs that have ended."""
+        in_force, jobs = self._state.parts.executor.in_force, self._state.parts.jobs
+        listed = [
             (spec.name, spec.cgroup, spec.min_memory_bytes, set_limits(in_force(spec.name)))
             for spec in self._state.all_specs()
         ]
+        return Message(listed, [] if jobs is None else jobs.take())
 
     def _show_notes(self, now_s: float) -> None:
         """What sources say of their own readings, for as long as they say it."""
@@ -305,6 +318,8 @@ class Ticking:
         """End the workloads that the shaper ends, after everything else is in force."""
         if step is None or not step.ends or self._state.parts.shaping is None:
             return
+        if self._state.parts.jobs is not None:
+            self._state.parts.jobs.by_force([name for name, _ in step.ends])
         for name, text in self._state.parts.shaping.end(self._why_not_end):
             self._state.tell(EventKind.PROBLEM, text, name)
 

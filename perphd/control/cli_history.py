@@ -17,6 +17,7 @@ from perphd.control.cli_pause import Duration
 from perphd.control.cli_sizing import Bytes
 from perphd.control.number import Number
 from perphd.domain.errors import PerphError
+from perphd.domain.job import HISTORY_FILE
 
 if TYPE_CHECKING:
     from perphd.control.table import Part
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
     from perphd.forecast.history.store import JobHistory
 
 F = TypeVar("F", bound=Callable[..., Any])
-FILE_NAME: Final = "jobs.sqlite"
 SHARES: Final = (0.1, 0.5, 0.9, 0.99)
 _file = click.option(
-    "--file", "path", metavar="FILE", help=f"The job history [default: {FILE_NAME} in the state directory]."
+    "--file",
+    "path",
+    metavar="FILE",
+    help=f"The job history [default: {HISTORY_FILE} in the state directory].",
 )
 
 
@@ -224,7 +227,7 @@ def _job(
 def _open(out: Out, path: str | None, *, there: bool = False) -> JobHistory:
     from perphd.forecast.history.store import JobHistory
 
-    file = Path(path) if path is not None else state_dir(out) / FILE_NAME
+    file = Path(path) if path is not None else state_dir(out) / HISTORY_FILE
     if there and not file.is_file():
         raise PerphError(f"{file}: there is no job history; perphctl history record or import begins one")
     return JobHistory(file)

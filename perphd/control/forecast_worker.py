@@ -1,8 +1,9 @@
-"""The forecast worker: ``python -m perphd.control.forecast_worker STORE FOLDER NODE [ROOT]``.
+"""The forecast worker: ``python -m perphd.control.forecast_worker STORE FOLDER NODE [ROOT [HISTORY_ROWS]]``.
 
-The daemon starts it, and once a minute writes one line to its standard input: the workloads that there are. For each
-line, the worker reads the store's new windows, moves every forecast on and replaces the published files. It ends, and
-saves what it knows, when its standard input does: also when the daemon is killed.
+The daemon starts it, and once a minute writes one line to its standard input: the workloads that there are, and the
+jobs that have ended. For each line, the worker reads the store's new windows, moves every forecast on, replaces the
+published files and records the jobs in the history. It ends, and saves what it knows, when its standard input does:
+also when the daemon is killed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ from perphd.control import forecast_files as files
 from perphd.control.forecast_cycle import Costs, Cycles
 from perphd.control.forecast_files import FileRefused, Known
 from perphd.control.own_limits import reserved
+from perphd.control.recorded_jobs import RecordedJobs
 from perphd.domain.errors import KernelError, ParseError, PerphError
+from perphd.domain.job import HISTORY_FILE, EndedJob
 from perphd.domain.reading import Reading, Unavailable
 from perphd.forecast.usage_profile import UsageProfile, merged
 from perphd.host.cgroup.group import Cgroups
@@ -54,19 +57,24 @@ class Listed:
     own: frozenset[str]
 
 
-def parse_roster(line: bytes) -> list[Listed]:
-    """The workloads of one line. Raises ValueError, TypeError: it is none."""
-    return [
+def parse(lines: Sequence[bytes]) -> tuple[list[Listed], list[EndedJob]]:
+    """The workloads of the last of some lines, and the jobs of all of them. Raises ValueError, TypeError, KeyError."""
+    found = [json.loads(line) for line in lines]
+    listed = [
         Listed(str(name), str(cgroup), int(least), frozenset(map(str, own)))
-        for name, cgroup, least, own in json.loads(line)
+        for name, cgroup, least, own in found[-1]["workloads"]
+    ]
+    return listed, [
+        EndedJob(**{**job, "argv": tuple(job["argv"])}) for message in found for job in message["jobs"]
     ]
 
 
 class Worker:
     """Runs cycles on this store and keeps its files in this folder."""
 
-    def __init__(self, store: Path, folder: Path, node: str, root: str = "") -> None:
+    def __init__(self, store: Path, folder: Path, node: str, root: str = "", history_rows: int = 0) -> None:
         self._store, self._folder = store, folder
+        self._jobs = RecordedJobs(folder.parent / HISTORY_FILE, history_rows)
         self._fs = RealFs(root)
         self._groups = Cgroups(self._fs, discover(self._fs))
         self._costs = Costs()
@@ -80,8 +88,8 @@ class Worker:
         self._cycles = Cycles(known, self._profile(folder), node)
         self._published = self._cycles.profile
 
-    def cycle(self, roster: Sequence[Listed]) -> None:
-        """Read, forecast, publish. A store that cannot be read is a published problem."""
+    def cycle(self, roster: Sequence[Listed], jobs: Sequence[EndedJob] = ()) -> None:
+        """Read, forecast, publish, record. What cannot be read or recorded is a published problem."""
         names = [each.name for each in roster]
         now_s = time.time()
         found_s: Reading = Unavailable("not read")
@@ -93,6 +101,7 @@ class Worker:
         except (QueryError, OSError) as exc:
             problem = f"no new windows: {exc}"
         self._merge_imported()
+        problem = "; ".join(filter(None, (problem, self._jobs.record(jobs, now_s))))
         self._costs.points.append((time.time(), time.process_time()))
         forecasts = self._cycles.forecasts(names, amounts, now_s, found_s, self._costs, _rss_bytes(), problem)
         files.publish(self._folder, forecasts, self._cycles.memory(names))
@@ -102,6 +111,7 @@ class Worker:
     def save(self) -> None:
         """Write down what is known. Raises OSError."""
         self._saved_s = time.time()
+        self._jobs.prune()
         files.save_state(self._folder, self._cycles.known)
         if self._cycles.profile is not self._published:
             files.write_profile(self._folder / files.PROFILE, self._cycles.profile)
@@ -146,15 +156,15 @@ class Worker:
                 log.warning("%s", exc)
 
 
-def lines_of(descriptor: int, pending: bytes = b"") -> tuple[bytes | None, bytes]:
-    """The newest whole line and what follows it; waits for one. None at the end of the input."""
+def lines_of(descriptor: int, pending: bytes = b"") -> tuple[list[bytes], bytes]:
+    """The whole lines that there are, and what follows them; waits for one. None at the end of the input."""
     while True:
         *whole, pending = pending.split(b"\n")
         if whole:
-            return whole[-1], pending
+            return whole, pending
         data = os.read(descriptor, READ_BYTES)
         if not data:
-            return None, b""
+            return [], b""
         pending += data
 
 
@@ -166,15 +176,15 @@ def main(arguments: Sequence[str]) -> int:
         signal.signal(number, signal.SIG_IGN)
     os.chdir("/")  # no file system is kept busy
     give_way()
-    store, folder, node, *root = arguments
-    worker = Worker(Path(store), Path(folder), node, *root)
+    store, folder, node, root, rows = (*arguments, *("", "0")[len(arguments) - 3 :])
+    worker = Worker(Path(store), Path(folder), node, root, int(rows))
     pending = b""
     while True:
-        line, pending = lines_of(0, pending)
-        if line is None:
+        lines, pending = lines_of(0, pending)
+        if not lines:
             worker.save()
             return 0
-        worker.cycle(parse_roster(line))
+        worker.cycle(*parse(lines))
 
 
 def give_way() -> None:

@@ -333,7 +333,9 @@ def _host_at(connection: sqlite3.Connection, at_unix_s: float, offset_s: float) 
     )
 
 
-def _events_until(connection: sqlite3.Connection, at_unix_s: float, offset_s: float) -> tuple[StoredEvent, ...]:
+def _events_until(
+    connection: sqlite3.Connection, at_unix_s: float, offset_s: float
+) -> tuple[StoredEvent, ...]:
     """The last events, the newest first."""
     rows = connection.execute(
         "SELECT wall_s, kind, data FROM events WHERE rowid <= ? ORDER BY rowid DESC LIMIT ?",

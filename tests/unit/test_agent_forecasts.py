@@ -16,13 +16,24 @@ import pytest
 from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.config_forecast import ForecastConfig
-from perphd.agent.forecasts import FIRST_PAUSE_S, FORECASTS_OFF, PERIOD_S, Forecasts, Listed, set_limits
+from perphd.agent.forecasts import (
+    FIRST_PAUSE_S,
+    FORECASTS_OFF,
+    PERIOD_S,
+    Forecasts,
+    Listed,
+    Message,
+    set_limits,
+)
 from perphd.agent.records import Records
+from perphd.control.forecast_worker import parse
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.forecast import PUBLISHED_FILE, SUMMARY_FILE, ForecastSummary
+from perphd.domain.job import EndedJob
 from perphd.domain.reading import Unavailable
 
 ROSTER: list[Listed] = [("db", "/app/db", 1 << 30, ("cpu_max_cores",)), ("pi", "/batch/pi", 0, ())]
+JOB = EndedJob("pi", "pi.service", 1000, ("pi", "7"), None, 1e9, 3, {"run_time_s": 7.0})
 ECHO = """
 import sys, os, pathlib
 folder = pathlib.Path(sys.argv[2])
@@ -64,7 +75,7 @@ def alive(pid: int) -> bool:
 
 def stepped(found: Forecasts, now_s: float, roster: Sequence[Listed] = ROSTER) -> bool:
     """One step; whether the worker runs and is being told."""
-    found.step(now_s, lambda: roster)
+    found.step(now_s, lambda: Message(roster))
     return found._pid is not None and found._told_s == now_s
 
 
@@ -72,19 +83,21 @@ def test_it_is_told_once_a_minute_and_saves_when_the_daemon_ends(tmp_path: Path)
     with worker(tmp_path, ECHO) as (found, records, folder):
         until(lambda: stepped(found, 0.0))
         for now_s in (1.0, 30.0, PERIOD_S - 0.1):
-            found.step(now_s, lambda: ROSTER)
-        found.step(PERIOD_S, lambda: ROSTER[:1])
+            found.step(now_s, lambda: Message(ROSTER))
+        found.step(PERIOD_S, lambda: Message(ROSTER[:1], [JOB]))
         until(lambda: (folder / "heard").exists() and (folder / "heard").read_bytes().count(b"\n") == 2)
         first, second = (json.loads(line) for line in (folder / "heard").read_text().splitlines())
-        assert first == [["db", "/app/db", 1 << 30, ["cpu_max_cores"]], ["pi", "/batch/pi", 0, []]]
-        assert second == first[:1]
+        listed = [["db", "/app/db", 1 << 30, ["cpu_max_cores"]], ["pi", "/batch/pi", 0, []]]
+        assert first == {"workloads": listed, "jobs": []}
+        assert second["workloads"] == listed[:1]
+        assert parse([json.dumps(first).encode(), json.dumps(second).encode()])[1] == [JOB]
         pid = found._pid
         assert pid is not None
         found.close()
         assert (folder / "saved").read_text() == "saved"
         assert not alive(pid)
         assert records.problems == ()
-        found.step(10 * PERIOD_S, lambda: ROSTER)  # after the end nothing starts again
+        found.step(10 * PERIOD_S, lambda: Message(ROSTER))  # after the end nothing starts again
         assert found._pid is None
 
 
@@ -106,7 +119,7 @@ def test_one_that_dies_is_a_problem_and_starts_again_after_a_growing_pause(tmp_p
         until(lambda: not stepped(found, 0.0) and bool(records.problems))
         assert "ended with status 3" in records.problems[0]
         assert f"again in {FIRST_PAUSE_S:.0f} s" in records.problems[0]
-        found.step(FIRST_PAUSE_S - 1, lambda: ROSTER)
+        found.step(FIRST_PAUSE_S - 1, lambda: Message(ROSTER))
         assert found._starting is None
         until(lambda: not stepped(found, FIRST_PAUSE_S) and "in 120 s" in "".join(records.problems))
 
@@ -116,7 +129,7 @@ def test_one_that_somebody_else_reaped_has_ended(tmp_path: Path) -> None:
         until(lambda: stepped(found, 0.0))
         assert found._pid is not None
         os.waitpid(found._pid, 0)
-        found.step(1.0, lambda: ROSTER)
+        found.step(1.0, lambda: Message(ROSTER))
         assert "ended with an unknown status" in records.problems[0]
 
 
@@ -126,9 +139,9 @@ def test_without_a_thread_the_loop_goes_on(tmp_path: Path, monkeypatch: pytest.M
 
     monkeypatch.setattr("perphd.agent.forecasts._thread.start_new_thread", full)
     with worker(tmp_path, ECHO) as (found, records, _):
-        found.step(0.0, lambda: ROSTER)
+        found.step(0.0, lambda: Message(ROSTER))
         assert "can't start new thread" in records.problems[0]
-        found.step(1.0, lambda: ROSTER)
+        found.step(1.0, lambda: Message(ROSTER))
 
 
 def test_a_program_that_is_not_there_is_a_problem(tmp_path: Path) -> None:
@@ -147,7 +160,7 @@ def test_one_that_never_reads_blocks_nobody_and_is_killed(
     with worker(tmp_path, DEAF) as (found, _, _):
         until(lambda: stepped(found, 0.0, many))
         for minute in range(1, 4):
-            found.step(minute * PERIOD_S, lambda: many)
+            found.step(minute * PERIOD_S, lambda: Message(many))
         assert found._unsent  # more than the pipe holds
         pid = found._pid
         assert pid is not None

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from perphd.agent.forecasts import Message
 from perphd.agent.memory_forecasts import MemoryForecasts
 from perphd.control import forecast_files as files
 from perphd.control.forecast_cycle import Cycles
@@ -25,14 +26,17 @@ from perphd.control.forecast_files import (
     save_state,
     write_profile,
 )
-from perphd.control.forecast_worker import Listed, Worker, lines_of, parse_roster
+from perphd.control.forecast_worker import Listed, Worker, lines_of, parse
 from perphd.control.metrics.forecasts import add_forecasts
 from perphd.control.metrics.text import Page
 from perphd.control.wire import decode
 from perphd.domain.forecast import PUBLISHED_FILE, SUMMARY_FILE, Forecasts, ForecastSummary
+from perphd.domain.job import HISTORY_FILE, EndedJob
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.forecast.following import LEAST_WINDOWS, LONG_GAP, continued, next_window, started
 from perphd.forecast.headroom import HORIZON
+from perphd.forecast.history.features import JobFacts
+from perphd.forecast.history.store import JobHistory, Quantity
 from perphd.forecast.host_peaks import EVERY, HostPeaks, advanced, outlook
 from perphd.forecast.ladder import LOSSES
 from perphd.forecast.replay import outlook as replayed_outlook
@@ -300,19 +304,58 @@ def test_profiles_of_other_nodes_are_merged_once_they_are_there(tmp_path: Path, 
 # --- the process ------------------------------------------------------------------------------------------------
 
 
-def test_the_newest_line_counts_and_the_end_ends_it(tmp_path: Path) -> None:
+def test_every_line_is_read_and_the_end_ends_it(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, b'["old"]\n["new"]\n["begun')
-    line, rest = lines_of(reading)
-    assert (line, rest) == (b'["new"]', b'["begun')
+    lines, rest = lines_of(reading)
+    assert (lines, rest) == ([b'["old"]', b'["new"]'], b'["begun')
     os.write(writing, b'"]\n')
-    assert lines_of(reading, rest) == (b'["begun"]', b"")
+    assert lines_of(reading, rest) == ([b'["begun"]'], b"")
     os.close(writing)
-    assert lines_of(reading)[0] is None
+    assert lines_of(reading)[0] == []
     os.close(reading)
-    assert parse_roster(b'[["db", "/app/db", 5, ["cpu_max_cores"]]]') == [
-        Listed("db", "/app/db", 5, frozenset({"cpu_max_cores"}))
+
+
+def test_the_newest_list_of_workloads_counts_and_every_job() -> None:
+    jobs = [EndedJob("pi", "", 0, ("pi", str(i)), None, 2.0, 3, {"run_time_s": 7.0}) for i in range(2)]
+    lines = [
+        Message([("db", "/app/db", 5, ("cpu_max_cores",))] if i else [], [job]).line()
+        for i, job in enumerate(jobs)
     ]
+    assert parse(lines) == ([Listed("db", "/app/db", 5, frozenset({"cpu_max_cores"}))], jobs)
+
+
+def test_ended_jobs_are_recorded_and_old_rows_forgotten(tmp_path: Path, wall: list[float]) -> None:
+    worker = Worker(tmp_path / "none.db", tmp_path / "f", "node1", str(tmp_path), history_rows=50)
+    train = ("/opt/train.py", "--seed=4", "--password", "hunter2", "--token=abc")
+    for seconds in (60.0, 70.0, 80.0):
+        took = {"run_time_s": seconds, "memory_bytes": 1e9}
+        worker.cycle([], [EndedJob("train", "train@17.service", 0, train, None, 4e9, 3, took)])
+    with JobHistory(tmp_path / HISTORY_FILE) as history:
+        found = history.predict(JobFacts(user="root", image="train@#.service"), Quantity.RUN_TIME_S)
+        assert found is not None
+        assert found.distribution.count == 3
+        assert history.predict(
+            JobFacts(argv=("train.py", "--seed=9", "--password", "x", "--token=y")), Quantity.MEMORY_BYTES
+        )
+        text = "".join(history.exported())
+        assert "hunter2" not in text
+        assert "abc" not in text
+        assert len(history) == 2 * 21
+    worker.cycle([], [EndedJob("other", "", 1, ("other",), None, None, 4, {"run_time_s": 5.0})])
+    worker.save()
+    with JobHistory(tmp_path / HISTORY_FILE) as history:
+        assert len(history) == 50
+        assert history.predict(JobFacts(name="other"), Quantity.RUN_TIME_S) is not None
+
+
+def test_a_history_that_cannot_be_written_is_a_published_problem(tmp_path: Path, wall: list[float]) -> None:
+    (tmp_path / HISTORY_FILE).write_text("not a database, and long enough to have a header of one" * 5)
+    worker = Worker(tmp_path / "none.db", tmp_path / "f", "node1", str(tmp_path), history_rows=50)
+    worker.cycle([], [EndedJob("other", "", 1, ("other",), None, None, 4, {"run_time_s": 5.0})])
+    summary = json.loads((tmp_path / "f" / SUMMARY_FILE).read_text())
+    assert "1 ended jobs are not recorded" in summary["problem"]
+    worker.save()
 
 
 def test_the_process_gives_way_to_everybody() -> None:
@@ -328,8 +371,8 @@ def test_the_process_serves_a_line_and_saves_at_the_end_of_its_input(tmp_path: P
     store_of(tmp_path / "perphd.db", LEAST_WINDOWS + 5)
     command = [sys.executable, "-m", "perphd.control.forecast_worker", str(tmp_path / "perphd.db"),
                str(tmp_path / "f"), "node1", str(tmp_path)]  # fmt: skip
-    line = json.dumps([["db", "/app/db", 0, []]]) + "\n"
-    done = subprocess.run(command, input=line.encode(), capture_output=True, timeout=120, check=False)
+    line = Message([("db", "/app/db", 0, ())]).line()
+    done = subprocess.run(command, input=line, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "f" / PUBLISHED_FILE).exists()
     assert (tmp_path / "f" / files.STATE).exists()

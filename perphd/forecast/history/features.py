@@ -9,8 +9,12 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Final
 
+from perphd.domain.masking import masked
+
 _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 _LONG_HEX: Final = re.compile(r"\b[0-9a-f]{12,}\b")
+_SECRET: Final = re.compile(r"pass|pwd|secret|token|credential|auth|api-?_?key|private", re.IGNORECASE)
+"""Options whose value is not written down."""
 GREATEST_LENGTH: Final = 200
 """Characters of one feature value. Longer ones are cut: a command line of megabytes is still one feature."""
 
@@ -38,8 +42,12 @@ def feature_values(facts: JobFacts) -> tuple[str, ...]:
 
 
 def argv_shape(argv: Sequence[str]) -> str:
-    """A command line without what differs between runs: numbers, digests, and directories of paths."""
-    return " ".join(_shape(word) for word in argv)
+    """A command line without secrets, and without what differs between runs: numbers, digests, directories."""
+    words, hidden = [], False
+    for word in argv:
+        words.append("#" if hidden and not word.startswith("-") else _shape(word))
+        hidden = word.startswith("-") and "=" not in word and _SECRET.search(word) is not None
+    return " ".join(words)
 
 
 def _facts(facts: JobFacts) -> tuple[tuple[str, str], ...]:
@@ -55,9 +63,11 @@ def _facts(facts: JobFacts) -> tuple[tuple[str, str], ...]:
 
 
 def _shape(word: str) -> str:
+    if "://" in word:
+        word = masked(word)
     option, equals, value = word.partition("=")
     if equals:
-        return f"{option}={_shape(value)}"
+        return f"{option}={'#' if _SECRET.search(option) else _shape(value)}"
     return _NUMBER.sub("#", _LONG_HEX.sub("#", word.rsplit("/", maxsplit=1)[-1]))
 
 
