@@ -32,7 +32,7 @@ def add_admission_commands(cli: click.Group) -> None:
         """
         _check_work(work)
         data = out.client.get("whatif", add=work)
-        out.show(data, lambda: _parts(data))
+        out.show(data, lambda: whatif_parts(data))
 
     @command(cli)
     @click.argument("work", metavar=_WORK)
@@ -70,7 +70,8 @@ def _check_work(work: str) -> None:
         raise click.UsageError(str(exc)) from exc
 
 
-def _parts(data: Any) -> Iterator[Part]:
+def whatif_parts(data: Any) -> Iterator[Part]:
+    """The answer to a question of what if, in words and a table."""
     from perphd.control.wire import decode
 
     answer = decode(WhatIf, data)

@@ -31,10 +31,12 @@ class Store:
         places = ", ".join("?" * len(values))
         self._connection.execute(f"INSERT INTO samples ({', '.join(names)}) VALUES ({places})", values)
 
-    def decision(self, at_s: float, action: str, work: float | None, delay: float | None) -> None:
+    def decision(
+        self, at_s: float, action: str, work: float | None, delay: float | None, reason: str = "because"
+    ) -> None:
         self._connection.execute(
-            "INSERT INTO decisions VALUES (?, ?, ?, ?, 'degraded', 'cpu', ?, ?, 'because', 'perph', '{}', 'enforce')",
-            (BEGAN_S + at_s, at_s, LRA, action, work, delay),
+            "INSERT INTO decisions VALUES (?, ?, ?, ?, 'degraded', 'cpu', ?, ?, ?, 'perph', '{}', 'enforce')",
+            (BEGAN_S + at_s, at_s, LRA, action, work, delay, reason),
         )
 
     def query(self, sql: str) -> list[list[Any]]:
@@ -106,6 +108,12 @@ def test_decisions_that_change_something_are_marks(store: Store):
     marks = shown(store)["marks"]
     assert [(mark["at_s"] - BEGAN_S, mark["action"]) for mark in marks] == [(3.0, "grow"), (33.0, "rollback")]
     assert marks[0]["reason"] == "because"
+
+
+def test_a_decision_that_is_stored_again_counts_once(store: Store):
+    for at_s, reason in ((3.0, "slow"), (13.0, "slow"), (23.0, "slower"), (33.0, "slow")):
+        store.decision(at_s, "grow", None, None, reason)
+    assert [mark["at_s"] - BEGAN_S for mark in shown(store)["marks"]] == [3.0, 23.0, 33.0]
 
 
 def test_a_store_without_anything_gives_gaps_alone(store: Store):

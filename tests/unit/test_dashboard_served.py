@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import pytest
@@ -239,6 +240,59 @@ async def test_a_link_file_always_holds_a_fresh_link(tmp_path: Path):
             async with another.get(second) as response:
                 assert response.status == 200
     assert not file.exists()
+
+
+async def read(found: Opened, path: str) -> dict[str, Any]:
+    async with found.browser.get(f"{found.address}/api/{path}") as response:
+        assert response.status == 200, await response.text()
+        data: dict[str, Any] = await response.json()
+        return data
+
+
+def words(parts: list[dict[str, Any]]) -> str:
+    """Everything that the page shows of these parts."""
+    lines = [line["text"] for part in parts if part["kind"] == "lines" for line in part["lines"]]
+    rows = [cell["text"] for part in parts if part["kind"] == "table" for row in part["rows"] for cell in row]
+    return "\n".join([*lines, *rows])
+
+
+async def test_an_explanation_says_what_perphctl_explain_says(tmp_path: Path):
+    async with opened(tmp_path) as found:
+        await found.enter()
+        told = await read(found, "explain?workload=db")
+        assert "the cheapest that meets the target" in words(told["parts"])
+        assert [part["caption"] for part in told["parts"] if part["kind"] == "table"] == ["Considered"]
+        status, text = await refused(found, "/api/explain?workload=nobody")
+        assert status == 404
+        assert "nobody" in json.loads(text)["error"]
+
+
+async def test_what_if_asks_the_daemon_and_says_why(tmp_path: Path):
+    async with opened(tmp_path) as found:
+        await found.enter()
+        told = await read(found, "whatif?cpu=2.5&mem=1.5")
+        assert words(told["parts"]).startswith(
+            "would be admitted" if told["accepted"] else "would have to wait"
+        )
+        for wrong in ("cpu=-1", "cpu=x", "cpu=1&mem=1e99", "cpu=nan"):
+            status, text = await refused(found, f"/api/whatif?{wrong}")
+            assert status == 400
+            assert "is to be a number" in json.loads(text)["error"]
+
+
+async def test_a_model_comes_as_curves_with_bounds_and_as_tables(tmp_path: Path):
+    async with opened(tmp_path) as found:
+        await found.enter()
+        told = await read(found, "model?lra=db")
+        assert {chart["title"] for chart in told["charts"]} == {
+            "work by batch's cores",
+            "delay by batch's cores",
+        }
+        for line in (line for chart in told["charts"] for line in chart["lines"]):
+            assert all(
+                low <= y <= high for low, y, high in zip(line["low"], line["y"], line["high"], strict=True)
+            )
+        assert any(part["kind"] == "table" for part in told["parts"])
 
 
 def test_a_session_that_nobody_uses_ends():

@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Final, TypeAlias
+from urllib.parse import quote
 
+from perphd.control.cli_admission import whatif_parts
 from perphd.control.dashboard.daemon_side import DaemonSide
 from perphd.control.dashboard.history import RANGES_S, Grid, history
+from perphd.control.dashboard.picture import picture
 from perphd.control.dashboard.shown_parts import shown
 from perphd.control.dashboard.store_side import StoreSide
-from perphd.control.explain import batch_parts, summary_parts
-from perphd.control.wire import decode
+from perphd.control.explain import batch_parts, explain_parts, summary_parts
+from perphd.control.render_model import model_parts
+from perphd.control.table import Part
+from perphd.control.wire import decode, encode
+from perphd.domain.belief import ModelView
 from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.errors import PerphError
-from perphd.domain.status import WorkloadStatus
+from perphd.domain.status import AgentStatus, WorkloadStatus
 from perphd.domain.workload import Kind
 
 Reader: TypeAlias = Callable[[Mapping[str, str]], Awaitable[Any]]
@@ -43,24 +49,83 @@ class Api:
 
     def readers(self) -> dict[str, Reader]:
         """What anybody with a session may ask, by path."""
-        return {"explain": self._explain, "history": self._history}
+        return {
+            "explain": self._explain,
+            "history": self._history,
+            "model": self._model,
+            "past": self._past,
+            "whatif": self._whatif,
+        }
 
     def changers(self) -> dict[str, Changer]:
         """What takes ``--admin``, by path."""
         return {"pause": self._pause, "resume": self._resume, "mode": self._mode}
 
     async def _explain(self, query: Mapping[str, str]) -> Any:
+        """Of a workload now, or of the decision that held at a moment, which the daemon may no longer remember."""
         name = query.get("workload", "")
-        data = await self._daemon.get("explain", workload=name, limit=REMEMBERED)
+        at_s = number(query, "at", 0.0, 1.0, 1e12) if "at" in query else None
+        # What was decided within the same tick is announced with its time rounded.
+        at = None if at_s is None else f"{at_s + 0.05:.3f}"
+        data = await self._daemon.get("explain", workload=name, at=at, limit=REMEMBERED)
         decisions = decode(tuple[Decision, ...], data["decisions"], "decisions")
         after = decode(tuple[Aftermath, ...], data.get("aftermath", []), "aftermath")
         status = decode(WorkloadStatus, data["workload"], "workload")
         offset_s = data["clock"]["unix_s"] - data["clock"]["monotonic_s"]
         if status.spec.kind is Kind.BATCH:
             parts = batch_parts(status, decisions[:1], offset_s)
+        elif at_s is not None and not decisions:
+            parts = await self._stored(name, at_s)
         else:
             parts = summary_parts(decisions, offset_s, verbose=True, after=after)
         return {"title": name, "parts": shown(parts, "Considered")}
+
+    async def _stored(self, name: str, at_s: float) -> list[Part]:
+        """The explanation of the decision that the store has of a moment."""
+        status, _, offset_s = await self._then(at_s)
+        found = [item.decision for item in status.workloads if item.spec.name == name]
+        return explain_parts([item for item in found if item is not None], offset_s, verbose=True)
+
+    async def _then(self, at_s: float) -> tuple[AgentStatus, float, float]:
+        """The stored status of a moment, the daemon's clock then, and what turns it into the epoch's."""
+        data = await self._daemon.get("past", at=f"{at_s:.3f}")
+        clock = data["clock"]
+        return (
+            decode(AgentStatus, data["status"]),
+            float(clock["monotonic_s"]),
+            float(clock["unix_s"]) - float(clock["monotonic_s"]),
+        )
+
+    async def _past(self, query: Mapping[str, str]) -> Any:
+        at_s = number(query, "at", 0.0, 1.0, 1e12)
+        status, now_s, offset_s = await self._then(at_s)
+        made = picture(status, await self._daemon.topology(), now_s, offset_s)
+        return made | {"headline": {"text": "as it was", "tone": ""}}
+
+    async def _model(self, query: Mapping[str, str]) -> Any:
+        from perphd.control.curves import of_view  # brings numpy
+
+        view = decode(ModelView, await self._daemon.get(f"models/{quote(query.get('lra', ''), safe='')}"))
+        charts = [
+            {
+                "title": chart.title,
+                "x_label": chart.x_label,
+                "y_label": chart.y_label,
+                "lines": [encode(line) for line in chart.lines],
+            }
+            for chart in of_view(view)
+        ]
+        return {"charts": charts, "parts": shown(model_parts(view), "Predictions")}
+
+    async def _whatif(self, query: Mapping[str, str]) -> Any:
+        cores = number(query, "cpu", 1.0, 0.001, 1e5)
+        memory_gib = number(query, "mem", 0.0, 0.0, 1e6)
+        work = f"batch:cpu={cores:g}" + (f",mem={round(memory_gib * 1024)}M" if memory_gib else "")
+        data = await self._daemon.get("whatif", add=work)
+        return {
+            "accepted": data["accepted"],
+            "parts": shown(whatif_parts(data), "What would become of the applications"),
+        }
 
     async def _history(self, query: Mapping[str, str]) -> Any:
         last_s = number(query, "last_s", RANGES_S[0], 60.0, 366 * 86_400.0)

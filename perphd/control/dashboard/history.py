@@ -158,11 +158,16 @@ def _targets(query: Query, name: str, grid: Grid, measured: Sequence[int]) -> tu
 
 
 def _marks(query: Query, name: str, grid: Grid) -> list[dict[str, Any]]:
-    """The decisions that changed something or would have, oldest first."""
+    """The decisions that changed something or would have, oldest first.
+
+    A decision that holds is stored again every minute: it counts once.
+    """
     rows = query(
-        "SELECT wall_s, action, health, cause, reason, mode FROM decisions"
-        f" WHERE workload = {quoted(name)} AND action != {quoted(Action.HOLD)}"
-        f" AND wall_s >= {grid.since_s!r} AND wall_s < {grid.until_s!r}"
+        "SELECT wall_s, action, health, cause, reason, mode FROM ("
+        "SELECT *, lag(action) OVER each AS action_before, lag(reason) OVER each AS reason_before FROM decisions"
+        f" WHERE workload = {quoted(name)} AND wall_s >= {grid.since_s!r} AND wall_s < {grid.until_s!r}"
+        " WINDOW each AS (ORDER BY wall_s))"
+        f" WHERE action != {quoted(Action.HOLD)} AND NOT (action IS action_before AND reason IS reason_before)"
         f" ORDER BY wall_s DESC LIMIT {MAX_MARKS}"
     )
     keys = ("at_s", "action", "health", "cause", "reason", "mode")

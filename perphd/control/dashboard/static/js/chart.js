@@ -36,7 +36,7 @@ export class Chart {
     details.addEventListener("toggle", () => details.open && this.tell());
     this.details = details;
     const keys = lines.map((line) => el("span", { class: "dim" }, swatch(line), ` ${line.label}`));
-    this.figure = el("figure", {}, el("figcaption", {}, el("strong", { text: title }), this.now, ...keys), this.place, this.tip, details);
+    this.figure = el("figure", {}, el("figcaption", {}, el("strong", { text: title }), this.now, el("span", { class: "keys" }, ...keys)), this.place, this.tip, details);
     charts.add(this);
     sizes.observe(this.place);
   }

@@ -7,6 +7,7 @@ import { ask } from "./net.js";
 const NAMES = { 3600: "1 hour", 21600: "6 hours", 86400: "1 day", 604800: "7 days" };
 const TONES = { grow: "accent", shrink: "good", release: "good", explore: "undeclared", rollback: "batch" };
 const SOURCES = { sli: "requests", mips: "instructions", cpu: "CPU time" };
+const HOST = [["lras", "applications", "lra"], ["batch", "batch", "batch"], ["undeclared", "undeclared work", "undeclared"]];
 
 export class Plots {
   /** `explain(name, at_s)` opens an explanation; `changed()`: another stretch of time is shown. */
@@ -16,6 +17,8 @@ export class Plots {
       el("button", { type: "button", "aria-pressed": String(Number(seconds) === this.last_s), onclick: () => this.range(Number(seconds)), text })
     );
     fill(find("ranges"), ...this.buttons);
+    this.host = new Chart("Host: who used the CPUs", "CPUs", HOST.map(([, label, colour]) => ({ label, colour })));
+    fill(find("host-plot"), this.host.figure);
   }
 
   range(seconds) {
@@ -48,6 +51,11 @@ export class Plots {
       fill(find("plots"), ...[...this.cards.values()].map((card) => card.place));
     }
     for (const name of names) this.draw(name);
+    this.drawHost();
+  }
+
+  drawHost() {
+    this.host.set([this.data.at_s, ...HOST.map(([part]) => this.data.host[part])]);
   }
 
   card(name, lra) {
@@ -102,6 +110,10 @@ export class Plots {
           lra[key].push(null);
           lra[key].shift();
         }
+      for (const [part] of HOST) {
+        this.data.host[part].push(null);
+        this.data.host[part].shift();
+      }
       this.open.clear();
     }
     for (const item of picture.lras) {
@@ -114,7 +126,10 @@ export class Plots {
       lra.target_work[lra.target_work.length - 1] = now.target_work;
       lra.target_delay[lra.target_delay.length - 1] = now.target_delay;
     }
+    if (picture.host.cpu !== null)
+      for (const [part] of HOST) this.average("", this.data.host, part, picture.host.cpu[part]);
     for (const name of this.cards.keys()) this.draw(name);
+    this.drawHost();
   }
 
   average(name, lra, key, value) {
@@ -143,6 +158,7 @@ export class Plots {
   /** A line at a moment in all plots; null: none. */
   point(at_s) {
     for (const card of this.cards.values()) for (const chart of card.charts) chart.point(at_s);
+    this.host.point(at_s);
   }
 
   /** The times of all decisions shown, oldest first. */
