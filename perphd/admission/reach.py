@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from perphd.admission import inferer
 from perphd.admission.backoff import doubled_s
 from perphd.admission.context import giving_now
 from perphd.admission.ladder import cache_knobs
@@ -49,6 +50,7 @@ NEARLY: Final = 0.97
 """Scores that are this share of the best count as equal to it."""
 LEAST_SAMPLES: Final = 2
 MOST_TRIED: Final = 12
+ALL_AT_ONCE: Final = "batch is kept from all that it can be kept from at once"
 _WEIGHT_OF_IDLE: Final = 0
 
 
@@ -159,7 +161,12 @@ def standing(reach: Reach, current: Allocation, now_s: float) -> tuple[Reach, Mo
 
 
 def checked(
-    reach: Reach, move: Move, current: Allocation, now_s: float, scores: Sequence[float]
+    reach: Reach,
+    move: Move,
+    current: Allocation,
+    now_s: float,
+    scores: Sequence[float],
+    strongest: Allocation | None = None,
 ) -> tuple[Reach, Move]:
     """The move that is made instead of ``move``, and what is remembered then.
 
@@ -169,6 +176,7 @@ def checked(
         current: in force.
         now_s: monotonic seconds.
         scores: clean scores since the last change.
+        strongest: all that batch can be kept from at once; no target is out of reach before that was tried.
     """
     if move.action is Action.RELEASE:
         return Reach(instruments=reach.instruments), move
@@ -186,6 +194,8 @@ def checked(
         return reach, Move(Action.HOLD, current, "whether the last change helped is being judged")
     if reach.best >= 1.0:
         return replace(reach, tried=(), failed=0, looking_since_s=None), move
+    if strongest is not None and not reach.looks and not _was_tried(strongest, reach.tried):
+        return reach, Move(Action.GROW, strongest, "nothing else has helped enough: " + ALL_AT_ONCE)
     chosen = cheapest_of_the_best(reach.tried, current)
     reach = _settled(reach, now_s)
     action = Action.HOLD if chosen == current else Action.ROLLBACK
@@ -225,6 +235,13 @@ def may_try(exploration: Exploration, move: Move, current: Allocation) -> str:
     if scores.get(move.chosen, math.inf) < scores.get(current, 0.0):
         return "what is untried is predicted to be worse"
     return ""
+
+
+def _was_tried(wanted: Allocation, tried: Sequence[Tried]) -> bool:
+    """Whether this much was taken from batch already, or more."""
+    return any(
+        inferer.asks_no_more(wanted, replace(t.allocation, memory_bytes=wanted.memory_bytes)) for t in tried
+    )
 
 
 def _was_nearer(tried: Sequence[Tried], left: Allocation) -> bool:

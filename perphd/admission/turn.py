@@ -254,7 +254,8 @@ class Turn:
                 self.state = replace(self.state, reach=known, pending=None)
                 return held
             move = self._move(judged, perf, model, clean)
-            known, move = reach.checked(known, move, self.current, self.now_s, self.state.scores)
+            shield = self.scene.shield_allocation()
+            known, move = reach.checked(known, move, self.current, self.now_s, self.state.scores, shield)
             self.state = replace(self.state, reach=known)
         why_not = reach.may_try(exploration, move, self.current)
         return self._hold(why_not) if why_not else move

@@ -361,7 +361,10 @@ class LraModel:
             return
         if seen.cache_knobs is not None:
             known = self._stood_in_knobs
-            self._stood_in_knobs = seen.cache_knobs if known is None else min(known, seen.cache_knobs)
+            if known is not None and seen.cache_knobs < known:
+                self.skipped["batch has the cache"] += 1
+                return
+            self._stood_in_knobs = seen.cache_knobs
         self._learn_reference(seen, perf, 0.5, float(prior.work[0]))
 
     # -- answering ----------------------------------------------------------------------------------

@@ -109,6 +109,21 @@ def test_what_one_setting_reached_is_not_out_of_reach() -> None:
     assert reach.checked(episode, move, DEMOTED, 101.0, [0.5] * 5)[1] == move
 
 
+def test_no_target_is_out_of_reach_before_all_was_tried_at_once() -> None:
+    shield = replace(CONFINED, llc_ways=10, mbw_pct=10)
+    tried = (Tried(CONFINED, math.log(0.6), 20), Tried(DEMOTED, math.log(0.5), 20))
+    episode, wanted = Reach(tried, reach.HANDFUL, last=DEMOTED), Move(Action.GROW, NOTHING, "tried")
+    same, move = reach.checked(episode, wanted, DEMOTED, 100.0, [0.5] * 5, shield)
+    assert (move.chosen, same) == (shield, episode)
+    episode = replace(episode, tried=(*tried, Tried(shield, math.log(0.9), 5)), last=shield)
+    settled, move = reach.checked(episode, wanted, shield, 110.0, [0.9] * 5, shield)
+    assert move.chosen == shield
+    assert settled.settled_until_s is not None
+    # A later look costs as few changes as ever.
+    look = replace(episode, tried=tried, looks=1)
+    assert reach.checked(look, wanted, DEMOTED, 900.0, [0.5] * 5, shield)[0].settled_until_s is not None
+
+
 def test_other_instruments_begin_the_episode_anew() -> None:
     episode = settled(0.8)
     assert reach.standing(episode, CONFINED, 101.0)[1] is not None

@@ -114,7 +114,11 @@ def test_start_says_what_is_fixed(run: Run) -> None:
         (("stop",), 1, "no trial runs"),
         (("status",), 5, "there was no trial yet"),
         (("report",), 5, "there was no trial yet"),
-        (("report", "--file", "/nonexistent"), 1, "/nonexistent: cannot be read: No such file or directory\n"),
+        (
+            ("report", "--file", "/nonexistent"),
+            1,
+            "/nonexistent: cannot be read: No such file or directory\n",
+        ),
     ],
 )
 def test_refusals_in_words_with_exit_codes(run: Run, words: tuple[str, ...], code: int, text: str) -> None:
