@@ -41,6 +41,7 @@ from perphd.domain.capability import Capabilities
 from perphd.domain.errors import KernelError, Unsupported
 from perphd.domain.plan import Write
 from perphd.domain.policy import Policy
+from perphd.domain.topology import Topology
 from perphd.domain.workload import Mode
 from perphd.host.actuators import Actuators, actuators
 from perphd.host.app_version import AppVersions
@@ -237,7 +238,7 @@ def build_agent(
         ),
         fitting=Fitting(fs, hierarchies),
         forecasts=forecasts,
-        jobs=Jobs(JobFacts(fs, hierarchies), wall_clock)
+        jobs=Jobs(JobFacts(fs, hierarchies), wall_clock, _way_bytes(topology, bounds))
         if forecasts is not None and config.forecast.history_rows > 0
         else None,
         waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)
@@ -339,6 +340,12 @@ def probe_elsewhere(
         tcp=lambda: reason,
         environment=os.environ,
     )
+
+
+def _way_bytes(topology: Topology, bounds: Actuators) -> float:
+    """The size of one way of a last-level cache; 0: nobody knows."""
+    sizes = [domain.size_bytes for domain in topology.l3_domains]
+    return min(sizes) / bounds.llc_ways if sizes and bounds.llc_ways else 0.0
 
 
 def _actuators(fs: KernelFs, state_dir: str) -> Actuators:

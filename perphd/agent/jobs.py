@@ -8,6 +8,7 @@ than ``MOST_ENDED`` a random choice is handed over.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +65,7 @@ class _Run:
     peak_bytes: float = 0.0
     cores: _Peak = field(default_factory=_Peak)
     bytes_per_s: _Peak = field(default_factory=_Peak)
+    cache_bytes: _Peak = field(default_factory=_Peak)
     looked: bool = False
     process: FirstProcess | None = None
     image: str = ""
@@ -71,10 +73,10 @@ class _Run:
 
 
 class Jobs:
-    """Follows batch once a round."""
+    """Follows batch once a round. ``way_bytes``: size of a way of a last-level cache; 0: not known."""
 
-    def __init__(self, facts: JobFacts, wall_clock: Callable[[], float]) -> None:
-        self._facts, self._wall_clock = facts, wall_clock
+    def __init__(self, facts: JobFacts, wall_clock: Callable[[], float], way_bytes: float = 0.0) -> None:
+        self._facts, self._wall_clock, self._way_bytes = facts, wall_clock, way_bytes
         self._runs: dict[str, _Run] = {}
         self._empty: set[str] = set()
         self._ended: list[EndedJob] = []
@@ -148,6 +150,9 @@ class Jobs:
         for quantity, peak in (("enough_cores", run.cores), ("enough_bytes_per_s", run.bytes_per_s)):
             if (found := peak.found()) is not None:
                 took[quantity] = found
+        cache_bytes = run.cache_bytes.found()
+        if cache_bytes is not None and self._way_bytes:
+            took["enough_ways"] = float(max(1, math.ceil(cache_bytes / self._way_bytes)))
         job = EndedJob(
             name,
             run.image,
@@ -177,5 +182,7 @@ def _take(run: _Run, sample: Sample) -> None:
     held = sample.memory_current_bytes
     if not isinstance(held, Unavailable) and held > run.peak_bytes:
         run.peak_bytes = held
+    if not isinstance(sample.llc_occupancy_bytes, Unavailable):
+        run.cache_bytes.add(sample.llc_occupancy_bytes, passed_s)
     if not isinstance(sample.mbw_bytes_per_s, Unavailable):
         run.bytes_per_s.add(sample.mbw_bytes_per_s, passed_s)

@@ -243,13 +243,20 @@ def _said(source: str, rows: int) -> str:
     return f"{source}: {rows} rows" if rows else f"{source}: taken in before, nothing changed"
 
 
+_TITLES: Final = {
+    "enough_cores": "enough cores",
+    "enough_ways": "enough ways",
+    "enough_bytes_per_s": "enough bandwidth",
+}
+
+
 def _parts(rows: Sequence[dict[str, Any]]) -> list[Part]:
     from perphd.control.table import table, text
 
     heads = ("QUANTITY", "ESTIMATE", *(f"P{100 * share:g}" for share in SHARES), "MOST", "SAMPLES")
     cells = [
         (
-            row["quantity"].rpartition("_")[0] or row["quantity"],
+            _TITLES.get(row["quantity"]) or row["quantity"].rpartition("_")[0] or row["quantity"],
             *(
                 _amount(row["quantity"], value)
                 for value in (row["estimate"], *row["quantiles"].values(), row["most"])

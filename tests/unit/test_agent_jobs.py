@@ -38,7 +38,7 @@ class Host:
         self.spec = WorkloadSpec(
             "train-7", kind, "/system.slice/train@7.service", reserved_memory_bytes=1 << 30
         )
-        self.jobs, self.now_s = Jobs(self.facts, lambda: 0.0), 0.0
+        self.jobs, self.now_s = Jobs(self.facts, lambda: 0.0, way_bytes=1e6), 0.0
 
     def look(self, *quality: Quality, seconds: int = 1, cores: Reading = 2.0, threads: Reading = 3.0,
              mips: Reading = 100.0) -> None:  # fmt: skip
@@ -46,7 +46,8 @@ class Host:
             self.now_s += 1.0
             sample = Sample(
                 "train-7", self.now_s, 0.0 if quality else 1.0, cpu_usage_cores=cores, threads=threads, mips=mips,
-                memory_current_bytes=1e6 * self.now_s, quality=tuple(quality),
+                memory_current_bytes=1e6 * self.now_s, llc_occupancy_bytes=2.2e6, mbw_bytes_per_s=5e8,
+                quality=tuple(quality),
             )  # fmt: skip
             self.jobs.follow([self.spec], {"train-7": sample}, lambda _: "train", self.now_s)
 
@@ -77,6 +78,8 @@ def test_a_run_from_its_begin_to_its_end(host: Host) -> None:
             "memory_bytes": 32e6,
             "instructions": 3e9,
             "enough_cores": 2.0,
+            "enough_ways": 3.0,
+            "enough_bytes_per_s": 5e8,
         }
     )
     assert host.jobs.take() == []
