@@ -77,9 +77,13 @@ soak: $(VENV)/.stamp-dev ## an hour and two virtual hours at 10 Hz, 100 workload
 faults: $(VENV)/.stamp-dev ## every fault at every operation; `make test` takes a sample of them (root)
 	$(SUDO) env PERPHD_FAULTS=all $(PY) -m pytest -p no:cacheprovider tests/unit/test_faults_*.py tests/sim/test_faults_loop.py tests/kernel/test_faults_cgroups.py tests/kernel/test_network_netns.py
 
-deb: ## the Debian package, into out/deb: on Debian 12, no root but for missing Debian packages
+# The package has the Python and the libraries of one release: this host's own, or one built for it in a chroot.
+HOST_SUITE = $(shell . /etc/os-release && echo $$VERSION_CODENAME)
+deb: SUITE := $(if $(filter file,$(origin SUITE)),$(HOST_SUITE),$(SUITE))
+deb: ## the package, into out/deb: for this host's release without root, or SUITE=bookworm, trixie, noble in a chroot (root)
 	@packaging/apt-install deb
-	@packaging/build-deb $(OUT)/deb
+	@if [ "$(SUITE)" = "$(HOST_SUITE)" ]; then packaging/build-deb $(OUT)/deb; \
+	else packaging/apt-install vm && $(SUDO) packaging/build-deb-for $(SUITE) $(OUT)/deb; fi
 
 # The package of the release that the tests boot: this host's own, or one built for it in a chroot. One that is newer than
 # all it is made of is used again.
@@ -89,8 +93,7 @@ deb-of-suite:
 	built=$$(ls -t $$folder/perphd_*.deb 2>/dev/null | head -n 1); \
 	if [ -n "$$built" ] && [ -z "$$(find $(PACKAGED) -name __pycache__ -prune -o -newer $$built -print -quit)" ]; then \
 		echo "$$built is newer than all it is made of"; \
-	elif [ $$folder = $(OUT)/deb ]; then $(MAKE) deb; \
-	else packaging/apt-install deb vm && $(SUDO) packaging/build-deb-for $(SUITE) $(OUT)/deb; fi
+	else $(MAKE) deb SUITE=$(SUITE); fi
 
 # The disk of the machine that the tests boot.
 vm-image: $(VENV)/.stamp-dev

@@ -2,7 +2,7 @@
 
 Taken out: packages and parts that nothing here imports, tests, type stubs, highlighters, headers, static
 libraries, scripts, and what pip notes about this very installation (paths and times of the build would make
-each build another package). Compiled modules of source packages are stripped.
+each build another package). Compiled modules are stripped.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ def main() -> None:
     """Clean FOLDER and write LIST."""
     folder, listed = Path(sys.argv[1]), Path(sys.argv[2])
     for name in UNUSED_PACKAGES:
-        for path in (folder / name, *folder.glob(f"{name}*.dist-info")):
+        for path in filter(Path.exists, (folder / name, *folder.glob(f"{name}*.dist-info"))):
             shutil.rmtree(path)
     for name in UNUSED:
         shutil.rmtree(folder / name, ignore_errors=True)
     for pattern in UNUSED_NAMES:
         for path in folder.rglob(pattern):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-    for path in (folder / "pygments/lexers").iterdir():
+    for path in (folder / "pygments/lexers").glob("*"):
         if path.name not in PYGMENTS_KEPT:
             path.unlink()
     for path in sorted(folder.rglob("tests"), reverse=True):
@@ -55,8 +55,11 @@ def main() -> None:
         path.chmod(0o644)
         if path.suffix == ".py" and (text := path.read_bytes()).startswith(b"#!"):
             path.write_bytes(b"#" + text[text.index(b"\n") :])  # nothing here is a program
-    for module in (folder / "systemd").glob("*.so"):
-        subprocess.run(["strip", "--strip-unneeded", str(module)], check=True)
+    # Not those that bring libraries of their own: their segments were moved, and strip breaks them.
+    bundled = {path.name.removesuffix(".libs") for path in folder.glob("*.libs")}
+    for module in folder.rglob("*.so"):
+        if module.relative_to(folder).parts[0] not in bundled | {f"{name}.libs" for name in bundled}:
+            subprocess.run(["strip", "--strip-unneeded", str(module)], check=True)
     listed.parent.mkdir(parents=True, exist_ok=True)
     listed.write_text("".join(sorted(_line(info) for info in folder.glob("*.dist-info"))))
 

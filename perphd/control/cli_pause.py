@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import re
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from perphd.control.cli_base import Out, command
 from perphd.domain.units import SECONDS_PER_UNIT
 
+if TYPE_CHECKING:
+    _Parameter = click.ParamType[float]
+else:
+    _Parameter = click.ParamType  # no generic class before click 8.2
+
 _DURATION: Final = re.compile(r"([0-9]{1,7}(?:\.[0-9]{1,3})?)\s*(s|m|min|h|d)?")
 
 
-class Duration(click.ParamType[float]):
+class Duration(_Parameter):
     """A length of time as people write it: 90s, 30m, 1h, 2d; seconds without a unit."""
 
     name = "duration"

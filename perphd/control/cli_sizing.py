@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from perphd.sizing.recommendation import Recommendation
     from perphd.sizing.shaper import Resource
 
+    _Parameter = click.ParamType[int]
+else:
+    _Parameter = click.ParamType  # no generic class before click 8.2
+
 F = TypeVar("F", bound=Callable[..., Any])
 DAY_S: Final = 86_400.0
 STALE_AFTER_S: Final = 300.0
@@ -67,7 +71,7 @@ class HostHeadroom:
     headroom: Reading
 
 
-class Bytes(click.ParamType[int]):
+class Bytes(_Parameter):
     """A size of memory: 512M, 64G."""
 
     name = "size"

@@ -40,7 +40,9 @@ def add_store_commands(cli: click.Group) -> None:
 
     @command(cli)
     @click.argument("table", required=False)
-    @click.option("--format", "form", type=click.Choice(["csv", "parquet"]), default="csv", show_default=True)
+    @click.option(
+        "--format", "form", type=click.Choice(["csv", "jsonl", "parquet"]), default="csv", show_default=True
+    )
     @click.option("-o", "--output", metavar="FILE", help="Replaced if it exists.")
     @click.option(
         "--store", metavar="FILE", help="The store's file [default: the daemon's, else as configured]."
@@ -56,7 +58,7 @@ def add_store_commands(cli: click.Group) -> None:
         """Write a table of the store to a file, or record decisions.
 
         TABLE is samples, decisions, outcomes, writes or events. Reads the store's file itself, so it takes the
-        right to read that.
+        right to read that. Parquet needs pyarrow: the error says how to get it.
 
         With --replay, what the policy sees, asks its models and answers is recorded as it happens, round by round;
         tools/replay lets a policy decide on it again, bit for bit. Ctrl-C ends it early.

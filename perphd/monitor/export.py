@@ -1,32 +1,37 @@
-"""Whole tables of the store as CSV or Parquet, streamed: a month of samples does not pass through memory at once."""
+"""Whole tables of the store as CSV, JSON lines or Parquet, streamed: a month of samples never is in memory at once."""
 
 from __future__ import annotations
 
 import csv
+import importlib
+import json
 import os
 import sqlite3
+import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Final
+from pathlib import Path, PurePath
+from typing import Any, Final
 
-from perphd.domain.extras import how_to_get
+from perphd.domain.extras import PACKAGED, how_to_get
 from perphd.monitor.query import Cell, QueryError, open_read_only
 from perphd.monitor.schema import TABLES
 
-FORMATS: Final = ("csv", "parquet")
+FORMATS: Final = ("csv", "jsonl", "parquet")
+EXTRA_FOLDER: Final = "/usr/local/lib/perphd"
+"""Where pyarrow is looked for beside the installation: no Debian package has it."""
 _BATCH_ROWS: Final = 5000
 
 
 def export(db_path: str | Path, table: str, out_path: str | Path, fmt: str) -> int:
     """Write one table to a file, as of one moment; the file appears under its name only when it is whole.
 
-    Missing readings are empty fields (CSV) or nulls (Parquet).
+    Missing readings are empty fields (CSV) or nulls (JSON lines, Parquet).
 
     Args:
         db_path: the store's file.
         table: one of ``schema.TABLES``.
         out_path: replaced if it exists.
-        fmt: ``csv`` or ``parquet``.
+        fmt: ``csv``, ``jsonl`` (a JSON object a line) or ``parquet``.
 
     Returns:
         Rows written.
@@ -44,7 +49,7 @@ def export(db_path: str | Path, table: str, out_path: str | Path, fmt: str) -> i
         # One SELECT is one snapshot, whatever the daemon writes meanwhile.
         types = {str(row[1]): str(row[2]) for row in connection.execute(f"PRAGMA table_info({table})")}
         batches = _batches(connection.execute(f"SELECT * FROM {table} ORDER BY rowid"))
-        rows = _write_csv(part, types, batches) if fmt == "csv" else _write_parquet(part, types, batches)
+        rows = _WRITERS[fmt](part, types, batches)
         os.replace(part, out_path)
     except sqlite3.Error as exc:
         raise QueryError(f"{db_path}: {exc}") from exc
@@ -72,14 +77,18 @@ def _write_csv(path: str, types: dict[str, str], batches: Iterator[Sequence[tupl
     return count
 
 
+def _write_jsonl(path: str, types: dict[str, str], batches: Iterator[Sequence[tuple[Cell, ...]]]) -> int:
+    count = 0
+    with open(path, "w", encoding="utf-8") as file:
+        for batch in batches:
+            for row in batch:
+                file.write(json.dumps(dict(zip(types, row, strict=True)), separators=(",", ":")) + "\n")
+            count += len(batch)
+    return count
+
+
 def _write_parquet(path: str, types: dict[str, str], batches: Iterator[Sequence[tuple[Cell, ...]]]) -> int:
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError as exc:
-        raise QueryError(
-            f"Parquet needs the package pyarrow, CSV does not; how to get it: {how_to_get('export')}"
-        ) from exc
+    pa, pq = _pyarrow()
     kinds = {"REAL": pa.float64(), "INTEGER": pa.int64(), "TEXT": pa.string()}
     schema = pa.schema([(name, kinds[kind]) for name, kind in types.items()])
     count = 0
@@ -92,3 +101,25 @@ def _write_parquet(path: str, types: dict[str, str], batches: Iterator[Sequence[
             writer.write_table(pa.Table.from_arrays(columns, schema=schema))
             count += len(batch)
     return count
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    """The modules, from the installation or from ``EXTRA_FOLDER``."""
+    if EXTRA_FOLDER not in sys.path:
+        sys.path.append(EXTRA_FOLDER)
+    try:
+        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
+    except ImportError as exc:
+        raise QueryError(
+            "Parquet needs the Python package pyarrow, which is not installed; csv and jsonl need nothing. "
+            f"To get it: {_how_to_get_pyarrow()}"
+        ) from exc
+
+
+def _how_to_get_pyarrow() -> str:
+    if PurePath(__file__).is_relative_to(PACKAGED):
+        return f"sudo apt install python3-pip && sudo pip install --target {EXTRA_FOLDER} pyarrow"
+    return how_to_get("export")
+
+
+_WRITERS: Final = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}

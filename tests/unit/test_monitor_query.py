@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import sys
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import perphd.monitor.export as export_module
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import READINGS, Sample
 from perphd.monitor.export import export
@@ -164,17 +166,43 @@ def test_parquet_round_trip(path: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("table", TABLES)
-@pytest.mark.parametrize("fmt", ["csv", "parquet"])
+@pytest.mark.parametrize("fmt", ["csv", "jsonl", "parquet"])
 def test_every_table_exports_even_when_empty(path: Path, tmp_path: Path, table: str, fmt: str):
     if fmt == "parquet":
         pytest.importorskip("pyarrow")
     assert export(path, table, tmp_path / "out", fmt) == (6000 if table == "samples" else 0)
-    assert (tmp_path / "out").stat().st_size > 0
+    assert (tmp_path / "out").stat().st_size > 0 or fmt == "jsonl"
+
+
+def test_json_lines_round_trip(path: Path, tmp_path: Path):
+    out = tmp_path / "samples.jsonl"
+    assert export(path, "samples", out, "jsonl") == 6000
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["cpu_usage_cores"] for row in rows] == [n / 7 for n in range(6000)]
+    assert {row["mips"] for row in rows} == {None}
+
+
+def test_parquet_without_pyarrow_says_what_to_install(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    with pytest.raises(
+        QueryError, match=r"csv and jsonl need nothing. To get it: pip install 'perphd\[export\]'"
+    ):
+        export(path, "samples", tmp_path / "out", "parquet")
+    monkeypatch.setattr(export_module, "__file__", "/usr/lib/perphd/perphd/monitor/export.py")
+    with pytest.raises(QueryError, match="pip install --target /usr/local/lib/perphd pyarrow"):
+        export(path, "samples", tmp_path / "out", "parquet")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_refused_exports(path: Path, tmp_path: Path):
     out = tmp_path / "out"
-    for table, fmt, why in (("sqlite_master", "csv", "not a table"), ("samples", "xml", "csv, parquet")):
+    for table, fmt, why in (
+        ("sqlite_master", "csv", "not a table"),
+        ("samples", "xml", "csv, jsonl, parquet"),
+    ):
         with pytest.raises(QueryError, match=why):
             export(path, table, out, fmt)
     with pytest.raises(QueryError, match="cannot be written"):
@@ -182,12 +210,6 @@ def test_refused_exports(path: Path, tmp_path: Path):
     with pytest.raises(QueryError, match="there is no store"):
         export(tmp_path / "missing.db", "samples", out, "csv")
     assert not out.exists()
-
-
-def test_without_pyarrow_it_says_what_to_do(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(QueryError, match="needs the package pyarrow"):
-        export(path, "samples", tmp_path / "out", "parquet")
 
 
 def test_a_query_is_given_up_for_a_reason_of_the_callers(path: Path):

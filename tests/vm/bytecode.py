@@ -72,7 +72,7 @@ def repacked(
         control = tree / "DEBIAN/control"
         control.write_text(re.sub(r"(?m)^(Version: .*)$", rf"\1{appended}", control.read_text()))
         for name in dropped:
-            shutil.rmtree(tree / LIB / name)
+            shutil.rmtree(tree / LIB / name, ignore_errors=True)  # some come from the distribution
         for cache in make(tree, minor):
             if compiled_there and cache.is_relative_to(f"{LIB}/{compiled_there}"):
                 shutil.rmtree(tree / cache)

@@ -19,6 +19,9 @@ CHECKED: Final = (
     "docs/architecture.md",
     "docs/glossary.md",
     "docs/measuring.md",
+    "docs/tutorial.md",
+    "docs/troubleshooting.md",
+    "docs/explanation",
     "docs/how-to",
 )
 """Documents held to the patterns; a folder stands for its Markdown files."""

@@ -19,6 +19,11 @@ PACKAGES = (
     "bpftool,busybox-static,ca-certificates,dbus,iproute2,kmod,less,libpam-systemd,openssh-server,procps,psmisc,python3,"
     "sudo,systemd-sysv,udev,util-linux"
 )
+LIBRARIES = (
+    "python3-aiohttp,python3-click,python3-dbus-fast,python3-numpy,python3-pg8000,python3-prometheus-client,python3-psutil,"
+    "python3-pymysql,python3-pyroute2,python3-redis,python3-rich,python3-systemd"
+)
+"""The package depends on those that are recent enough; the machine has no network to get them from."""
 KERNEL = "linux-image-cloud-amd64"
 SUITES = ("bookworm", "trixie")
 FREE_MB = 1200
@@ -89,15 +94,18 @@ class Image:
         return self.folder / "key"
 
 
-def image(suite: str, cache: Path) -> Image:
+def image(suite: str, cache: Path, extra: str = "") -> Image:
     """The image of this Debian suite, from the cache or made now (about a minute).
+
+    ``extra``: a Debian package that is installed besides, such as a server that a test needs.
 
     Raises:
         VmError: it cannot be made here.
     """
     # What the recipe says is the name: a changed recipe makes a new image.
     recipe = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
-    folder = cache / f"{suite}-{recipe}"
+    label = f"{suite}+{extra}" if extra else suite
+    folder = cache / f"{label}-{recipe}"
     if (folder / "root.img").exists():
         return Image(folder)
     if suite not in SUITES:
@@ -107,14 +115,14 @@ def image(suite: str, cache: Path) -> Image:
     for tool in ("mmdebstrap", "mke2fs", "modprobe", "cpio", "ssh-keygen"):
         if shutil.which(tool) is None:
             raise VmError(f"making the image needs {tool}: packaging/apt-install vm")
-    for old in cache.glob(f"{suite}-*"):
+    for old in cache.glob(f"{label}-*"):
         shutil.rmtree(old)
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".making-") as work:
         made = Path(work, "image")
         made.mkdir()
         Path(work).chmod(0o755)
-        _make(suite, Path(work), made)
+        _make(suite, Path(work), made, extra)
         try:
             made.rename(folder)
         except OSError:
@@ -123,10 +131,10 @@ def image(suite: str, cache: Path) -> Image:
     return Image(folder)
 
 
-def _make(suite: str, work: Path, made: Path) -> None:
+def _make(suite: str, work: Path, made: Path, extra: str) -> None:
     root = work / "root"
     _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(made / "key"))
-    _bootstrap(suite, work, root)
+    _bootstrap(suite, work, root, extra)
     version = _unpack_kernel(work, root, made)
     _settings(root, made)
     _initrd(work, root, version, made / "initrd")
@@ -136,7 +144,7 @@ def _make(suite: str, work: Path, made: Path) -> None:
     )
 
 
-def _bootstrap(suite: str, work: Path, root: Path) -> None:
+def _bootstrap(suite: str, work: Path, root: Path, extra: str) -> None:
     hook = work / "hook"
     hook.write_text(
         "set -e\n"
@@ -151,7 +159,7 @@ def _bootstrap(suite: str, work: Path, root: Path) -> None:
         "--quiet",
         "--mode=root",
         "--variant=minbase",
-        f"--include={PACKAGES}",
+        f"--include={PACKAGES},{LIBRARIES}{',' if extra else ''}{extra}",
         '--aptopt=Acquire::Languages "none"',
         '--aptopt=APT::Install-Recommends "false"',
         *excluded,

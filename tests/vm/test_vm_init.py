@@ -1,0 +1,127 @@
+"""From the installation to a protected MariaDB, by perphctl init alone; and the tutorial, typed as it is printed.
+
+On a machine of its own, which has MariaDB. Nothing here is configured by the test: whatever is typed stands in
+docs/tutorial.md, in the order in which it stands there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.vm.guest import INSTALL_S, Vm, ticked
+from tools.vm.image import VmError, image
+from tools.vm.machine import Machine
+
+pytestmark = pytest.mark.requires_vm
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs/tutorial.md").read_text()
+CONFIG = "/etc/perphd/conf.d/50-init.toml"
+
+
+def commands(section: int) -> list[str]:
+    """The commands of one section, each with its here-document."""
+    body = re.split(r"(?m)^## ", PAGE)[section]
+    blocks = re.findall(r"(?ms)^```sh\n(.*?)^```$", body)
+    whole = re.compile(r"(?ms)^(?:[^\n]*<<'END'\n.*?^END$|[^\n]+)")
+    return [command for block in blocks for command in whole.findall(block)]
+
+
+@pytest.fixture(scope="module")
+def vm() -> Iterator[Vm]:
+    """A machine with MariaDB, and with the package in root's folder."""
+    suite = os.environ.get("PERPHD_VM_SUITE")
+    if not suite:
+        pytest.skip("needs a machine that it may install on: make test-vm")
+    out = Path(os.environ.get("PERPHD_VM_OUT", ROOT / "out/vm")).resolve()
+    found = [deb for folder in (f"out/deb/{suite}", "out/deb") for deb in (ROOT / folder).glob("perphd_*.deb")]
+    if not found:
+        pytest.skip("no package: make deb")
+    try:
+        built = image(suite, out, "mariadb-server")
+    except VmError as exc:
+        pytest.skip(f"no image of a virtual machine: {exc}")
+    machine = Machine(built, out / f"run-init-{suite}")
+    machine.stop()
+    try:
+        machine.boot()
+        made = Vm(machine, found[0])
+        machine.put(found[0], "/root")
+        made.wait_until("systemctl -q is-active mariadb", "MariaDB does not start", 600.0)
+        # The operator who follows the tutorial waits for nothing else either: processors are emulated here.
+        made.sh("mkdir -p /etc/systemd/system/perphd.service.d")
+        slow = "[Service]\nTimeoutStartSec=300s\nTimeoutStopSec=120s\nWatchdogSec=0\n"
+        made.write("/etc/systemd/system/perphd.service.d/slow.conf", slow)
+        yield made
+    finally:
+        if "PERPHD_VM_KEEP" not in os.environ:
+            machine.stop()
+
+
+def typed(vm: Vm, command: str) -> str:
+    began_s = time.monotonic()
+    said = vm.sh(f"cd /root; export DEBIAN_FRONTEND=noninteractive\n{command}", INSTALL_S)
+    print(f"[{time.monotonic() - began_s:.0f} s] $ {command}\n{said}\n")
+    return said
+
+
+def test_three_commands_lead_to_a_protected_mariadb(vm: Vm) -> None:
+    for command in commands(1):
+        typed(vm, command)
+    three = commands(2)
+    assert len(three) == 3
+    for command in three:
+        typed(vm, command)
+    written = vm.sh(f"cat {CONFIG}")
+    assert 'match = "unit:mariadb.service"' in written
+    assert 'match = "slice:batch.slice"' in written
+    assert vm.sh("perphd config check")
+    vm.wait_until(ticked(3), "it does not tick", pause_s=2.0)
+    status = json.loads(vm.sh("perphctl --json status"))
+    assert status["mode"] == "observe"
+    assert problems(status) == []
+    table = vm.sh("perphctl status")
+    row = next(line for line in table.splitlines() if line.startswith("mariadb"))
+    assert "not running" not in row, table
+
+
+def problems(status: dict[str, object]) -> list[str]:
+    """Without the job's: it runs at night."""
+    said = status["problems"]
+    assert isinstance(said, list)
+    return [text for text in said if "batch" not in text]
+
+
+def test_the_indicator_answers_after_the_account_is_made(vm: Vm) -> None:
+    for command in commands(3):
+        typed(vm, command)
+    written = vm.sh(f"cat {CONFIG}")
+    assert "\n[lra.sli]\n" in written, written
+    assert "# [lra.sli]" not in written
+    assert vm.sh("mariadb -N -e 'SHOW GRANTS FOR perphd@localhost'").startswith("GRANT USAGE ON *.*")
+    vm.wait_until(ticked(5), "it does not tick", pause_s=2.0)
+    assert problems(json.loads(vm.sh("perphctl --json status"))) == []
+
+
+def test_the_rest_of_the_tutorial(vm: Vm) -> None:
+    for command in commands(4):
+        typed(vm, command)
+    said = vm.sh("perphctl explain mariadb")
+    assert "mariadb" in said
+    assert "as found" in vm.sh("perphctl status"), "nothing is written in observe"
+    for command in commands(5)[:-1]:
+        typed(vm, command)
+    assert vm.sh("perphctl status").startswith("perphd")
+    assert json.loads(vm.sh("perphctl --json status"))["mode"] == "enforce"
+    typed(vm, commands(5)[-1])
+    vm.wait_until("perphctl status | grep -q 'as found'", "it was not given back")
+    for command in commands(6):
+        typed(vm, command)
+    assert vm.try_("systemctl is-active nightly.service").stdout.strip() != "active"
