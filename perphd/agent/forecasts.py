@@ -45,8 +45,8 @@ _LOOK_S: Final = 0.02
 FORECASTS_OFF: Final = "forecasts are switched off: set enabled = true in [forecast] and restart perphd"
 _NOTHING: Final = Unavailable("nothing has been published yet: the first forecasts take a minute")
 
-Listed: TypeAlias = tuple[str, str, int, tuple[str, ...]]
-"""A workload: name, cgroup, least memory in bytes, and the limits that perphd has set on it."""
+Listed: TypeAlias = tuple[str, str, int, tuple[str, ...], int]
+"""A workload: name, cgroup, least memory, the limits that perphd has set on it, and reserved memory; in bytes."""
 
 
 @dataclass(frozen=True, slots=True)

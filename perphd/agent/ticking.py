@@ -128,7 +128,13 @@ class Ticking:
         """What the forecast worker has to know: the workloads, and the jobs that have ended."""
         in_force, jobs = self._state.parts.executor.in_force, self._state.parts.jobs
         listed = [
-            (spec.name, spec.cgroup, spec.min_memory_bytes, set_limits(in_force(spec.name)))
+            (
+                spec.name,
+                spec.cgroup,
+                spec.min_memory_bytes,
+                set_limits(in_force(spec.name)),
+                spec.reserved_memory_bytes,
+            )
             for spec in self._state.all_specs()
         ]
         return Message(listed, [] if jobs is None else jobs.take())

@@ -49,20 +49,21 @@ READ_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A workload: ``own`` are the fields of ``Settings`` that perphd has set on it."""
+    """A workload: ``own`` are the fields of ``Settings`` that perphd has set on it; ``declared_bytes``: reserved."""
 
     name: str
     cgroup: str
     least_memory_bytes: int
     own: frozenset[str]
+    declared_bytes: int = 0
 
 
 def parse(lines: Sequence[bytes]) -> tuple[list[Listed], list[EndedJob]]:
     """The workloads of the last of some lines, and the jobs of all of them. Raises ValueError, TypeError, KeyError."""
     found = [json.loads(line) for line in lines]
     listed = [
-        Listed(str(name), str(cgroup), int(least), frozenset(map(str, own)))
-        for name, cgroup, least, own in found[-1]["workloads"]
+        Listed(str(name), str(cgroup), int(least), frozenset(map(str, own)), int(declared))
+        for name, cgroup, least, own, declared in found[-1]["workloads"]
     ]
     return listed, [
         EndedJob(**{**job, "argv": tuple(job["argv"])}) for message in found for job in message["jobs"]
@@ -125,7 +126,9 @@ class Worker:
             except (KernelError, ParseError):
                 group = None
             found[each.name] = {
-                kind: reserved(self._fs, group, each.least_memory_bytes, each.own, kind).amount
+                kind: reserved(
+                    self._fs, group, each.least_memory_bytes, each.own, kind, each.declared_bytes
+                ).amount
                 for kind in Resource
             }
         return found

@@ -1,4 +1,4 @@
-"""The reservation of a workload as its own control group has it. A limit that perphd itself has set is none."""
+"""A workload's reservation: ``reserved_memory``, else its control group's own limit, unless perphd has set that."""
 
 from __future__ import annotations
 
@@ -24,10 +24,21 @@ SETTINGS: Final = {
 
 
 def reserved(
-    fs: KernelFs, group: Cgroup | None, least_memory_bytes: int, own: AbstractSet[str], resource: Resource
+    fs: KernelFs,
+    group: Cgroup | None,
+    least_memory_bytes: int,
+    own: AbstractSet[str],
+    resource: Resource,
+    declared_bytes: int = 0,
 ) -> Reservation:
-    """What is reserved. ``own``: fields of ``Settings`` that perphd has set; ``group`` None: of a simulated host."""
+    """What is reserved.
+
+    ``own``: fields of ``Settings`` that perphd has set; ``group`` None: of a simulated host; ``declared_bytes``:
+    ``reserved_memory`` of the configuration, 0 if it says nothing.
+    """
     least = float(least_memory_bytes) if resource is Resource.MEMORY else 0.0
+    if declared_bytes and resource is Resource.MEMORY:
+        return Reservation(float(declared_bytes), "reserved_memory", least)
     if group is None:
         return Reservation(Unavailable("unknown: not read from a simulated host"), "", least)
     for setting in SETTINGS[resource]:

@@ -1,6 +1,7 @@
 """What is reserved for workloads, and what the host has: from the daemon, else from configuration and kernel.
 
-Only the workload's own control group is read. A limit that perphd itself has set on it is no reservation.
+``reserved_memory`` of the configuration counts first, else the limits of the workload's own control group. A limit
+that perphd itself has set on it is no reservation.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ def _place(
         group = None if simulated or not spec.cgroup else groups.group(spec.cgroup)
         own = frozenset(f.name for f in fields(in_force) if getattr(in_force, f.name) is not KEEP)
         found[spec.name] = {
-            resource: reserved(fs, group, spec.min_memory_bytes, own, resource) for resource in Resource
+            resource: reserved(fs, group, spec.min_memory_bytes, own, resource, spec.reserved_memory_bytes)
+            for resource in Resource
         }
     return Place(store, _capacity(topology), {spec.name: spec.cgroup for spec, _ in specs}, found)
 

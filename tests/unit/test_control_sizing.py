@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from perphd.domain.allocation import UNTOUCHED, Settings
 from perphd.domain.reading import Unavailable
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.monitor.schema import open_database
+from perphd.sizing.recommendation import Reservation
 from perphd.sizing.shaper import Resource
 from tests.unit.control_fake import Served, serving
 from tests.unit.host_tree import write_tree
@@ -277,6 +279,10 @@ def test_reservations_are_the_groups_own_limits_and_not_those_of_perphd(tmp_path
     own = _place("s", [(db, limited)], str(tmp_path), None, simulated=False)
     assert own.reservation("db", Resource.CPU).amount == none
     assert own.reservation("db", Resource.MEMORY).amount == none
+    declared = replace(db, reserved_memory_bytes=8 * GIB)
+    said = _place("s", [(declared, limited)], str(tmp_path), None, simulated=False)
+    assert said.reservation("db", Resource.MEMORY) == Reservation(8.0 * GIB, "reserved_memory", GIB)
+    assert said.reservation("db", Resource.CPU).amount == none
     unseen = _place("s", [(db, UNTOUCHED)], "", None, simulated=True)
     assert unseen.reservation("db", Resource.CPU).source == ""
 
