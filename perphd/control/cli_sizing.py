@@ -121,14 +121,8 @@ def size(out: Out, workload: str | None, form: str | None, last_s: float, store:
 
     if form and out.as_json:
         raise click.UsageError("--format prints text: leave out --json, or leave out --format")
-    place, found = _read(out, workload, last_s, store, tuple(_SERIES_OF.values()))
-    sizes = [
-        WorkloadSize(
-            each.workload,
-            tuple(_sized(place, each.workload, key, each.series[name]) for key, name in _SERIES_OF.items()),
-        )
-        for each in found.workloads
-    ]
+    place, found = read_store(out, workload, last_s, store)
+    sizes = sizes_of(place, found)
     if form:
         amounts = [
             Amounts(
@@ -149,7 +143,7 @@ def size(out: Out, workload: str | None, form: str | None, last_s: float, store:
             raise PerphError(f"nothing can be recommended: {why}")
         click.echo(printed(form, amounts))
         return
-    _show(out, place, found, {"workloads": sizes}, lambda: _size_parts(sizes, found))
+    _show(out, place, found, {"workloads": sizes}, lambda: size_parts_of(sizes, found))
 
 
 @click.argument("workload", metavar="[WORKLOAD]", required=False)
@@ -174,7 +168,7 @@ def forecast(out: Out, workload: str | None, horizon_s: float, last_s: float, st
             f"--horizon {horizon_s:g}s: the forecasters look one window ahead (allowed: {WINDOW_S:g}s); "
             "perphctl headroom predicts the host's peak of the next hour"
         )
-    place, found = _read(out, workload, last_s, store, SERIES)
+    place, found = read_store(out, workload, last_s, store, SERIES)
     forecasts = []
     for each in found.workloads:
         series = []
@@ -189,7 +183,7 @@ def forecast(out: Out, workload: str | None, horizon_s: float, last_s: float, st
     def parts() -> Any:
         from perphd.control.render_sizing import forecast_parts
 
-        return forecast_parts(forecasts, found.ended, _stale(found), models=workload is not None)
+        return forecast_parts(forecasts, found.ended, stale(found), models=workload is not None)
 
     _show(out, place, found, {"horizon_s": WINDOW_S, "workloads": forecasts}, parts)
 
@@ -208,22 +202,28 @@ def headroom(
     """
     from perphd.sizing.shaper import Resource
 
-    place, found = _read(out, None, last_s, store, tuple(_SERIES_OF.values()), with_capacity=True)
+    place, found = read_store(out, None, last_s, store, with_capacity=True)
     given: dict[Resource, float | None] = {Resource.CPU: cores, Resource.MEMORY: memory_bytes}
-    hosts = [_headroom(place, found, resource, given[resource]) for resource in Resource]
+    hosts = [headroom_of(place, found, resource, given[resource]) for resource in Resource]
 
     def parts() -> Any:
         from perphd.control.render_sizing import headroom_parts
 
-        return headroom_parts(hosts, _stale(found))
+        return headroom_parts(hosts, stale(found))
 
     _show(out, place, found, {"resources": hosts}, parts)
 
 
-def _read(
-    out: Out, workload: str | None, last_s: float, store: str | None, series: tuple[str, ...], *,
-    with_capacity: bool = False,
+def read_store(
+    out: Out, workload: str | None, last_s: float, store: str | None,
+    series: tuple[str, ...] = tuple(_SERIES_OF.values()), *, with_capacity: bool = False,
 ) -> tuple[Place, StoreWindows]:  # fmt: skip
+    """What is reserved, and the windows of one workload or all. ``store``: a file instead of the daemon's.
+
+    Raises:
+        UsageError: less than a window.
+        PerphError: the store or the daemon cannot be read, or there is no such workload.
+    """
     from perphd.control.reservations import find
     from perphd.monitor.windows import WINDOW_S, read_windows
 
@@ -243,6 +243,17 @@ def _read(
     return place, found
 
 
+def sizes_of(place: Place, found: StoreWindows) -> list[WorkloadSize]:
+    """The recommendations for all workloads in these windows."""
+    return [
+        WorkloadSize(
+            each.workload,
+            tuple(_sized(place, each.workload, key, each.series[name]) for key, name in _SERIES_OF.items()),
+        )
+        for each in found.workloads
+    ]
+
+
 def _sized(place: Place, workload: str, key: str, windows: SeriesWindows) -> Recommendation:
     from perphd.control.histories import history
     from perphd.sizing.rows import recommendation
@@ -251,7 +262,8 @@ def _sized(place: Place, workload: str, key: str, windows: SeriesWindows) -> Rec
     return recommendation(history(place, workload, Resource(key), windows))
 
 
-def _headroom(place: Place, found: StoreWindows, resource: Resource, given: float | None) -> HostHeadroom:
+def headroom_of(place: Place, found: StoreWindows, resource: Resource, given: float | None) -> HostHeadroom:
+    """The host's peak of one resource by every predictor. ``given``: its capacity, where that is not to be read."""
     import numpy as np
 
     from perphd.forecast.headroom import TenantHistory, host_outlook
@@ -278,10 +290,11 @@ def _headroom(place: Place, found: StoreWindows, resource: Resource, given: floa
     return HostHeadroom(resource, len(tenants), capacity, outlook, left)
 
 
-def _size_parts(sizes: list[WorkloadSize], found: StoreWindows) -> Any:
+def size_parts_of(sizes: list[WorkloadSize], found: StoreWindows) -> Any:
+    """The recommendations in words and tables."""
     from perphd.control.render_sizing import size_parts
 
-    return size_parts(sizes, found.ended, _stale(found))
+    return size_parts(sizes, found.ended, stale(found))
 
 
 def _show(out: Out, place: Place, found: StoreWindows, data: dict[str, Any], parts: Any) -> None:
@@ -291,7 +304,8 @@ def _show(out: Out, place: Place, found: StoreWindows, data: dict[str, Any], par
     out.show(encode(head | data), parts)
 
 
-def _stale(found: StoreWindows) -> str:
+def stale(found: StoreWindows) -> str:
+    """A sentence where the newest sample is not of the present, else empty."""
     age_s = time.time() - found.newest_s
     if age_s <= STALE_AFTER_S:
         return ""

@@ -130,7 +130,7 @@ async def test_another_site_reads_nothing(tmp_path: Path):
 async def test_every_answer_has_the_safe_headers(tmp_path: Path):
     async with opened(tmp_path) as found:
         await found.enter()
-        for path in ("/", "/static/app.css", "/api/session", "/absent", "/?token=x"):
+        for path in ("/", "/sizing", "/static/app.css", "/api/session", "/absent", "/?token=x"):
             async with found.browser.get(f"{found.address}{path}") as response:
                 policy = response.headers["Content-Security-Policy"]
                 assert "default-src 'none'" in policy

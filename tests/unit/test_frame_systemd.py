@@ -76,6 +76,15 @@ def test_the_service_is_confined() -> None:
         assert name in explained, "every power it has is explained"
 
 
+def test_the_dashboard_is_no_root_and_stays_on_this_host() -> None:
+    service = _unit("perphd-dashboard.service")["Service"]
+    assert service["DynamicUser"] == "yes"
+    assert service["Group"] == DaemonConfig().read_group
+    assert service["CapabilityBoundingSet"] == ""
+    assert (service["IPAddressDeny"], service["IPAddressAllow"]) == ("any", "localhost")
+    assert "--admin" not in service["ExecStart"]
+
+
 def test_the_groups_are_those_of_the_configuration(tmp_path: Path) -> None:
     sysusers = _tool("systemd-sysusers")
     (tmp_path / "etc").mkdir()
@@ -140,6 +149,7 @@ def test_the_socket_is_the_configurations_and_goes_with_the_service() -> None:
 def test_what_is_optional_is_off_and_the_slices_set_nothing() -> None:
     assert "perphd" not in _unit("sys-fs-resctrl.mount")["Install"]["WantedBy"]
     assert "sys-fs-resctrl.mount" not in (DEBIAN / "rules").read_text()
+    assert "perphd-dashboard" not in (DEBIAN / "rules").read_text()
     for name in ("lra.slice", "batch.slice"):
         assert all(key.endswith("Accounting") for key in _unit(name)["Slice"])
 

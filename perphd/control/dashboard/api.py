@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 from urllib.parse import quote
 
 from perphd.control.cli_admission import whatif_parts
@@ -22,6 +22,9 @@ from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.errors import PerphError
 from perphd.domain.status import AgentStatus, WorkloadStatus
 from perphd.domain.workload import Kind
+
+if TYPE_CHECKING:
+    from perphd.control.dashboard.sizing_page import SizingPage
 
 Reader: TypeAlias = Callable[[Mapping[str, str]], Awaitable[Any]]
 Changer: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
@@ -46,6 +49,7 @@ class Api:
 
     def __init__(self, daemon: DaemonSide, store: StoreSide) -> None:
         self._daemon, self._store = daemon, store
+        self._sizes: SizingPage | None = None
 
     def readers(self) -> dict[str, Reader]:
         """What anybody with a session may ask, by path."""
@@ -54,6 +58,7 @@ class Api:
             "history": self._history,
             "model": self._model,
             "past": self._past,
+            "sizing": self._sizing,
             "whatif": self._whatif,
         }
 
@@ -137,6 +142,13 @@ class Api:
         }
         grid = Grid.until(now_s + offset_s, last_s)
         return await self._store.run(lambda ask: history(ask, lras, grid)) | {"ranges_s": RANGES_S}
+
+    async def _sizing(self, query: Mapping[str, str]) -> Any:
+        if self._sizes is None:
+            from perphd.control.dashboard.sizing_page import SizingPage  # brings numpy
+
+            self._sizes = SizingPage(self._daemon.client.path)
+        return await self._sizes.read()
 
     async def _pause(self, body: dict[str, Any]) -> Any:
         wanted = {key: body[key] for key in ("workload", "for_s", "reason") if body.get(key) is not None}

@@ -30,7 +30,7 @@ from perphd.control.wire import json_of
 from perphd.domain.errors import PerphError
 
 STATIC: Final = Path(__file__).parent / "static"
-PAGES: Final = {"/": "index.html"}
+PAGES: Final = {"/": "index.html", "/sizing": "sizing.html"}
 MAX_STREAMS: Final = 8
 HEARTBEAT_S: Final = 15.0
 BODY_BYTES: Final = 4096
