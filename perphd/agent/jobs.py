@@ -24,7 +24,7 @@ from perphd.host.job_facts import FirstProcess, JobFacts
 LEAST_S: Final = 5.0
 """Shorter runs are not recorded: samples are too coarse for them. After so long, the first process has settled."""
 MOST_ENDED: Final = 8
-"""Ended runs that are handed over at a time, once a minute: to record one takes the worker some 30 ms."""
+"""Ended runs that are handed over at a time, once a minute: to record one takes the worker some 7 ms."""
 PEAK_S: Final = 10.0
 """What was enough for a run is the greatest mean over so long of what it used and waited for."""
 
