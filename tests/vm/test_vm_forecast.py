@@ -48,7 +48,8 @@ database.close()
 """
 STATE = "/var/lib/perphd/forecast"
 PYTHON = "env PYTHONPATH=/usr/lib/perphd python3"
-WORKER = "pgrep -f perphd.control.forecast_worker"
+WORKER = "pgrep -f 'perphd[.]control[.]forecast_worker'"
+"""The pattern does not match the shell that asks."""
 PATIENCE_S = 600.0
 """An emulated processor takes a minute to import and two to look at an hour and a half of windows."""
 

@@ -59,7 +59,7 @@ def test_a_cpu_hog_does_not_move_the_result_of_a_memory_fit(lab: Vm) -> None:
         assert each["full_pressure_pct_after"] < 1.0, each
         assert each["restored"], each
     alone, beside = found
-    assert abs(beside["recommended_bytes"] / alone["recommended_bytes"] - 1) <= 0.06, "one step of the search"
+    assert abs(beside["recommended_bytes"] / alone["recommended_bytes"] - 1) <= 0.1, "two steps of the search"
 
 
 def test_observe_and_k1_of_100_per_cent_write_nothing_and_pessimistic_kills_nobody(lab: Vm) -> None:
