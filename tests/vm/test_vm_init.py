@@ -41,7 +41,9 @@ def vm() -> Iterator[Vm]:
     if not suite:
         pytest.skip("needs a machine that it may install on: make test-vm")
     out = Path(os.environ.get("PERPHD_VM_OUT", ROOT / "out/vm")).resolve()
-    found = [deb for folder in (f"out/deb/{suite}", "out/deb") for deb in (ROOT / folder).glob("perphd_*.deb")]
+    found = [
+        deb for folder in (f"out/deb/{suite}", "out/deb") for deb in (ROOT / folder).glob("perphd_*.deb")
+    ]
     if not found:
         pytest.skip("no package: make deb")
     try:
