@@ -43,6 +43,10 @@ PAGES = (
     "glossary.md",
     "metrics.md",
     "runbooks.md",
+    "tutorial.md",
+    "troubleshooting.md",
+    "explanation/concepts.md",
+    "explanation/worst-case.md",
 )
 """Documents that the package installs beside the manual pages."""
 
