@@ -22,10 +22,14 @@ LOADS: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """What holds until the next sample can be judged: why nothing was done at the last one, and the target then."""
+    """What holds until the next sample can be judged.
+
+    ``reason``: why nothing was done at the last one; ``target``, ``culprit``: the target then, and who was named.
+    """
 
     reason: str
     target: Target
+    culprit: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

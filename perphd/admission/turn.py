@@ -139,7 +139,7 @@ class Turn:
         if verdict.health is Health.HEALTHY and self.state.slack_since_s is not None:
             verdict = replace(verdict, health=Health.OVERPROVISIONED, since_s=self.state.slack_since_s)
         held = move.reason if move.action is Action.HOLD else "the last change is settling"
-        self.state = replace(self.state, standing=Standing(held, self.target))
+        self.state = replace(self.state, standing=Standing(held, self.target, verdict.culprit))
         return self._record(verdict, move)
 
     def _stand(self, awaiting: Awaiting, model: ResPerfModel) -> Decision:
@@ -149,6 +149,7 @@ class Turn:
         known, verdict = self.state.standing, standing(self.state.detector, awaiting)
         if known is not None:
             self.target = known.target
+            verdict = replace(verdict, culprit=known.culprit)
         move = self._hold(known.reason if known is not None else awaiting.text)
         if self.state.quiet_since_s is not None:
             move = self._when_quiet()

@@ -8,15 +8,18 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from perphd.admission.origin import GIVING_SHARE, taken
 from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
-from perphd.domain.decision import TROUBLED, Cause, Decision, Health
+from perphd.domain.condition import LraCondition
+from perphd.domain.decision import AWAITED, TROUBLED, Action, Cause, Decision, Health
 from perphd.domain.workload import Exploration, Kind, Mode, Objective, SliSpec, Touch, WorkloadSpec
 from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
@@ -34,7 +37,9 @@ while True:
         pass
     time.sleep(0.05)
 """
-LEARN_S, SECONDS = 12, 25
+LEARN, ENOUGH = 12, 12
+"""Judged samples to learn from, and verdicts to count: a full machine needs more ticks for them."""
+MOST_TICKS = 120
 
 
 class Groups:
@@ -93,8 +98,14 @@ def groups() -> Iterator[Groups]:
         made.close()
 
 
-def degraded(decisions: list[Decision]) -> list[Decision]:
-    return [d for d in decisions if d.verdict.health is Health.DEGRADED]
+def is_judged(decision: Decision) -> bool:
+    """True if a sample was fit to be judged in this tick, and held enough events."""
+    waits = any(item.signal == AWAITED for item in decision.verdict.evidence)
+    return decision.verdict.health is not Health.UNKNOWN and not waits
+
+
+def is_degraded(decision: Decision) -> bool:
+    return is_judged(decision) and decision.verdict.health is Health.DEGRADED
 
 
 async def test_hogs_are_a_neighbour_by_name_and_a_sleeping_handler_is_remote(
@@ -119,22 +130,23 @@ async def test_hogs_are_a_neighbour_by_name_and_a_sleeping_handler_is_remote(
     agent = build_agent(config, clock=time.monotonic)
     agent_next_s = time.monotonic()
 
-    async def look(seconds: int) -> list[Decision]:
+    async def look(ticks: int, counts: Callable[[Decision], bool] = lambda _: True) -> list[Decision]:
+        """What was decided until so many decisions count."""
         nonlocal agent_next_s
-        found = []
-        for _ in range(seconds):
+        found: list[Decision] = []
+        while sum(map(counts, found)) < ticks and len(found) < MOST_TICKS:
             agent_next_s = max(agent_next_s + 1.0, time.monotonic())
             await asyncio.sleep(max(0.0, agent_next_s - time.monotonic()))
             await agent.tick(time.monotonic())
             found.append(agent.decisions("shop", limit=1)[0])
         return found
 
-    await look(LEARN_S)
+    await look(LEARN, is_judged)
     # Batch is there from now on, and next to idle: what follows is not taken for what an untouched host does.
     groups.start(batch, "-c", NAP)
     workers = [groups.start(hogs, "-c", SPIN) for _ in range(3 * (os.cpu_count() or 1))]
     await look(6)
-    hogged = await look(SECONDS)
+    hogged = await look(ENOUGH, is_degraded)
     account = agent.status().host
     assert account is not None
     assert account.cpu.undeclared >= 0.5 * account.cpu.capacity
@@ -143,20 +155,28 @@ async def test_hogs_are_a_neighbour_by_name_and_a_sleeping_handler_is_remote(
         worker.wait()
     Path(sleep).write_text("1.0")
     await look(6)
-    slept = await look(SECONDS)
+    slept = await look(ENOUGH, is_degraded)
     await agent.stop(restore=True)
 
-    seen = degraded(hogged)
+    seen = list(filter(is_degraded, hogged))
     causes = Counter(d.verdict.cause for d in seen)
-    assert len(seen) >= SECONDS // 2
-    assert causes[Cause.NEIGHBOUR] >= 0.9 * len(seen)
+    assert len(seen) == ENOUGH, hogged[-1]
+    assert causes[Cause.NEIGHBOUR] >= 0.9 * len(seen), causes
     assert all(d.verdict.cause is not Cause.REMOTE for d in hogged)
-    assert sum(d.verdict.culprit == hogs for d in seen) >= 0.9 * len(seen)
+    culprits = Counter(d.verdict.culprit for d in seen)
+    assert culprits[hogs] >= 0.9 * len(seen), culprits
+    # What waits for enough events to be judged keeps the verdict, and who was named with it.
+    pairs = [
+        (b.verdict, a.verdict)
+        for b, a in pairwise(hogged)
+        if not is_judged(a) and a.verdict.health in TROUBLED
+    ]
+    assert all(after.culprit == before.culprit for before, after in pairs)
 
-    seen = degraded(slept)
+    seen = list(filter(is_degraded, slept))
     causes = Counter(d.verdict.cause for d in seen)
-    assert len(seen) >= SECONDS // 2
-    assert causes[Cause.REMOTE] >= 0.9 * len(seen)
+    assert len(seen) == ENOUGH, slept[-1]
+    assert causes[Cause.REMOTE] >= 0.9 * len(seen), causes
     assert all(d.verdict.culprit is None for d in seen if d.verdict.cause is Cause.REMOTE)
 
 
@@ -189,19 +209,34 @@ async def test_an_unreachable_target_costs_few_writes_and_never_narrows_the_serv
     assert tree is not None
     cpuset = Path(tree.path(app, "cpuset.cpus"))
     before = cpuset.read_text()
-    troubled = 0
-    for _ in range(75):
+    judged = gives = acts = ticks = 0
+    began_s = time.monotonic()
+    while ticks < MOST_TICKS and (time.monotonic() < began_s + 75.0 or judged < LEARN):
         await agent.tick(time.monotonic())
+        ticks += 1
         decision = agent.decisions("shop", limit=1)[0]
         assert not decision.chosen.cpu.exclusive
         assert cpuset.read_text() == before
-        troubled += decision.verdict.health in TROUBLED
+        status = agent.status()
+        shares = taken(status.host)
+        gives += shares is not None and shares.batch >= 2 * GIVING_SHARE
+        acts += decision.action is not Action.HOLD
+        if is_judged(decision):
+            # Where nothing contends any more it is no degradation, but it is still below its target and shown so.
+            shown = next(item for item in status.workloads if item.spec.name == "shop")
+            health = decision.verdict.health
+            assert health in TROUBLED or shown.condition == LraCondition.BELOW_TARGET, decision
+            judged += 1
         await asyncio.sleep(1.0)
     await asyncio.sleep(3.0)  # until the store has written what it was given
     rows = run_query(store, "select wall_s, workload, path, value from writes order by wall_s").rows
     await agent.stop(restore=True)
-    assert troubled >= 20
-    assert rows
+    assert judged >= LEARN
+    # Where others leave batch next to nothing, taking it would not help: nothing is written.
+    assert bool(rows) == bool(acts)
+    assert acts or gives < ticks // 2, decision
+    if not rows:
+        return
     began_s = float(str(rows[0][0]))
     first = [row for row in rows if float(str(row[0])) < began_s + 60.0]
     assert len(first) <= 8, first

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.simulated import simulated_sli
-from perphd.domain.decision import Cause, Decision, Health
+from perphd.domain.decision import AWAITED, Cause, Decision, Health
 from perphd.domain.workload import Kind, Mode, SliSpec, WorkloadSpec
 from perphd.sim.host import Arrival, Becomes, Event, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
@@ -84,6 +85,19 @@ async def test_undeclared_hogs_are_the_cause_and_named(
     against = [e for e in blamed[-1].verdict.evidence if e.signal == f"use of {HOG}"]
     assert against
     assert "CPI2" in against[0].text
+
+
+async def test_who_was_named_stays_named_until_there_are_enough_events_again(tmp_path: Path) -> None:
+    rare = Lra("db", "/t/db", rate_per_s=60.0, service_ms=20.0, wait_ms=1.5)
+    hog = Batch("hog", HOG, threads=16)
+    found = await verdicts(tmp_path, [rare, hog, SMALL], [Arrival(FROM_S, "hog")], 1, Mode.OBSERVE)
+    pairs = [
+        (before.verdict, after.verdict)
+        for before, after in pairwise(found)
+        if before.verdict.culprit == HOG and any(e.signal == AWAITED for e in after.verdict.evidence)
+    ]
+    assert len(pairs) >= 20
+    assert all((after.cause, after.culprit) == (before.cause, HOG) for before, after in pairs)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
