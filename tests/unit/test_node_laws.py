@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from perphd.domain.cpuset import CpuSet
@@ -135,8 +135,26 @@ def test_more_of_anything_never_hurts_who_gets_it(
         assert better_or_equal(now, base), told
 
 
+# A closed loop that waits for disk and link almost all the time: its rate swung between two values.
+DISK_BOUND = NodeWorkload(
+    "lra",
+    Code(1.6375e6, cpi=0.408, miss_cycles=12.74, mpki_floor=2.885, mpki_scale_bytes=1.284e6, refs_pki=11.69),
+    threads=14,
+    requests=Requests(clients=21),
+    memory=MemoryUse(cache_bytes=1.593e9, pages_per_op=1.2425, hot_share=0.795, hot_hits=0.9675),
+    io=IoUse(disk_ops=0.5806, disk_read_bytes=59306.0, net_bytes=63361.0),
+)
+BESIDE_IT = NodeWorkload(
+    "batch",
+    Code(4.37166e8, cpi=1.1017, miss_cycles=54.9, mpki_floor=9.156, mpki_scale_bytes=3.8e6, refs_pki=58.37),
+    threads=8,
+    io=IoUse(disk_read_bytes=926709.0),
+)
+
+
 @settings(max_examples=20, deadline=None, phases=PHASES)
 @given(lras, jobs, st.integers(1, 5), st.integers(1, 11), st.sampled_from([10, 30, 60]))
+@example(DISK_BOUND, BESIDE_IT, 2, 2, 10)
 def test_less_for_the_neighbour_never_hurts(
     work: NodeWorkload, job: NodeWorkload, cores: int, ways: int, level: int
 ) -> None:

@@ -219,16 +219,19 @@ class Balance:
         )
         cycle = np.where(is_batch, flow.service + state.stalled, flow.loop.response_s)
         disk = flow.rate * (self._own_use + flow.faults * self._page_use)
+        # A closed loop that mostly waits for disk or link gives way in full. A slope taken too flat makes steps too long:
+        # rates then swing between two values for ever.
+        waits = np.where(is_batch | lag | self._is_closed, 1.0, 0.0)
         # Batch that only waits uses little CPU: the CPU that it was given bounds it before the division follows.
         waiting = (flow.own_disk_s + flow.faults * self._page_s) / cycle
         state.disk = congestion.balance(
-            state.disk, disk.sum(1, keepdims=True), -(disk * yields * waiting).sum(1, keepdims=True)
+            state.disk, disk.sum(1, keepdims=True), -(disk * waits * waiting).sum(1, keepdims=True)
         )
         link = flow.rate * flow.own_link_s
         state.link = congestion.balance(
             state.link,
             link.sum(1, keepdims=True),
-            -(link * yields * flow.own_link_s / cycle).sum(1, keepdims=True),
+            -(link * waits * flow.own_link_s / cycle).sum(1, keepdims=True),
         )
         size = float(machine.l3_bytes)
         target = cache.occupancy_target(people, rows.mask, flow.pressure, machine.way_bytes)
