@@ -21,8 +21,9 @@ whose shortage preempts; a shortage of CPU slows and does not kill, so that by d
 Preemption goes one rung further in every interval: reclaim, freeze, end. ``patient`` components stay on theirs: to
 freeze is enough while the remains fit. A component of which nothing can be reclaimed begins with freezing. Who is
 frozen still holds what cannot be reclaimed of it, and that counts: where the components that stay and these remains
-exceed the capacity, components end at once, elastic before core, youngest first. Between two intervals (``early``)
-nobody returns and nobody goes a rung further but for that reason.
+exceed the capacity, components end at once, elastic before core, youngest first. What is not known ends nobody: a
+component of which the remains cannot be read makes room by reclaim and freezing alone. Between two intervals
+(``early``) nobody returns and nobody goes a rung further but for that reason.
 
 Everything is a value; nothing is carried out.
 """
@@ -34,7 +35,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
-from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.reading import Reading, Unavailable, available, value_or
 
 GRACE_SAMPLES: Final = 10
 GREATEST_CRASHES: Final = 5
@@ -86,7 +87,7 @@ class Demand:
 
     ``held``: the size in force. ``mean`` and ``spread`` forecast the next interval's maximum; a calibrated forecast
     gives the spread that makes  mean + 3 spread  its bound. ``unreclaimable``: of what is used, the part that only
-    ends with its owner, such as anonymous memory without swap.
+    ends with its owner, such as anonymous memory without swap. Where that is not known, its owner is not ended.
     """
 
     reserved: float
@@ -95,7 +96,7 @@ class Demand:
     mean: Reading
     spread: Reading
     least: float = 0.0
-    unreclaimable: float = 0.0
+    unreclaimable: Reading = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,29 +343,38 @@ def _rungs(
             if component.name not in evicted
         )
         for component in ending:
+            if not _is_known(component):
+                continue
             if left >= sum(_remains(each, resource) for each in leaving if rungs[each.name] is not Rung.END):
                 break
             alike = [each for each in leaving if each.application == component.application]
             for each in alike if component.role is Role.CORE else (component,):
-                rungs[each.name] = Rung.END
+                if _is_known(each):
+                    rungs[each.name] = Rung.END
     return rungs
 
 
+def _is_known(component: Component) -> bool:
+    """Whether it is known what a component would still hold while it is frozen."""
+    return all(available(demand.unreclaimable) for demand in component.demands.values())
+
+
 def _remains(component: Component, resource: Resource) -> float:
-    """What a component still holds after reclaim, while it is frozen."""
-    return component.demands[resource].unreclaimable if resource in component.demands else 0.0
+    """What a component still holds after reclaim, while it is frozen; nothing where that is not known."""
+    return value_or(component.demands[resource].unreclaimable, 0.0) if resource in component.demands else 0.0
 
 
 def _next_rung(component: Component, early: bool) -> Rung:
     if component.rung is not None:
+        last = len(RUNGS) - 1 if _is_known(component) else RUNGS.index(Rung.FREEZE)
         return (
             component.rung
             if early or component.patient
-            else RUNGS[min(RUNGS.index(component.rung) + 1, len(RUNGS) - 1)]
+            else RUNGS[min(RUNGS.index(component.rung) + 1, last)]
         )
     demands = component.demands.values()
     stuck = any(demand.used > 0 for demand in demands) and all(
-        demand.unreclaimable >= STUCK_RATIO * demand.used for demand in demands
+        value_or(demand.unreclaimable, 0.0) >= STUCK_RATIO * demand.used for demand in demands
     )
     return Rung.FREEZE if stuck else Rung.RECLAIM
 

@@ -331,10 +331,7 @@ def _component(subject: Subject, member: Member, rank: int, now_s: float) -> Com
         mean=mean,
         spread=spread,
         least=subject.least_bytes,
-        # Unknown counts as all of it: a component is then never counted as smaller than it is.
-        unreclaimable=used
-        if isinstance(subject.unreclaimable_bytes, Unavailable)
-        else subject.unreclaimable_bytes,
+        unreclaimable=subject.unreclaimable_bytes,
     )
     return Component(
         subject.name,

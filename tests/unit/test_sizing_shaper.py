@@ -156,6 +156,27 @@ def test_preemption_goes_one_rung_at_a_time() -> None:
     assert rungs == [Rung.RECLAIM, Rung.FREEZE, Rung.END, Rung.END]
 
 
+def test_memory_whose_kind_cannot_be_read_ends_nobody() -> None:
+    """All of it might only end with its owner, or nothing of it: it is reclaimed first, and frozen at most."""
+    known = Demand(100, used=9.0, held=9.0, mean=9.0, spread=0.0, unreclaimable=9.0)
+    unread = replace(known, unreclaimable=Unavailable("memory.stat: Input/output error"))
+    stays = replace(_component("stays", 9), demands={Resource.MEMORY: known})
+    goes = replace(_component("goes", 9, rank=1), demands={Resource.MEMORY: known})
+    assert _rung(_plan(stays, goes), "goes") is Rung.END
+    goes, rungs = replace(goes, demands={Resource.MEMORY: unread}), []
+    for _ in range(4):
+        rung = _rung(_plan(stays, goes), "goes")
+        rungs.append(rung)
+        goes = replace(goes, rung=rung)
+    assert rungs == [Rung.RECLAIM, Rung.FREEZE, Rung.FREEZE, Rung.FREEZE]
+
+
+def _rung(plan: ShapingPlan, name: str) -> Rung:
+    return next(
+        each.rung for each in plan.proposed if isinstance(each, Preemption) and each.component == name
+    )
+
+
 def test_a_frozen_component_that_fits_again_resumes() -> None:
     frozen = replace(_component("a", 3, reserved=3.0), rung=Rung.FREEZE)
     assert _plan(frozen).actions == (Release("a"),)

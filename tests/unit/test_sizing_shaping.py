@@ -276,3 +276,13 @@ def test_memory_that_cannot_be_read_is_not_squeezed_out() -> None:
     unread = replace(second, unreclaimable_bytes=Unavailable("memory.stat cannot be read"))
     high = host.look(first, unread).limits["second"].high_bytes
     assert high is None or high >= 100 * MIB
+
+
+def test_a_job_whose_memory_cannot_be_read_while_it_is_short_is_not_ended() -> None:
+    host = Host(capacity=150.0)
+    first = _subject("first")
+    unread = replace(_subject("second"), unreclaimable_bytes=Unavailable("memory.stat cannot be read"))
+    host.grown_up(first)
+    for _ in range(int(8 * INTERVAL_S)):
+        assert host.look(first, unread).ends == ()
+    assert host.state.members["second"].rung is Rung.FREEZE
