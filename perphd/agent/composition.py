@@ -34,7 +34,7 @@ from perphd.agent.shaping import Shaping
 from perphd.agent.sli import SliBoard, SliOpener
 from perphd.agent.state import Parts
 from perphd.agent.tally import Tally
-from perphd.agent.trials import Trials
+from perphd.agent.trials import Trials, configured_modes
 from perphd.agent.wake import Waker
 from perphd.agent.window import Window
 from perphd.domain.capability import Capabilities
@@ -215,7 +215,7 @@ def build_agent(
         records=records,
         pauses=pauses,
         tally=tally,
-        trials=Trials(Path(config.daemon.state_dir), wall_clock),
+        trials=Trials(Path(config.daemon.state_dir), wall_clock, configured_modes(config)),
         models=_models(
             config,
             records,

@@ -28,7 +28,7 @@ from perphd.agent.state import Parts, State
 from perphd.agent.status import status_of
 from perphd.agent.tally import Tally
 from perphd.agent.ticking import Ticking
-from perphd.agent.trials import Population, by_text
+from perphd.agent.trials import Population, by_text, configured_modes
 from perphd.agent.wake import Waker
 from perphd.domain.allocation import Settings
 from perphd.domain.belief import ModelSummary, ModelView
@@ -294,7 +294,8 @@ class Agent:
         specs = state.all_specs()
         left_out = tuple(spec.name for spec in specs if self._modes.own(spec) is Mode.OBSERVE)
         samples = state.samples | state.full_samples
-        people = Population(specs, samples, left_out, state.parts.policy.name)
+        configured = configured_modes(state.config)
+        people = Population(specs, samples, left_out, state.parts.policy.name, configured)
         record = state.parts.trials.start(request, people, state.parts.pauses.all(), by_text(by))
         state.planned = None
         text = f"trial {record.plan.trial} began: {record.plan.blocks} blocks of {record.plan.block_s:g} s"

@@ -25,6 +25,10 @@ _ACTIONS_BYTES: Final = 512
 """More than any C library's posix_spawn_file_actions_t has (80 in glibc and musl)."""
 _NOEXEC_SEAL: Final = 8
 """MFD_NOEXEC_SEAL; kernels before 6.3 do not know it, some later ones insist on it."""
+_ATTRIBUTES_BYTES: Final = 1024
+"""More than any C library's posix_spawnattr_t has (336 in glibc and musl)."""
+_SIGNALS_BYTES: Final = 128
+_SETSIGDEF, _SETSID = 0x04, 0x80
 _LOOK_S: Final = 0.05
 
 
@@ -62,15 +66,52 @@ def run(
         return Ended(status, _whole(out), _whole(err))
 
 
-def start(command: Sequence[str], environment: Mapping[str, str], streams: tuple[int, int, int]) -> int:
+def tell(
+    command: Sequence[str], data: bytes, environment: Mapping[str, str], deadline_s: float, stop: Event
+) -> int:
+    """Run a command of the operator's with ``data`` as its standard input; its exit status, or less than 0 its signal.
+
+    What it writes is discarded. It has a session of its own, and what it leaves behind in its process group is killed.
+    Raises what ``run`` does.
+    """
+    with contextlib.ExitStack() as files:
+        given, nothing = _memory_file("in"), os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+        for fd in (given, nothing):
+            files.callback(os.close, fd)
+        _fill(given, data)
+        pid = start(command, environment, (given, nothing, nothing), session=True)
+        try:
+            return _wait(pid, deadline_s, stop)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
+
+
+def start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    streams: tuple[int, int, int],
+    *,
+    session: bool = False,
+) -> int:
     """Start the command with these three as its standard streams; its process number. All else is closed at exec(2).
 
-    The caller waits for its end. Raises OSError: it could not be started.
+    The caller waits for its end. ``session``: it gets one of its own, and dies of a broken pipe as programs usually do.
+    Raises OSError: it could not be started.
     """
     libc = ctypes.CDLL(None)  # its functions are called without the interpreter's lock
     actions = ctypes.create_string_buffer(_ACTIONS_BYTES)
     _check(libc.posix_spawn_file_actions_init(actions), command[0])
+    attributes = ctypes.create_string_buffer(_ATTRIBUTES_BYTES)
+    _check(libc.posix_spawnattr_init(attributes), command[0])
     try:
+        if session:
+            signals = ctypes.create_string_buffer(_SIGNALS_BYTES)
+            libc.sigemptyset(signals)
+            libc.sigaddset(signals, signal.SIGPIPE)  # Python ignores it
+            _check(libc.posix_spawnattr_setsigdefault(attributes, signals), command[0])
+            flags = ctypes.c_short(_SETSIGDEF | _SETSID)
+            _check(libc.posix_spawnattr_setflags(attributes, flags), command[0])
         for stream, fd in enumerate(streams):
             _check(libc.posix_spawn_file_actions_adddup2(actions, fd, stream), command[0])
         arguments = [os.fsencode(one) for one in command]
@@ -79,11 +120,12 @@ def start(command: Sequence[str], environment: Mapping[str, str], streams: tuple
         envp = (ctypes.c_char_p * (len(settings) + 1))(*settings, None)
         pid = ctypes.c_int()
         _check(
-            libc.posix_spawnp(ctypes.byref(pid), argv[0], actions, None, argv, envp),
+            libc.posix_spawnp(ctypes.byref(pid), argv[0], actions, attributes, argv, envp),
             command[0],
         )
         return pid.value
     finally:
+        libc.posix_spawnattr_destroy(attributes)
         libc.posix_spawn_file_actions_destroy(actions)
 
 

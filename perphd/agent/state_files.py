@@ -9,8 +9,10 @@ from pathlib import Path
 from perphd.domain.errors import ConfigError
 
 
-def replace_text(target: Path, text: str) -> None:
+def replace_text(target: Path, text: str, mode: int | None = None) -> None:
     """Replace a file's text, synced to disk; its directory is made if it is missing.
+
+    ``mode``: its permissions from the first byte on, whatever the umask is; None: what the umask leaves of 0640.
 
     Raises:
         ConfigError: it cannot be written; the old file is unchanged.
@@ -18,8 +20,11 @@ def replace_text(target: Path, text: str) -> None:
     temporary = target.with_name(f".{target.name}.new")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o640)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o640 if mode is None else mode)
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            if mode is not None:
+                os.fchmod(file.fileno(), mode)
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

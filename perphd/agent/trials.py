@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from perphd import __version__
+from perphd.agent.config import Config
 from perphd.agent.state_files import replace_text
 from perphd.domain.control import Actor, Pause
 from perphd.domain.errors import ConfigError
@@ -35,12 +36,23 @@ _SEED_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Population:
-    """Whom a trial would be about: the workloads with their newest samples, and the mode of each that is its own."""
+    """Whom a trial would be about: the workloads with their newest samples, and the mode of each that is its own.
+
+    ``configured``: see ``configured_modes``.
+    """
 
     specs: tuple[WorkloadSpec, ...]
     samples: Mapping[str, Sample]
     left_out: tuple[str, ...]
     policy: str
+    configured: str = ""
+
+
+def configured_modes(config: Config) -> str:
+    """The modes that the configuration file names, in words."""
+    each = [*config.workloads, *config.matches]
+    own = [f"{spec.name} {spec.mode}" for spec in each if spec.mode is not None]
+    return ", ".join([f"daemon {config.daemon.mode}", *own])
 
 
 class Trials:
@@ -49,15 +61,17 @@ class Trials:
     Args:
         state_dir: where records are kept.
         wall_clock: seconds since the epoch: a trial outlives the daemon's monotonic clock.
+        configured: the modes that the configuration file names now; a trial that began under others is not continued.
     """
 
-    def __init__(self, state_dir: Path, wall_clock: Callable[[], float]) -> None:
+    def __init__(self, state_dir: Path, wall_clock: Callable[[], float], configured: str = "") -> None:
         self._folder, self._wall_clock = state_dir / FOLDER, wall_clock
         self._running: Running | None = None
         self._last: TrialRecord | None = None
         self._problem = ""
         self._unsaved = False
-        self._resume()
+        self._news = ""
+        self._resume(configured)
 
     @property
     def mode(self) -> Mode | None:
@@ -104,7 +118,7 @@ class Trials:
         name = datetime.datetime.fromtimestamp(now_s, datetime.UTC).strftime("%Y%m%dT%H%M%SZ")
         plan = Plan(
             name, now_s, request.block_s, request.washout, seed, schedule(request.pairs, seed), metrics,
-            people.left_out, request.bound_pct, people.policy, __version__, by,
+            people.left_out, request.bound_pct, people.policy, __version__, by, people.configured,
         )  # fmt: skip
         record = TrialRecord(plan)
         self._keep(record)
@@ -129,7 +143,8 @@ class Trials:
         """Follow time and pauses. Returns a sentence if a block or the trial ended, else empty."""
         running = self._running
         if running is None:
-            return ""
+            news, self._news = self._news, ""
+            return news
         if self._unsaved:
             self._save(running.record)
         moved = running.look(self._wall_clock())
@@ -159,7 +174,7 @@ class Trials:
         self._save(running.record)
         return running.record
 
-    def _resume(self) -> None:
+    def _resume(self, configured: str) -> None:
         files = self._files()
         if not files:
             return
@@ -173,6 +188,15 @@ class Trials:
             running = Running(record, self._wall_clock())
             if running.mode is None:
                 self._finish(running)
+                return
+            if record.plan.configured not in ("", configured):
+                text = (
+                    f"interrupted: the modes in the configuration changed while perphd was stopped "
+                    f"(were: {record.plan.configured}; are: {configured})"
+                )
+                running.end(self._wall_clock(), End.CHANGED, text, "")
+                self._news = _ended(self._finish(running))
+                log.warning("%s", self._news)
                 return
             self._running = running
             running.note(self._wall_clock(), "perphd was restarted; the trial goes on")

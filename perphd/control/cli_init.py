@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import sys
 from collections.abc import Sequence
@@ -191,10 +190,8 @@ def _write(target: Path, text: str, passwords: dict[str, str]) -> list[str]:
     from perphd.agent.state_files import replace_text
 
     for path, password in passwords.items():
-        replace_text(Path(path), f"{password}\n")
-        os.chmod(path, _PASSWORD_MODE)
-    replace_text(target, text)
-    os.chmod(target, _MODE)
+        replace_text(Path(path), f"{password}\n", _PASSWORD_MODE)
+    replace_text(target, text, _MODE)
     return [*passwords, str(target)]
 
 

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import datetime
 import logging
 import os
-import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, Final
 import aiohttp
 
 from perphd import __version__
+from perphd.agent import offshoot
 from perphd.agent.config_notify import NotifyConfig
 from perphd.agent.incidents import conditions
 from perphd.agent.tally import Tally
@@ -160,7 +160,8 @@ async def _post(receiver: NotifyConfig, body: dict[str, Any]) -> None:
     headers = {"Content-Type": "application/json", "User-Agent": f"perphd/{__version__}"}
     try:
         if receiver.bearer_token_file:
-            token = Path(receiver.bearer_token_file).read_text().partition("\n")[0].strip()
+            text = await asyncio.to_thread(Path(receiver.bearer_token_file).read_text)
+            token = text.partition("\n")[0].strip()
             headers["Authorization"] = f"Bearer {token}"
         async with (
             aiohttp.ClientSession() as session,
@@ -175,24 +176,18 @@ async def _post(receiver: NotifyConfig, body: dict[str, Any]) -> None:
 
 
 async def _run(receiver: NotifyConfig, body: dict[str, Any]) -> None:
+    """Run the command in a thread: starting a process can take long on a full machine, and the loop must not wait."""
+    stop = threading.Event()
+    data = json_of(body).encode()
     try:
-        process = await asyncio.create_subprocess_exec(
-            *receiver.argv,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-            start_new_session=True,
+        status = await asyncio.to_thread(
+            offshoot.tell, receiver.argv, data, os.environ, receiver.timeout_s, stop
         )
+    except TimeoutError:
+        raise
     except OSError as exc:
         raise DeliveryError(f"{receiver.argv[0]} cannot be run: {exc.strerror or exc}") from exc
-    try:
-        with contextlib.suppress(ConnectionError):  # it need not read
-            await process.communicate(json_of(body).encode())
-        status = await process.wait()
     finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        if process.returncode is None:
-            await asyncio.shield(process.wait())
+        stop.set()
     if status != 0:
         raise DeliveryError(f"{receiver.argv[0]} ended with status {status}")

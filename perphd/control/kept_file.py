@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Final
+
+log = logging.getLogger("perphd")
+
+TELL_EVERY_S: Final = 60.0
+"""A failure that nobody foresaw is logged at most this often."""
 
 
 class KeptFile:
@@ -32,8 +40,15 @@ class KeptFile:
             self._path.unlink()
 
     async def _run(self) -> None:
+        told_s: float | None = None
         while True:
-            self._renew()
+            try:
+                self._renew()
+            except Exception:
+                now_s = time.monotonic()
+                if told_s is None or now_s - told_s >= TELL_EVERY_S:
+                    told_s = now_s
+                    log.exception("%s: cannot be renewed; tried again every %g s", self._path, self._period_s)
             await asyncio.sleep(self._period_s)
 
 

@@ -63,7 +63,7 @@ class Plan:
     """Everything that is fixed when a trial starts. ``schedule``: modes of the blocks after the run-in.
 
     ``left_out``: workloads whose own mode is observe; they are never enforced. ``bound_pct``: harm that ends the
-    trial.
+    trial. ``configured``: the modes of the configuration file then; empty: not known.
     """
 
     trial: str
@@ -78,6 +78,7 @@ class Plan:
     policy: str
     version: str
     by: str
+    configured: str = ""
 
     @property
     def lras(self) -> tuple[str, ...]:

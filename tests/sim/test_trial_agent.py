@@ -202,6 +202,32 @@ async def test_a_trial_goes_on_after_a_restart(tmp_path: Path) -> None:
         assert trial.void == ""
 
 
+async def test_a_trial_is_interrupted_by_a_mode_that_was_configured_while_perphd_was_down(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with world(tmp_path) as w:
+        await w.run(30)
+        w.agent.start_trial(SHORT, ROOT)
+        await w.run(90)
+        await w.agent.stop(restore=True)
+        w.config = replace(w.config, daemon=replace(w.config.daemon, mode=Mode.ENFORCE))
+        w.agent = w.start()
+        await w.run(2)
+        assert w.agent.status().trial is None
+        record = w.agent.trial()
+        assert record is not None
+        assert record.ending is not None
+        assert record.ending.how is End.CHANGED
+        assert "were: daemon observe; are: daemon enforce" in record.ending.text
+        assert caplog.text.count(record.ending.text) == 1
+        assert w.modes() == {Mode.ENFORCE}
+        await w.agent.stop(restore=True)
+        w.agent = w.start()
+        await w.run(2)
+        assert caplog.text.count(record.ending.text) == 1
+        assert w.agent.trial() == record
+
+
 async def test_a_trial_whose_time_passes_while_perphd_is_down_ends(tmp_path: Path) -> None:
     async with world(tmp_path) as w:
         await w.run(30)

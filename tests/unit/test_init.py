@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -316,6 +317,19 @@ def test_yes_writes_a_configuration_that_the_daemon_takes(host: Path):
     code, text = ran("--yes", "--config", str(main))
     assert code == 0
     assert "Nothing was recognised for certain" in text
+
+
+def test_a_password_is_never_in_a_file_that_others_may_read(host: Path, monkeypatch: pytest.MonkeyPatch):
+    modes: dict[str, int] = {}
+    replaced = os.replace
+
+    def replace(source: Path, target: Path) -> None:
+        modes[Path(target).name] = Path(source).stat().st_mode & 0o777
+        replaced(source, target)
+
+    monkeypatch.setattr("perphd.agent.state_files.os.replace", replace)
+    assert ran("--yes", "--config", str(host / "perphd.toml"))[0] == 0
+    assert modes == {"mariadb.password": 0o600, "perphd.toml": 0o640}
 
 
 def test_a_package_s_own_file_is_left_alone(host: Path):

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from perphd.agent.config import parse
 from perphd.agent.config_metrics import MetricsConfig
 from perphd.control.limits import Limits
-from perphd.control.metrics.listener import MAX_CONNECTIONS, MIN_TOKEN, Listener, read_token
+from perphd.control.metrics.listener import MAX_CONNECTIONS, MAX_HANDSHAKES, MIN_TOKEN, Listener, read_token
 from perphd.control.metrics.textfile import Textfile
 from perphd.domain.endpoint import endpoint_text, parse_endpoint
 from perphd.domain.errors import ConfigError
@@ -167,6 +167,26 @@ async def test_a_client_that_never_shakes_hands_is_dropped(tmp_path: Path):
         await listener.stop()
 
 
+async def test_handshakes_that_do_not_end_are_few_and_keep_nobody_out(tmp_path: Path):
+    cert, key = tmp_path / "cert", tmp_path / "key"
+    certificate(cert, key)
+    port = free_port()
+    config = MetricsConfig(listen=f"127.0.0.1:{port}", tls_cert=str(cert), tls_key=str(key))
+    listener = Listener(config, lambda: PAGE)
+    await listener.start()
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(MAX_HANDSHAKES + 3)]
+    try:
+        for reader, _ in silent[:3]:
+            assert await asyncio.wait_for(reader.read(), 20.0) == b""
+        trusted = ssl.create_default_context(cafile=str(cert))
+        assert await fetched(f"https://127.0.0.1:{port}/metrics", ssl=trusted) == (200, PAGE)
+        assert not silent[-1][0].at_eof()
+    finally:
+        await listener.stop()
+        for _, writer in silent:
+            writer.close()
+
+
 def test_tokens_that_are_none_are_refused(tmp_path: Path):
     token = tmp_path / "token"
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -222,6 +242,30 @@ async def test_the_textfile_is_whole_readable_and_goes_at_the_end(tmp_path: Path
     finally:
         os.umask(previous)
     assert not path.exists()
+
+
+async def test_a_page_that_cannot_be_made_is_told_and_tried_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    path, pages = tmp_path / "perphd.prom", iter([ValueError, KeyError, PAGE])
+
+    def page() -> bytes:
+        found = next(pages, PAGE)
+        if isinstance(found, bytes):
+            return found
+        raise found("no such series")
+
+    textfile = Textfile(str(path), 0.01, page)
+    await textfile.start()
+    try:
+        for _ in range(500):
+            await asyncio.sleep(0.01)
+            if path.exists():
+                break
+        assert path.read_bytes() == PAGE
+        assert caplog.text.count("cannot be renewed") == 1
+    finally:
+        await textfile.stop()
 
 
 def test_a_folder_that_is_missing_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture):

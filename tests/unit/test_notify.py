@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +17,7 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perphd.agent import offshoot
 from perphd.agent.config import parse
 from perphd.agent.config_notify import NotifyConfig
 from perphd.agent.incidents import conditions
@@ -214,6 +217,38 @@ async def test_a_command_gets_the_notice_on_standard_input(tmp_path: Path):
     await run_until(hooks, lambda: bool(out.exists() and out.read_text().endswith("\n")))
     (line,) = out.read_text().splitlines()
     assert json.loads(line)["decision"]["workload"] == "db"
+
+
+def runs(pid: str) -> bool:
+    """False for a process that has ended, even if nobody has asked for its status yet."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+async def test_a_command_is_started_beside_the_loop_and_dies_with_what_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    threads: list[threading.Thread] = []
+    start = offshoot.start
+
+    def started(*words: Any, **more: Any) -> int:
+        threads.append(threading.current_thread())
+        return start(*words, **more)
+
+    monkeypatch.setattr(offshoot, "start", started)
+    pid = tmp_path / "pid"
+    script = f"sleep 60 & echo $! >{pid}; wait"
+    with pytest.raises(TimeoutError):
+        await module._run(receiver(command=f"/bin/sh -c '{script}'", timeout_s=1.0), {})
+    assert threads
+    assert threading.main_thread() not in threads
+    for _ in range(500):
+        if not runs(pid.read_text().strip()):
+            break
+        await asyncio.sleep(0.01)
+    else:
+        pytest.fail("what the command started still runs")
 
 
 async def test_a_receiver_that_hangs_delays_no_other(tmp_path: Path):

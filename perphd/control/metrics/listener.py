@@ -8,6 +8,7 @@ import functools
 import hmac
 import logging
 import os
+import socket
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,8 @@ log = logging.getLogger("perphd")
 AGAIN_S: Final = 30.0
 """An address that cannot be had is tried again after so long."""
 MAX_CONNECTIONS: Final = 16
+MAX_HANDSHAKES: Final = 16
+"""TLS handshakes that may be under way; one more ends the oldest: who means to finish needs milliseconds."""
 MIN_TOKEN: Final = 16
 """Fewest characters of a token."""
 
@@ -54,6 +57,7 @@ class Listener:
         self._tls = _context(config) if config.tls_cert else None
         self._runner: web.AppRunner | None = None
         self._server: asyncio.Server | None = None
+        self._door: TlsDoor | None = None
         self._again: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -83,6 +87,9 @@ class Listener:
         if self._server is not None:
             self._server.close()
             self._server = None
+        if self._door is not None:
+            await self._door.close()
+            self._door = None
         if self._runner is not None:
             await self._runner.cleanup()
             self._runner = None
@@ -91,13 +98,10 @@ class Listener:
         address, port = parse_endpoint(self._config.listen)
         gate = functools.partial(Gate, self._runner, lambda _: MAX_CONNECTIONS)
         try:
-            self._server = await asyncio.get_running_loop().create_server(
-                gate,
-                address,
-                port,
-                ssl=self._tls,
-                ssl_handshake_timeout=self._limits.idle_s if self._tls else None,
-            )
+            if self._tls is None:
+                self._server = await asyncio.get_running_loop().create_server(gate, address, port)
+            else:
+                self._door = TlsDoor(gate, _listening(address, port), self._tls, self._limits.idle_s)
         except OSError as exc:
             log.error("metrics.listen: %s: %s; tried again every %g s", self._config.listen, exc, AGAIN_S)
             return False
@@ -126,6 +130,73 @@ class Listener:
 
     async def _healthy(self, _: web.Request) -> web.Response:
         return web.Response(text="perphd answers\n")
+
+
+class TlsDoor:
+    """Accepts connections and shakes hands with a limited number of them at once.
+
+    Args:
+        gate: makes the protocol of a connection that has shaken hands.
+        listening: a socket that listens; it is closed with this.
+        context: the certificate.
+        patience_s: time for a handshake.
+    """
+
+    def __init__(
+        self,
+        gate: Callable[[], asyncio.Protocol],
+        listening: socket.socket,
+        context: ssl.SSLContext,
+        patience_s: float,
+    ) -> None:
+        self._gate, self._listening = gate, listening
+        self._context, self._patience_s = context, patience_s
+        self._shaking: dict[asyncio.Task[None], None] = {}  # in the order in which they came
+        self._accepting = asyncio.create_task(self._accept())
+
+    async def close(self) -> None:
+        """Accept no more, and end the handshakes that are under way."""
+        tasks = [self._accepting, *self._shaking]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._listening.close()
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(self._listening)
+            except OSError as exc:  # no descriptor left, say
+                log.error("metrics.listen: a connection cannot be accepted: %s", exc.strerror)
+                await asyncio.sleep(1.0)
+                continue
+            if len(self._shaking) >= MAX_HANDSHAKES:
+                next(iter(self._shaking)).cancel()
+            task = asyncio.create_task(self._shake(connection))
+            self._shaking[task] = None
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._shaking.pop(task, None)
+
+    async def _shake(self, connection: socket.socket) -> None:
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                self._gate, connection, ssl=self._context, ssl_handshake_timeout=self._patience_s
+            )
+        except OSError:  # no TLS, another certificate, too late: theirs to see
+            connection.close()
+        except asyncio.CancelledError:
+            connection.close()
+            raise
+
+
+def _listening(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    found = socket.create_server((address, port), family=family)
+    found.setblocking(False)
+    return found
 
 
 def read_token(path: str) -> bytes:
