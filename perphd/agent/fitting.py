@@ -16,7 +16,7 @@ from perphd.domain.decision import TROUBLED
 from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
-from perphd.domain.sample import Sample
+from perphd.domain.sample import Quality, Sample
 from perphd.domain.workload import Kind
 from perphd.host.cgroup.group import descendants
 from perphd.host.cgroup.hierarchy import Hierarchies
@@ -114,7 +114,7 @@ class Fitting:
             allowed = 'shape = "core" or "elastic" in its table'
         elif not view.enforced:
             problem, allowed = f"{spec.name} is only observed", f"perphctl mode enforce {spec.name}"
-        elif view.sample is None:
+        elif view.sample is None or view.sample.has(Quality.GONE):
             problem, allowed = f"{spec.name} is not there", "a workload whose control group exists"
         elif spec.name in self._searches and self._searches[spec.name].fit.phase is not FitPhase.CONVERGED:
             problem, allowed = f"a search for {spec.name} is under way", f"perphctl memfit stop {spec.name}"

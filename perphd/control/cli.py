@@ -467,5 +467,7 @@ def _toml(value: object) -> str:
 
 def main() -> None:
     """The command perphctl."""
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # matrices of 50 rows: threads cost more than they save
+    os.environ.setdefault(
+        "OPENBLAS_NUM_THREADS", "1"
+    )  # matrices of 50 rows: threads cost more than they save
     cli(prog_name="perphctl")

@@ -44,11 +44,14 @@ def read_lines(path: str) -> list[str]:
 
 
 def write_new(path: str, text: str) -> None:
-    """Replace a file.
+    """Replace a file. Its folder must be there: one that is not is likelier misspelt.
 
     Raises:
         PerphError: it cannot be written; the old one is unchanged.
     """
     from perphd.agent.state_files import replace_text
 
-    replace_text(Path(path).absolute(), text)
+    target = Path(path).absolute()
+    if not target.parent.is_dir():
+        raise PerphError(f"{path}: cannot be written: there is no folder {target.parent}")
+    replace_text(target, text)

@@ -86,6 +86,12 @@ def run(out: Out, main: Path, *, yes: bool, dry_run: bool, force: bool) -> None:
         click.echo(
             "\nNothing was recognised for certain: nothing is written. The lines above are a beginning."
         )
+        if before is None or not (before.workloads or before.matches):
+            click.echo(
+                f"No workload is configured yet. Start what is to be managed and run perphctl init again, or name "
+                f"the control groups yourself in {target}: man perphd.conf has an example."
+            )
+            raise click.exceptions.Exit(1)
         return
     if dry_run:
         click.echo("\nNothing was written (--dry-run).")

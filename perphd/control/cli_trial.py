@@ -56,11 +56,17 @@ def start(
     """
     from perphd.control.render import duration
     from perphd.control.wire import decode
+    from perphd.trial.design import DEFAULT_BOUND_PCT, DesignRefused, Request
     from perphd.trial.record import TrialRecord
 
     body = {"hours": hours, "block_s": block_s, "washout_s": washout_s, "seed": seed}
     if bound_pct is not None:
         body["bound_pct"] = bound_pct
+    try:
+        Request(hours, block_s, washout_s, DEFAULT_BOUND_PCT if bound_pct is None else bound_pct, seed)
+    except DesignRefused as exc:
+        option = "--" + exc.key.removesuffix("_s").removesuffix("_pct")
+        raise click.UsageError(f"{option}: {exc}; allowed: {exc.allowed}") from exc
     answer = out.client.send("POST", "trial", body)
     plan = decode(TrialRecord, answer["record"], "record").plan
     sentences = [

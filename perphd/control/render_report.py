@@ -17,6 +17,8 @@ from perphd.report.summary import LraSummary, Report
 from perphd.sizing.rows import SizeRow, saved
 
 _CLEAR_PCT: Final = 1.0
+LITTLE_H: Final = 24.0
+"""Fewer hours do not hold a day's load and batch."""
 
 
 def verdict(report: Report) -> str:
@@ -42,6 +44,12 @@ def facts(report: Report) -> tuple[str, ...]:
     """What the figures are made of."""
     length = duration(report.until_s - report.since_s)
     lines = [f"{length} of samples, {_time(report.since_s)} to {_time(report.until_s)}."]
+    known_h = max((lra.observed.hours for lra in report.lras if lra.observed is not None), default=0.0)
+    if report.is_predicted and known_h < LITTLE_H:
+        lines.append(
+            f"This is little: the predictions rest on {duration(3600.0 * known_h)} that could be judged, and hold for "
+            "that time alone. A day or more holds the load and the batch that come every day."
+        )
     if report.is_predicted:
         lines.append(
             f"Predictions for observed time have bands that held in {100 * BAND:.0f} % of simulated weeks and more; "

@@ -15,7 +15,7 @@ from perphd.domain.decision import Action, Cause, Decision, Health, Verdict
 from perphd.domain.errors import ConfigError
 from perphd.domain.policy import HostView, Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import Unavailable
-from perphd.domain.sample import Sample
+from perphd.domain.sample import Quality, Sample
 from perphd.domain.topology import Core, L3Domain, NumaNode, Topology
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.cgroup import discover
@@ -208,9 +208,12 @@ def test_a_pause_begins_the_search_again(tmp_path: Path) -> None:
 def test_who_may_not_be_searched(tmp_path: Path) -> None:
     job = Job(tmp_path)
     view = job.view()
+    assert view.sample is not None
+    gone = replace(view.sample, quality=frozenset({Quality.GONE}))
     for refused, word in (
         (replace(view, enforced=False), "mode enforce"),
         (replace(view, sample=None), "control group exists"),
+        (replace(view, sample=gone), "control group exists"),
         (replace(view, spec=WorkloadSpec("db", Kind.LRA, "/db")), "shape"),
     ):
         with pytest.raises(ConfigError) as caught:

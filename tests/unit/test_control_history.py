@@ -100,6 +100,23 @@ def test_refusals(tmp_path: Path, words: tuple[str, ...], code: int, says: str) 
     assert "Traceback" not in result.output
 
 
+def test_a_damaged_line_is_named_without_a_parser_s_words(history: str, tmp_path: Path) -> None:
+    export = tmp_path / "one.jsonl"
+    ok(run("history", "export", str(export), "--file", history))
+    export.write_text(export.read_text().replace('"', "", 1))
+    refused = run("history", "import", str(export), "--file", history)
+    assert refused.exit_code == 1
+    assert f"{export}: line 1 does not belong to a job history; give a file that" in refused.output
+    assert "char" not in refused.output
+
+
+def test_an_export_makes_no_folders(history: str, tmp_path: Path) -> None:
+    refused = run("history", "export", str(tmp_path / "no" / "one.jsonl"), "--file", history)
+    assert refused.exit_code == 1
+    assert f"there is no folder {tmp_path / 'no'}" in refused.output
+    assert not (tmp_path / "no").exists()
+
+
 def test_without_a_file_the_state_directory_has_the_history(tmp_path: Path) -> None:
     with serving(tmp_path) as server:
         socket = str(server.socket)

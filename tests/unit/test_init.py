@@ -332,6 +332,16 @@ def test_a_password_is_never_in_a_file_that_others_may_read(host: Path, monkeypa
     assert modes == {"mariadb.password": 0o600, "perphd.toml": 0o640}
 
 
+def test_a_host_on_which_nothing_is_recognised_is_told_what_to_do(
+    host: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cli_init, "look", lambda _: (HostFacts(2, ()), Hierarchies(Layout.NONE, None, {})))
+    code, text = ran("--yes", "--config", str(host / "perphd.toml"))
+    assert code == 1
+    assert "run perphctl init again" in text
+    assert list(host.iterdir()) == []
+
+
 def test_a_package_s_own_file_is_left_alone(host: Path):
     main = host / "perphd.toml"
     main.write_text("# as shipped\n")

@@ -6,6 +6,7 @@ import json
 import random
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 
 from perphd.control.cli import cli
 from perphd.control.histories import histories
-from perphd.control.render_report import html, size_tables, verdict
+from perphd.control.render_report import facts, html, size_tables, verdict
 from perphd.control.reservations import Place
 from perphd.control.table import plain
 from perphd.domain.allocation import Allocation, CpuGrant
@@ -102,6 +103,16 @@ def test_in_observe_it_says_what_was_and_what_would_have_been(tmp_path: Path) ->
     # Batch runs throughout: from the first missed window on it would have given way.
     assert report.batch.touched_pct == pytest.approx(100 * 400 / 600, abs=4.0)
     assert report.batch.predicted_pct == predicted_batch_kept(report.batch.touched_pct)
+
+
+def test_predictions_from_little_time_say_so(tmp_path: Path) -> None:
+    store = store_of(tmp_path / "s.db", Mode.OBSERVE, lambda s: 5.0)
+    report = summarise(read_history(store, 1e6))
+    assert any("This is little: the predictions rest on" in line for line in facts(report))
+    (db,) = report.lras
+    assert db.observed is not None
+    whole = replace(report, lras=(replace(db, observed=replace(db.observed, windows=24 * 3600)),))
+    assert not any("This is little" in line for line in facts(whole))
 
 
 def test_in_enforce_it_says_what_happened_and_predicts_nothing(tmp_path: Path) -> None:

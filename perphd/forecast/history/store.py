@@ -175,11 +175,17 @@ class JobHistory:
     def merge(self, lines: Iterable[str], source: str) -> int:
         """Take in another node's export, all or nothing; the number of rows, 0 if it was taken in before."""
         found = list(lines)
+        number, rows = 1, []
         try:
             head = json.loads(found[0])
-            rows = [_read(line) for line in found[1:]]
+            for line in found[1:]:
+                number += 1
+                rows.append(_read(line))
         except (IndexError, ValueError, KeyError, TypeError, struct.error) as exc:
-            raise HistoryRefused(f"{source}: not a job history: {exc}") from exc
+            problem = f"line {number} does not belong to a job history" if found else "it is empty"
+            raise HistoryRefused(
+                f"{source}: {problem}; give a file that perphctl history export wrote"
+            ) from exc
         if (
             not isinstance(head, dict)
             or head.get("format") != FORMAT
