@@ -18,6 +18,7 @@ from perphd.admission.settings import PolicySettings
 from perphd.agent.config_forecast import ForecastConfig
 from perphd.agent.config_host import check_against_host
 from perphd.agent.config_metrics import MetricsConfig, check_metrics
+from perphd.agent.config_mistakes import mistakes
 from perphd.agent.config_model import ModelConfig
 from perphd.agent.config_network import NetworkConfig
 from perphd.agent.config_notify import TABLE as NOTIFY
@@ -304,6 +305,31 @@ def load(path: str | Path = DEFAULT_PATH, *, runtime: bool = True) -> Config:
     return _with_runtime(config) if runtime else config
 
 
+def refusals(path: str | Path) -> tuple[ConfigError, ...]:
+    """Everything that ``load`` would refuse, as far as single mistakes can be told apart; empty: nothing."""
+    main = Path(path)
+    try:
+        files = [main, *drop_ins(main)]
+        raws = [(file, read_toml(file)) for file in files]
+    except ConfigError as exc:
+        return (exc,)
+    found: list[ConfigError] = []
+    for file, raw in raws:
+
+        def read(raw: dict[str, Any], source: str = str(file)) -> None:
+            part = _part(raw, source)
+            if len(files) == 1:  # else others may complete it
+                _assemble([part])
+
+        found += mistakes(raw, read)
+    if not found:
+        try:
+            load(path)
+        except ConfigError as exc:
+            found.append(exc)
+    return tuple(found)
+
+
 def drop_ins(main: Path) -> list[Path]:
     """The files in ``conf.d`` beside the main file, in the order in which they are read.
 
@@ -338,7 +364,10 @@ class _Part:
 
 
 def _parse_part(text: str, source: str) -> _Part:
-    raw = _toml(text, source)
+    return _part(_toml(text, source), source)
+
+
+def _part(raw: dict[str, Any], source: str) -> _Part:
     known = [*TABLES, NOTIFY, *(kind.value for kind in Kind)]
     for name in raw:
         if name not in known:

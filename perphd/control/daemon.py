@@ -10,12 +10,12 @@ from typing import NoReturn
 import click
 
 from perphd import __version__
-from perphd.agent.config import DEFAULT_PATH, load
+from perphd.agent.config import DEFAULT_PATH, load, refusals
 from perphd.agent.config_restore import for_restore
 from perphd.control.cli_profile import profile
 from perphd.control.cli_sim import sim
 from perphd.control.journal_log import start_logging
-from perphd.domain.errors import PerphError
+from perphd.domain.errors import ConfigError, PerphError
 from perphd.domain.utf8 import print_any
 
 EXIT_FAILED = 1
@@ -116,6 +116,10 @@ def check(path: str) -> None:
         loaded = load(path)
         for warning in remarks(loaded):
             click.echo(f"warning: {warning}", err=True)
+    except ConfigError as exc:
+        for refused in refusals(path) or (exc,):
+            click.echo(f"perphd: {refused}", err=True)
+        raise SystemExit(EXIT_FAILED) from exc
     except PerphError as exc:
         _refuse(exc)
     noun = "workload" if loaded.count == 1 else "workloads"

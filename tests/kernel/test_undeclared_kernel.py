@@ -247,7 +247,7 @@ async def test_an_unreachable_target_costs_few_writes_and_never_narrows_the_serv
     assert judged >= LEARN
     # Where others leave batch next to nothing, taking it would not help: nothing is written.
     assert bool(rows) == bool(acts)
-    assert acts or gives < ticks // 2, decision
+    assert acts or gives < ticks // 2, (gives, ticks)
     if not rows:
         return
     began_s = float(str(rows[0][0]))

@@ -247,13 +247,13 @@ async def test_the_textfile_is_whole_readable_and_goes_at_the_end(tmp_path: Path
 async def test_a_page_that_cannot_be_made_is_told_and_tried_again(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
-    path, pages = tmp_path / "perphd.prom", iter([ValueError, KeyError, PAGE])
+    path = tmp_path / "perphd.prom"
+    failures: list[Exception] = [KeyError("no such series"), ValueError("no such series")]
 
     def page() -> bytes:
-        found = next(pages, PAGE)
-        if isinstance(found, bytes):
-            return found
-        raise found("no such series")
+        if failures:
+            raise failures.pop()
+        return PAGE
 
     textfile = Textfile(str(path), 0.01, page)
     await textfile.start()

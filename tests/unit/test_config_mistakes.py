@@ -1,0 +1,84 @@
+"""``perphd config check`` names every mistake of a file, and nothing that only follows from one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from perphd.agent.config import refusals
+from perphd.control.daemon import main
+
+THREE = """
+[daemon]
+period_s = "fast"
+modee = "observe"
+
+[[lra]]
+name = "db"
+cgroup = "/db"
+max_latency_ms = 5
+[lra.sli]
+source = "mysq"
+
+[[lra]]
+cgroup = "/other"
+touch = "some"
+
+[[batch]]
+name = "pi"
+cgroup = "relative"
+
+[[notify]]
+name = "r"
+"""
+
+
+def test_every_mistake_is_named_once_with_what_is_allowed(tmp_path: Path) -> None:
+    path = tmp_path / "perphd.toml"
+    path.write_text(THREE)
+    found = {refused.key: str(refused) for refused in refusals(path)}
+    assert set(found) == {
+        "daemon.period_s",
+        "daemon.modee",
+        "lra[0].sli.source",
+        "lra[1].name",
+        "lra[1].touch",
+        "batch[0].cgroup",
+        "notify[0]",
+    }
+    assert "did you mean 'mode'" in found["daemon.modee"]
+    assert "'fast'" in found["daemon.period_s"]
+    assert "0.1 to 60" in found["daemon.period_s"]
+    shown = CliRunner().invoke(main, ["config", "check", str(path)])
+    assert shown.exit_code == 1
+    assert len(shown.output.splitlines()) == len(found)
+    assert all(text in shown.output for text in found.values())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[daemon]\n", '[[batch]]\nname = "pi"\ncgroup = "/pi"\n'], ids=["empty", "table", "batch"]
+)
+def test_a_file_without_mistakes_has_none(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "perphd.toml"
+    path.write_text(text)
+    assert refusals(path) == ()
+
+
+def test_mistakes_of_drop_ins_are_named_with_their_file(tmp_path: Path) -> None:
+    path, folder = tmp_path / "perphd.toml", tmp_path / "conf.d"
+    folder.mkdir()
+    path.write_text("[daemon]\nperiod_s = 0\n")
+    (folder / "10.toml").write_text("[store]\nenabled = 3\n")
+    assert [refused.source for refused in refusals(path)] == [str(path), str(folder / "10.toml")]
+    path.write_text('[metrics]\nlisten = "0.0.0.0:1"\n')
+    (folder / "10.toml").write_text('[metrics]\ntls_cert = "/c"\ntls_key = "/k"\nbearer_token_file = "/t"\n')
+    assert refusals(path) == (), "files complete each other"
+
+
+def test_what_is_no_toml_or_no_table_is_one_mistake(tmp_path: Path) -> None:
+    path = tmp_path / "perphd.toml"
+    for text in ("[daemon", "lra = 3\n", "daemon = 3\n", "[[lra]]\n", "lra = [3]\n"):
+        path.write_text(text)
+        assert len(refusals(path)) == 1, text
