@@ -209,7 +209,7 @@ def test_who_may_not_be_searched(tmp_path: Path) -> None:
     job = Job(tmp_path)
     view = job.view()
     assert view.sample is not None
-    gone = replace(view.sample, quality=frozenset({Quality.GONE}))
+    gone = replace(view.sample, quality=(Quality.GONE,))
     for refused, word in (
         (replace(view, enforced=False), "mode enforce"),
         (replace(view, sample=None), "control group exists"),
