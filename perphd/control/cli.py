@@ -34,7 +34,6 @@ from perphd.domain.utf8 import print_any
 
 if TYPE_CHECKING:
     from perphd.agent.config_restore import RestorePlace
-    from perphd.control.table import Part
     from perphd.host.fs import RealFs
 
 DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
@@ -107,14 +106,19 @@ def status(out: Out, verbose: bool) -> None:
     type=Number(0.1, 60),
     default=1.0,
     show_default=True,
-    help="Seconds.",
+    help="Seconds between two looks.",
 )
-@click.option("-n", "--count", type=click.IntRange(1), help="Stop after so many updates.")
-def top(out: Out, interval_s: float, count: int | None) -> None:
-    """Show the status, again and again."""
+@click.option("-n", "--count", type=click.IntRange(1), help="Print the status this many times, then end.")
+@click.option("--plain", is_flag=True, help="Print the status again and again, as text.")
+def top(out: Out, interval_s: float, count: int | None, plain: bool) -> None:
+    """Watch the host and its workloads, interactively.
+
+    Who uses the host and has which core, every LRA against its target over up to a week, batch, changes, events, and
+    the stored past. ? lists the keys. Piped or with --json it prints the status again and again.
+    """
     from perphd.control.top import run
 
-    run(out, interval_s, count)
+    run(out, interval_s, count, plain)
 
 
 @command(cli)
@@ -223,11 +227,7 @@ def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose:
     For an LRA: the last decision that changed something (what was seen, what followed, what was done), then the
     latest. For batch: what is set on it, and the decisions that set it.
     """
-    from perphd.control.explain import batch_parts, explain_parts, parse_at, summary_parts
-    from perphd.control.table import text
-    from perphd.control.wire import decode
-    from perphd.domain.decision import Aftermath, Decision
-    from perphd.domain.status import WorkloadStatus
+    from perphd.control.explain import answer_parts, parse_at
 
     moment = None
     if at is not None:
@@ -236,22 +236,7 @@ def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose:
         except ParseError as exc:
             raise click.UsageError(f"--at: {exc}") from exc
     data = out.client.get("explain", workload=workload, at=moment, limit=limit or REMEMBERED)
-    decisions = decode(tuple[Decision, ...], data["decisions"], "decisions")
-    after = decode(tuple[Aftermath, ...], data.get("aftermath", []), "aftermath")
-    offset_s = data["clock"]["unix_s"] - data["clock"]["monotonic_s"]
-
-    def parts() -> list[Part]:
-        status = decode(WorkloadStatus, data["workload"], "workload")
-        if data["kind"] == "batch":
-            return batch_parts(status, decisions[: limit or 1], offset_s)
-        listed = explain_parts if limit is not None else summary_parts
-        nothing = text(
-            f"No decision about {workload} is remembered" + (" from before then." if at else " yet.")
-        )
-        now = [text(f"Its last sample says: {status.condition}.")] if status.condition and at is None else []
-        return [*now, *(listed(decisions, offset_s, verbose=verbose, after=after) or [nothing])]
-
-    out.show(data, parts)
+    out.show(data, lambda: answer_parts(data, workload, limit=limit, at=at or "", verbose=verbose))
 
 
 @command(cli)

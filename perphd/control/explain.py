@@ -5,11 +5,13 @@ from __future__ import annotations
 import datetime
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from perphd.control.render import HEALTH_STYLE, NONE, duration, number, settings_text
 from perphd.control.render_host import group_name
 from perphd.control.table import Cell, Part, Styled, table, text
+from perphd.control.wire import decode
 from perphd.domain.decision import Action, Aftermath, Cause, Decision, Evidence, Health, Prediction
 from perphd.domain.errors import ParseError
 from perphd.domain.reading import Reading, Unavailable, available
@@ -76,6 +78,25 @@ def parse_at(content: str, now: datetime.datetime) -> float:
         return datetime.datetime.fromisoformat(content).timestamp()
     except ValueError as exc:
         raise ParseError("a time", content, _TIME_ALLOWED) from exc
+
+
+def answer_parts(
+    data: Mapping[str, Any], workload: str, *, limit: int | None = None, at: str = "", verbose: bool = False
+) -> list[Part]:
+    """The daemon's answer to explain. ``limit``: list so many decisions; None: the change that counts, and the latest.
+
+    ``at``: the moment that was asked for; empty: now.
+    """
+    decisions = decode(tuple[Decision, ...], data["decisions"], "decisions")
+    after = decode(tuple[Aftermath, ...], data.get("aftermath", []), "aftermath")
+    offset_s = data["clock"]["unix_s"] - data["clock"]["monotonic_s"]
+    status = decode(WorkloadStatus, data["workload"], "workload")
+    if data["kind"] == "batch":
+        return batch_parts(status, decisions[: limit or 1], offset_s)
+    listed = explain_parts if limit is not None else summary_parts
+    nothing = text(f"No decision about {workload} is remembered" + (" from before then." if at else " yet."))
+    now = [text(f"Its last sample says: {status.condition}.")] if status.condition and not at else []
+    return [*now, *(listed(decisions, offset_s, verbose=verbose, after=after) or [nothing])]
 
 
 def explain_parts(

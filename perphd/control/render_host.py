@@ -42,7 +42,7 @@ def group_name(group: str) -> str:
 
 
 def _two(cores: float) -> str:
-    return f"{cores:.2g}" if cores >= 0.005 else "0"
+    return f"{round(cores, 2):.2g}" if cores >= 0.005 else "0"
 
 
 def _names(account: HostAccount) -> str:

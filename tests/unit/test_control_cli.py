@@ -27,8 +27,6 @@ from perphd.control.render import NONE, duration, limitations, number, settings_
 from perphd.control.render_model import BAR, bar
 from perphd.control.render_status import status_parts
 from perphd.control.table import Styled, plain, table, text
-from perphd.control.top import spark
-from perphd.control.view import score
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.decision import Action, Outcome
 from perphd.domain.errors import Denied, ParseError, PerphError
@@ -479,13 +477,6 @@ def test_plain_tables_cut_nothing_and_show_control_characters():
     assert "\x1b" not in shown
     assert len(lines[3]) == len(lines[2]) - 2  # two wide characters
     assert lines[-1] == "a\\tb"
-
-
-def test_sparks(served: Served):
-    assert spark((None, 0.0, 1.25, 9.0, -1.0)) == " ▁██▁"
-    by_name = {item.spec.name: item for item in served.agent.status().workloads}
-    assert score(by_name["db"]) == pytest.approx(812.4 / 1206.0)
-    assert score(by_name["cache"]) is None
 
 
 # --- admission -------------------------------------------------------------------------------------------------
