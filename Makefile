@@ -146,7 +146,7 @@ lock: $(VENV)/.stamp-dev ## pin requirements/*.txt anew (LOCK_ARGS=--upgrade for
 	$(COMPILE) -o requirements/bootstrap.txt requirements/bootstrap.in
 	$(COMPILE) -o requirements/runtime.txt pyproject.toml requirements/older-python.in
 	$(COMPILE) --all-extras -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml requirements/older-python.in
-	$(COMPILE) --extra systemd --extra network -c requirements/dev.txt \
+	$(COMPILE) --extra systemd --extra network --extra top -c requirements/dev.txt \
 		-o packaging/debian/requirements.txt pyproject.toml requirements/older-python.in
 
 clean: ## remove what was built, measured and installed here

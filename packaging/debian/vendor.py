@@ -24,7 +24,7 @@ UNUSED = (
 )
 # Packages that others name as theirs for what nobody does here: rendering Markdown, and time zones where the system
 # has none.
-UNUSED_PACKAGES = ("markdown_it", "mdurl", "tzdata")
+UNUSED_PACKAGES = ("linkify_it", "markdown_it", "mdit_py_plugins", "mdurl", "tzdata")
 UNUSED_NAMES = ("_*_tests.*.so", "*.a", "*.c", "*.h", "*.pxd", "*.pyi", "*.pyx", "__pycache__")
 # Of the highlighters of five hundred languages none is asked for; rich looks at the table of them.
 PYGMENTS_KEPT = ("__init__.py", "_mapping.py", "python.py", "special.py")

@@ -11,7 +11,7 @@ from perphd.domain.extras import PACKAGED, how_to_get
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("extra", ["worker", "lab", "export"])
+@pytest.mark.parametrize("extra", ["worker", "lab", "export", "top"])
 def test_advice_about_extras_can_be_followed(extra: str) -> None:
     command = f"pip install 'perphd[{extra}]'"
     assert how_to_get(extra) == command

@@ -29,7 +29,10 @@ def test_nothing_from_outside_leaves_all_inside() -> None:
 
 def test_what_only_a_library_from_outside_needs_stays_outside_with_it() -> None:
     everything = names(REQUIREMENTS)
-    assert everything - names(kept(REQUIREMENTS, {"rich"})) == {"rich", "pygments", "markdown-it-py", "mdurl"}
+    assert everything - names(kept(REQUIREMENTS, {"rich", "textual"})) == {
+        *("rich", "pygments", "markdown-it-py", "mdurl"),
+        *("textual", "linkify-it-py", "mdit-py-plugins", "platformdirs"),
+    }
     left = names(kept(REQUIREMENTS, {"pg8000"}))
     assert {"scramp", "asn1crypto", "python-dateutil", "tzdata"} & left == set()
     # aiohttp stays, and so does what it shares with nobody.
