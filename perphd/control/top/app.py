@@ -228,6 +228,7 @@ class Top(App[None]):
         """A longer or shorter history."""
         names = list(SPANS)
         self.state.span = names[max(0, min(len(names) - 1, names.index(self.state.span) + by))]
+        self.picture.draw()
         self._refetch()
 
     def action_filter(self) -> None:
