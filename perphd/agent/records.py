@@ -19,6 +19,8 @@ from perphd.monitor.store import Store
 
 KEPT_DECISIONS = 256
 """Decisions kept in memory per LRA, for explanations."""
+KEPT_MOVES = 64
+"""Decisions that changed something are kept longer: an LRA at the edge of its target fills the others in minutes."""
 REPEAT_S = 60.0
 """An unchanged decision is written to the store again after so long."""
 HOST_S = 10.0
@@ -59,6 +61,7 @@ class Records:
     def __init__(self, store: Store | None, wall_clock: Callable[[], float]) -> None:
         self._store, self._wall_clock = store, wall_clock
         self._decisions: dict[str, deque[Decision]] = {}
+        self._moves: dict[str, deque[Decision]] = {}
         self._last: dict[str, _Last] = {}
         self._outcomes: dict[str, Outcome] = {}
         self._came: deque[Outcome] = deque(maxlen=KEPT_DECISIONS)
@@ -100,6 +103,9 @@ class Records:
                 self._last[decision.workload] = replace(last, decision=decision)
                 return
         else:
+            if len(recent) == KEPT_DECISIONS and recent[0].action is not Action.HOLD:
+                moves = self._moves.setdefault(decision.workload, deque(maxlen=KEPT_MOVES))
+                moves.append(recent[0])
             recent.append(decision)
             self._announce_decision(decision)
         self._last[decision.workload] = _Last(decision, decision.at_s)
@@ -199,8 +205,8 @@ class Records:
 
     def decisions(self, workload: str, at_s: float | None, limit: int) -> tuple[Decision, ...]:
         """Newest first, none made after ``at_s``."""
-        recent = reversed(self._decisions.get(workload, ()))
-        found = [d for d in recent if at_s is None or d.at_s <= at_s]
+        recent = (*self._moves.get(workload, ()), *self._decisions.get(workload, ()))
+        found = [d for d in reversed(recent) if at_s is None or d.at_s <= at_s]
         return tuple(found[:limit])
 
     def decisions_about_batch(self, batch: str, at_s: float | None, limit: int) -> tuple[Decision, ...]:
@@ -237,7 +243,7 @@ class Records:
 
     def forget(self, workload: str) -> None:
         """Drop what is remembered of a workload that was taken off the list (the store keeps it)."""
-        for kept in (self._decisions, self._last, self._outcomes, self._observed, self._would):
+        for kept in (self._decisions, self._moves, self._last, self._outcomes, self._observed, self._would):
             kept.pop(workload, None)
 
     def _announce_decision(self, decision: Decision) -> None:

@@ -222,7 +222,7 @@ def _amount(value: Reading, unit: str) -> str:
 
 def _numbers(decision: Decision) -> list[Part]:
     lines: list[Cell] = [
-        f"  policy {decision.policy}, decided at monotonic {decision.at_s:.3f} s",
+        f"  policy {decision.policy}",
         f"  target: work {_or_reason(decision.target_work)}, delay {_or_reason(decision.target_delay)}",
     ]
     parts: list[Part] = [text(*lines)]

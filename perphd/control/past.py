@@ -132,8 +132,8 @@ def _masks(written: Sequence[Written]) -> dict[str, tuple[tuple[int, int], ...]]
 
 
 def _l3_masks(text: str) -> tuple[tuple[int, int], ...]:
-    for line in text.splitlines():
-        name, _, domains = line.strip().partition(":")
+    for line in text.split():
+        name, _, domains = line.partition(":")
         if name in ("L3", "L3DATA"):
             pairs = (part.partition("=") for part in domains.split(";"))
             try:

@@ -245,10 +245,12 @@ def test_masks_are_of_the_group_that_a_workload_is_in(served: Served) -> None:
         made("pi", "llc_masks", f"{group}/tasks", "/batch/pi"),
     )
     gone = made("pi", "llc_masks", group, "")
+    in_one_line = (replace(writes[0], text="L3:0=00f;1=0ff MB:0=100"), writes[1])
 
     def masks(*written: Any) -> Any:
         found = past_status(status, replace(moment, written=written))
         return {item.spec.name: item.in_force.llc_masks for item in found.workloads}
 
     assert masks(*writes) == {"db": KEEP, "cache": KEEP, "pi": ((0, 0x00F), (1, 0x0FF))}
+    assert masks(*in_one_line) == masks(*writes)
     assert masks(*writes, gone) == {"db": KEEP, "cache": KEEP, "pi": KEEP}

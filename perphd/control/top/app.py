@@ -38,7 +38,8 @@ JUST_AFTER_S: Final = 0.01
 """A change is shown as it was done: so long after it."""
 _STYLES: Final = """
 Screen { layout: vertical; background: ansi_default; color: ansi_default; }
-Lines { height: auto; }
+Lines { height: auto; text-wrap: nowrap; text-overflow: ellipsis; }
+#why, #needs { text-wrap: wrap; }
 #title { height: 1; }
 Rows { height: auto; max-height: 12; background: ansi_default; scrollbar-size: 0 1; overflow-x: hidden; }
 Rows > .datatable--header { background: ansi_default; text-style: bold dim; }
@@ -228,6 +229,7 @@ class Top(App[None]):
         """A longer or shorter history."""
         names = list(SPANS)
         self.state.span = names[max(0, min(len(names) - 1, names.index(self.state.span) + by))]
+        self.state.history = None  # it is of another length
         self.picture.draw()
         self._refetch()
 

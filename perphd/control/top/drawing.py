@@ -111,8 +111,8 @@ def graph(scores: Sequence[float | None], height: int) -> list[Line]:
                 line.append(("█", GOOD if above else BAD))
             elif above:
                 line.append((BARS[filled - 1], GOOD))
-            else:  # a bar that hangs: the rest of the cell is drawn, reversed
-                line.append((BARS[len(BARS) - filled - 1], f"{BAD} reverse"))
+            else:
+                line.append((_hanging(filled), BAD))
         rows.append(_joined(line))
     return rows
 
@@ -132,6 +132,11 @@ def resampled(values: Sequence[float | None], width: int) -> tuple[float | None,
         ]
         found.append(min(part) if part else None)
     return tuple(found)
+
+
+def _hanging(filled: int) -> str:
+    """The glyph of a bar that hangs from the top of its cell: there are but three."""
+    return "▔" if filled <= len(BARS) // 4 else "▀" if filled <= len(BARS) * 3 // 4 else "█"
 
 
 def _base(above: bool, away: int, score: float | None) -> str:
