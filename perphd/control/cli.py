@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from perphd.host.fs import RealFs
 
 DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
-REMEMBERED = 256
-"""Decisions that the daemon remembers of each LRA, at most."""
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]}, epilog=EXIT_CODES)
@@ -227,7 +225,7 @@ def explain(out: Out, workload: str, at: str | None, limit: int | None, verbose:
     For an LRA: the last decision that changed something (what was seen, what followed, what was done), then the
     latest. For batch: what is set on it, and the decisions that set it.
     """
-    from perphd.control.explain import answer_parts, parse_at
+    from perphd.control.explain import REMEMBERED, answer_parts, parse_at
 
     moment = None
     if at is not None:

@@ -6,7 +6,7 @@ import datetime
 import math
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from perphd.control.render import HEALTH_STYLE, NONE, duration, number, settings_text
 from perphd.control.render_host import group_name
@@ -19,6 +19,8 @@ from perphd.domain.status import WorkloadStatus
 from perphd.domain.units import SECONDS_PER_UNIT, format_bytes
 from perphd.domain.workload import Mode
 
+REMEMBERED: Final = 320
+"""Decisions that the daemon remembers of each LRA, at most."""
 _AGO = re.compile(r"-?([0-9]{1,7}(?:\.[0-9]{1,3})?)(s|m|min|h|d)?(?: ago)?")
 _TIME_ALLOWED = (
     "a time of day (14:03 or 14:03:22), a date and time (2025-11-21T14:03), or a time ago (90s, 5m, 2h)"

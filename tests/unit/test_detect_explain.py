@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from perphd.admission.perph import PerphMemory
-from perphd.agent.records import Records
+from perphd.agent.records import KEPT_DECISIONS, Records
 from perphd.control.explain import batch_parts, explain_parts, summary_parts
 from perphd.control.table import plain
 from perphd.control.wire import decode, encode
@@ -34,6 +34,20 @@ def test_what_followed_is_found_again() -> None:
     assert (found.result, found.outcome) == ("written", outcome)
     assert records.aftermath(second) == Aftermath(20.0)
     assert decode(Aftermath, encode(found), "aftermath") == found
+
+
+def test_a_change_is_remembered_however_often_nothing_was_done_since() -> None:
+    records = Records(None, lambda: 0.0)
+    records.decision(replace(decision(1.0), mode=Mode.ENFORCE))
+    for n in range(2000):
+        records.decision(replace(decision(10.0 + n, Action.HOLD), reason=f"watching {n}"))
+    found = records.decisions("db", None, 1000)
+    assert [made.at_s for made in found if made.action is Action.GROW] == [1.0]
+    assert len(found) == KEPT_DECISIONS + 1 <= REMEMBERED
+    assert records.decisions("db", 5.0, 10) == found[-1:]
+    assert "protected it more" in plain(summary_parts(found, 0.0))
+    records.forget("db")
+    assert records.decisions("db", None, 10) == ()
 
 
 def test_what_is_only_observed_is_logged_when_it_changes(caplog: pytest.LogCaptureFixture) -> None:

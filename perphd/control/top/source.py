@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from perphd.control.client import Client
-from perphd.control.explain import answer_parts, explain_parts
+from perphd.control.explain import REMEMBERED, answer_parts, explain_parts
 from perphd.control.table import Part, text
 from perphd.control.view import View, view_of
 from perphd.control.wire import decode
@@ -20,7 +20,6 @@ from perphd.domain.topology import Topology
 
 TOPOLOGY_S: Final = 60.0
 """The processors are asked for again after so long: CPUs come and go."""
-REMEMBERED: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
