@@ -9,7 +9,7 @@ import pytest
 
 from perphd.admission.perph import PerphMemory
 from perphd.agent.records import KEPT_DECISIONS, Records
-from perphd.control.explain import batch_parts, explain_parts, summary_parts
+from perphd.control.explain import REMEMBERED, batch_parts, explain_parts, summary_parts
 from perphd.control.table import plain
 from perphd.control.wire import decode, encode
 from perphd.domain.allocation import IDLE, UNTOUCHED, Settings

@@ -43,7 +43,7 @@ class Picture:
         """Everything, as far as it has changed."""
         self.title()
         frame = self._state.frame
-        if frame is None:
+        if frame is None or not self._is_there:
             return
         view, (width, height) = frame.view, self._app.size
         is_tall = height >= TALL
@@ -87,6 +87,8 @@ class Picture:
     def chosen(self, rows: Sequence[LraView] | None = None) -> None:
         """The reasons of the LRA under the cursor, and its graph where there is room."""
         state = self._state
+        if not self._is_there:
+            return
         if rows is None:
             rows = () if state.frame is None else ordered(state.frame.view, state.order, state.wanted)[0]
         name = self._app.query_one("#lras", Rows).chosen
@@ -97,9 +99,16 @@ class Picture:
 
     def events(self) -> None:
         """As many of the last events as there is room for."""
+        if not self._is_there:
+            return
         room = max(1, self._app.query_one("#events", Lines).size.height)
         lines = [Styled(str(line), "dim") for line in self._state.events()[: room - 1]]
         self._put("events", lines_of([Styled("events", "bold dim"), *lines] if lines else ()))
+
+    @property
+    def _is_there(self) -> bool:
+        """False before the screen is made, and when the program ends."""
+        return bool(self._app.screen_stack) and bool(self._app.screen_stack[0].query("#batch"))
 
     def _lras(self, rows: Sequence[LraView]) -> None:
         columns, history = lra_columns(rows, self._app.size.width), self._state.history
