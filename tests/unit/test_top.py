@@ -144,7 +144,16 @@ async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
         if holds():
             return
         await asyncio.sleep(0.05)
-    raise AssertionError("it has not happened within ten seconds")
+    said = [shown(pilot.app, name) for name in ("title", "message")]  # type: ignore[arg-type]
+    raise AssertionError(f"it has not happened within ten seconds: {said}, {pilot.app.screen}")
+
+
+async def ask(app: Top, pilot: Pilot[None], key: str, answer: str) -> None:
+    """A key that asks, and its answer once the question is there."""
+    await pilot.press(key)
+    await until(pilot, lambda: isinstance(app.screen, Question))
+    await pilot.press(answer)
+    await until(pilot, lambda: not isinstance(app.screen, Question))
 
 
 def shown(app: Top, name: str) -> str:
@@ -218,7 +227,7 @@ async def test_pause_asks_first(served: Served, monkeypatch: pytest.MonkeyPatch)
         assert "Pause perphd?" in front(app)
         await pilot.press("n")
         assert served.agent.calls.count(("pause", None, None, "perphctl top")) == 0
-        await pilot.press("p", "y")
+        await ask(app, pilot, "p", "y")
         await until(pilot, lambda: ("pause", None, None, "perphctl top") in served.agent.calls)
         await until(pilot, lambda: "all workloads: paused until perphctl resume" in shown(app, "needs"))
         await pilot.press("p")
@@ -238,7 +247,7 @@ async def test_pause_of_the_chosen_workload(served: Served) -> None:
 async def test_who_may_only_read_is_told_so(served: Served) -> None:
     served.peer = READER
     async with screen(served, (160, 45)) as (app, pilot):
-        await pilot.press("p", "y")
+        await ask(app, pilot, "p", "y")
         await until(pilot, lambda: "may not change anything here" in shown(app, "message"))
         assert "group perphd-admin" in shown(app, "message")
         assert served.agent.pauses == ()
@@ -250,7 +259,7 @@ async def test_mode_asks_first(served: Served) -> None:
         assert "Set observe?" in front(app)
         await pilot.press("escape")
         assert ("set_mode", Mode.OBSERVE, None) not in served.agent.calls
-        await pilot.press("m", "y")
+        await ask(app, pilot, "m", "y")
         await until(pilot, lambda: "observe" in shown(app, "title"))
         assert ("set_mode", Mode.OBSERVE, None) in served.agent.calls
 
