@@ -27,7 +27,7 @@ from perphd.agent.known_programs import (
 from perphd.agent.match import parse_match
 from perphd.domain.errors import ParseError
 from perphd.domain.host_facts import GroupFact, HostFacts, ProcessFact
-from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
+from perphd.domain.workload import Exploration, Kind, SliSpec, Touch, WorkloadSpec
 from perphd.host.cgroup.hierarchy import check_cgroup_path
 from perphd.monitor.sli.options import MOST_PORTS, validate_options
 
@@ -159,7 +159,10 @@ def _lra(group: GroupFact, facts: HostFacts) -> Proposed | LeftOut | None:
     sure = known or group.cpu_cores >= SERVING_CORES
     name = _name_of(group, process)
     sli = _sli(server, name, group, ports, facts)
-    spec = replace(_placed(name, Kind.LRA, group), app_class=server.app_class, sli=sli)
+    spec = replace(
+        _placed(name, Kind.LRA, group), app_class=server.app_class, sli=sli,
+        touch=Touch.BATCH, exploration=Exploration.BATCH,
+    )  # fmt: skip
     program = program_of(process)
     title = server.title if server.title == program else f"{server.title} ({program})"
     why = f"{title}{where}"

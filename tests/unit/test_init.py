@@ -21,7 +21,7 @@ from perphd.control.cli import cli
 from perphd.control.init_check import Measured
 from perphd.domain.host_facts import GroupFact, HostFacts, ProcessFact
 from perphd.domain.reading import NOT_MEASURED, Unavailable
-from perphd.domain.workload import Kind
+from perphd.domain.workload import Kind, Touch
 from perphd.host.cgroup.hierarchy import Hierarchies, Layout
 from perphd.host.survey import timed_units
 
@@ -386,3 +386,14 @@ def test_timers_are_found_in_the_folders_of_units(tmp_path: Path):
         (tmp_path / name).touch()
     (tmp_path / "masked.timer").symlink_to("/dev/null")
     assert timed_units((str(tmp_path), str(tmp_path / "none"))) == {"backup.service"}
+
+
+def test_a_proposed_lra_keeps_its_own_cores_unless_somebody_says_otherwise() -> None:
+    text = config_text(propose(ALL))
+    assert "touch" not in text
+    assert "exploration" not in text
+    assert {
+        spec.touch
+        for spec in parse(text, "proposed").workloads + parse(text, "proposed").matches
+        if spec.kind is Kind.LRA
+    } == {Touch.BATCH}
