@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tools.vm.image import Image, VmError
-from tools.vm.shell import Shell, ShellEnded
+from tools.vm.shell import SPARED, Shell, ShellEnded
 
 # Patience, for machines that are busy with other things as well.
 BOOT_S = 600.0
@@ -28,7 +28,7 @@ COMMAND_LINE = (
     "console=ttyS0 root=/dev/vda rw quiet loglevel=4 systemd.show_status=false mitigations=off tsc=reliable "
     "no_timer_check cryptomgr.notests systemd.unified_cgroup_hierarchy=1 net.ifnames=0 panic=-1"
 )
-EMULATED = " clearcpuid=cx16 init_on_alloc=0"
+EMULATED = f" clearcpuid=cx16 init_on_alloc=0 systemd.setenv={SPARED}"
 """Pages are not filled with zeros that are filled with something else anyway: a fifth of the start of a program.
 
 Before QEMU 8.0 an emulated cmpxchg16b without a lock leaves any bits in the flags, of which the next interrupt keeps
