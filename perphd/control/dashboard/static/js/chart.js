@@ -4,6 +4,7 @@ import { el, figure, fill, moment } from "./dom.js";
 
 const HEIGHT = 190;
 const NEAR_PX = 9;
+const MOST_LINES = 30; // more decisions than these are marked at the top alone: lines would hide the plot
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const charts = new Set();
 
@@ -31,7 +32,7 @@ export class Chart {
     this.place = el("div", { class: "plot", role: "img" });
     this.now = el("span", { class: "now" });
     this.tip = el("div", { class: "tip", "aria-hidden": "true" });
-    this.numbers = el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": `${title}: numbers` });
+    this.numbers = el("div", { class: "wide", tabindex: "0", role: "group", "aria-label": `${title}: numbers` });
     const details = el("details", {}, el("summary", { text: "Numbers" }), this.numbers);
     details.addEventListener("toggle", () => details.open && this.tell());
     this.details = details;
@@ -104,12 +105,14 @@ export class Chart {
       const x = plot.valToPos(mark.at_s, "x", true);
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
       ctx.strokeStyle = ctx.fillStyle = colour(mark.tone);
-      ctx.globalAlpha = 0.55;
-      ctx.lineWidth = ratio;
-      ctx.beginPath();
-      ctx.moveTo(x, bbox.top);
-      ctx.lineTo(x, bbox.top + bbox.height);
-      ctx.stroke();
+      if (this.marks.length <= MOST_LINES) {
+        ctx.globalAlpha = 0.55;
+        ctx.lineWidth = ratio;
+        ctx.beginPath();
+        ctx.moveTo(x, bbox.top);
+        ctx.lineTo(x, bbox.top + bbox.height);
+        ctx.stroke();
+      }
       ctx.globalAlpha = 1;
       ctx.beginPath();
       ctx.moveTo(x - 5 * ratio, bbox.top);

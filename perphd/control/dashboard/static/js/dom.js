@@ -34,7 +34,7 @@ export function toned(cell, tag = "span") {
 export function table(data, last = null) {
   const right = new Set(data.right);
   const head = data.columns.map((name, i) =>
-    el("th", { scope: "col", class: right.has(i) ? "n" : null, text: name })
+    name ? el("th", { scope: "col", class: right.has(i) ? "n" : null, text: name }) : el("td")
   );
   if (last !== null) head.push(el("th", { scope: "col" }, el("span", { class: "hidden", text: "Actions" })));
   const body = data.rows.map((row, number) => {
@@ -61,7 +61,7 @@ export function table(data, last = null) {
 export function parts(list) {
   return list.map((part) =>
     part.kind === "table"
-      ? el("div", { class: "wide" }, table(part))
+      ? el("div", { class: "wide", tabindex: "0", role: "group", "aria-label": part.caption }, table(part))
       : el("div", { class: "lines" }, ...part.lines.map((line) => toned(line, "p")))
   );
 }

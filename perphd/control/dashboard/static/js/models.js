@@ -24,6 +24,7 @@ find("model-load").addEventListener("click", async () => {
   }
 });
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => shown && draw());
+addEventListener("resize", () => shown && draw());
 
 function draw() {
   drawn.forEach((plot) => plot.destroy());

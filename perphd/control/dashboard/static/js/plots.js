@@ -71,7 +71,7 @@ export class Plots {
       { label: "target", colour: "target", dash: [6, 4], step: true },
     ], chosen);
     const cpu = new Chart(`${name}: CPU time`, "CPUs", [{ label: "used", colour: "lra", fill: "22" }], chosen);
-    const list = el("ol", { class: "log plain" });
+    const list = el("ol", { class: "log plain", tabindex: "0", "aria-label": `Decisions about ${name}` });
     const count = el("summary", { text: "Decisions" });
     const decisions = el("details", { class: "decisions" }, count, list);
     const place = el("div", { class: "card" }, el("div", { class: "plots" }, delay.figure, rate.figure, cpu.figure), decisions);

@@ -38,7 +38,7 @@ function section(resource, number) {
   const id = `resource-${number}`;
   const keys = KEYS.map(([key, name]) => el("li", {}, el("span", { class: `key ${key}` }), name));
   return el("section", { "aria-labelledby": id }, el("h2", { id, text: resource.title }),
-    el("div", { class: "wide", tabindex: "0", role: "region", "aria-label": `${resource.title}: sizes` }, table(resource.table)),
+    el("div", { class: "wide", tabindex: "0", role: "group", "aria-label": `${resource.title}: sizes` }, table(resource.table)),
     el("div", { class: "bars" }, ...resource.bars.map(bar)), el("ul", { class: "legend plain" }, ...keys));
 }
 
