@@ -143,7 +143,7 @@ class Picture:
         width = self._app.size.width - _LABEL
         now = "" if row.score is None else f", now {row.score:.2f}"
         head = f"{row.name}: performance by target over the last {self._state.span}{now}   ^ changes"
-        text = Text(clean(head), "bold dim", no_wrap=True)
+        text = Text(no_wrap=True).append(clean(head), "bold dim")
         for label, line in zip(_GRAPH_LABELS, graph(resampled(scores, width), _GRAPH_ROWS), strict=True):
             text.append(f"\n{label:>{_LABEL - 1}} ", "dim")
             for piece, style in line:
