@@ -337,10 +337,17 @@ def check(out: Out, path: str) -> None:
 
     It is read as the daemon would read it, with the conf.d beside it, and compared with the host it is for.
     """
-    from perphd.agent.config import load
+    from perphd.agent.config import load, refusals
     from perphd.agent.config_host import remarks
+    from perphd.domain.errors import ConfigError
 
-    loaded = load(path, runtime=False)
+    try:
+        loaded = load(path, runtime=False)
+    except ConfigError as exc:
+        *others, last = refusals(path) or (exc,)
+        for refused in others:
+            click.echo(f"perphctl: {refused}", err=True)
+        raise last from None
     warnings = remarks(loaded)
     out.warn(warnings)
     count = loaded.count

@@ -52,7 +52,7 @@ def start(
 
     Workloads whose own mode is observe are left out. The trial ends by itself after its last block, at once when an
     application is harmed, and when the mode, the workloads or the policy are changed. The modes are then as before.
-    It goes on after a restart of perphd.
+    It goes on after a restart of perphd, unless the configured modes have changed.
     """
     from perphd.control.render import duration
     from perphd.control.wire import decode

@@ -8,6 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from perphd.agent.config import refusals
+from perphd.control.cli import cli
 from perphd.control.daemon import main
 
 THREE = """
@@ -55,6 +56,9 @@ def test_every_mistake_is_named_once_with_what_is_allowed(tmp_path: Path) -> Non
     assert shown.exit_code == 1
     assert len(shown.output.splitlines()) == len(found)
     assert all(text in shown.output for text in found.values())
+    asked = CliRunner().invoke(cli, ["config", "check", str(path)])
+    assert asked.exit_code == 1
+    assert all(text in " ".join(asked.output.split()) for text in found.values())
 
 
 @pytest.mark.parametrize(
