@@ -174,9 +174,7 @@ class Top(App[None]):
             time.sleep(RETRY_S)
 
     def _heard(self, event: EventLine) -> None:
-        self.state.heard.appendleft(event)
-        if self.state.at_unix_s is None:
-            self.picture.events()
+        self.state.heard.appendleft(event)  # shown with the next look: many may come in a second
 
     # --- reading -----------------------------------------------------------------------------------------------
 
