@@ -319,6 +319,9 @@ def why_lines(item: WorkloadStatus, status: AgentStatus, now_s: float, verbose: 
     name, verdict = item.spec.name, decision.verdict
     culprit = f" (because of {group_name(verdict.culprit)})" if verdict.culprit else ""
     lines: list[Cell] = []
+    limit = item.in_force.memory_high_bytes
+    if isinstance(limit, int):
+        lines.append(f"{name}: memory to {format_bytes(float(limit))}; see perphctl memfit status")
     would = item.mode is Mode.OBSERVE and decision.chosen != decision.current
     if would:
         lines.append(f"{name}: enforce would set: {has_words(decision.chosen)}: {decision.reason}{culprit}")

@@ -50,6 +50,14 @@ def lra(found: AgentStatus, name: str = "db") -> WorkloadStatus:
     return next(item for item in found.workloads if item.spec.name == name)
 
 
+def test_a_limit_that_a_search_has_set_on_an_lra_is_shown() -> None:
+    found, said = status(), "memory to 512.0 MiB; see perphctl memfit status"
+    assert said not in plain(status_parts(found, 130.0))
+    limited = replace(lra(found), in_force=replace(lra(found).in_force, memory_high_bytes=512 << 20))
+    others = tuple(limited if item.spec.name == "db" else item for item in found.workloads)
+    assert f"db: {said}" in plain(status_parts(replace(found, workloads=others), 130.0))
+
+
 _GRANTS = st.builds(
     CpuGrant,
     st.just(96),
