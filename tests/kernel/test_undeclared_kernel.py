@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from perphd.admission.origin import GIVING_SHARE, is_contended, taken
+from perphd.admission.reach import MOST_PER_MINUTE
 from perphd.agent.composition import build_agent
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.domain.condition import LraCondition
@@ -250,8 +251,10 @@ async def test_an_unreachable_target_costs_few_writes_and_never_narrows_the_serv
     assert acts or gives < ticks // 2, (gives, ticks)
     if not rows:
         return
-    began_s = float(str(rows[0][0]))
-    first = [row for row in rows if float(str(row[0])) < began_s + 60.0]
-    assert len(first) <= 8, first
-    assert len(rows) - len(first) <= 6, rows
+    # One change may write several files. The policy promises so many changes a minute, and one more to settle.
+    times = [float(str(row[0])) for row in rows]
+    changes = [times[0], *(after for before, after in pairwise(times) if after - before > 0.5)]
+    first = [at_s for at_s in changes if at_s < changes[0] + 60.0]
+    assert len(first) <= MOST_PER_MINUTE + 1, rows
+    assert len(changes) - len(first) <= 3, rows
     assert not [row for row in rows if row[1] == "shop" and "cpuset" in str(row[2])]
