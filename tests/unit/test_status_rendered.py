@@ -83,7 +83,7 @@ _HOST = HostAccount(
     st.sampled_from(list(Cause)),
     _ALLOCATIONS,
     _ALLOCATIONS,
-    st.floats(0.0, 1e6),
+    st.one_of(st.just(0.0), st.floats(1e-3, 1e6)),
     st.sampled_from(["mysql", "elasticsearch"]),
     st.booleans(),
 )
