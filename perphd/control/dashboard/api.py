@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 Reader: TypeAlias = Callable[[Mapping[str, str]], Awaitable[Any]]
 Changer: TypeAlias = Callable[[dict[str, Any]], Awaitable[Any]]
+ROUNDED_S: Final = 0.05
 REMEMBERED: Final = 256
 """Decisions that the daemon remembers of each LRA, at most."""
 
@@ -69,9 +70,9 @@ class Api:
     async def _explain(self, query: Mapping[str, str]) -> Any:
         """Of a workload now, or of the decision that held at a moment, which the daemon may no longer remember."""
         name = query.get("workload", "")
-        at_s = number(query, "at", 0.0, 1.0, 1e12) if "at" in query else None
-        # What was decided within the same tick is announced with its time rounded.
-        at = None if at_s is None else f"{at_s + 0.05:.3f}"
+        # The time of a decision comes rounded: look a moment later, or an earlier decision is found.
+        at_s = number(query, "at", 0.0, 1.0, 1e12) + ROUNDED_S if "at" in query else None
+        at = None if at_s is None else f"{at_s:.3f}"
         data = await self._daemon.get("explain", workload=name, at=at, limit=REMEMBERED)
         decisions = decode(tuple[Decision, ...], data["decisions"], "decisions")
         after = decode(tuple[Aftermath, ...], data.get("aftermath", []), "aftermath")
