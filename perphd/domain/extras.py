@@ -9,6 +9,17 @@ PACKAGED: Final = "/usr/lib/perphd"
 """Where the Debian package has perphd: no pip reaches it, and nothing beside it is seen."""
 
 
+EXTRA_FOLDER: Final = "/usr/local/lib/perphd"
+"""Where a library may be put that a command of the Debian package looks for."""
+
+
+def how_to_get_beside(package: str, extra: str, here: str = __file__) -> str:
+    """The same for one library that a command also finds in ``EXTRA_FOLDER``."""
+    if PurePath(here).is_relative_to(PACKAGED):
+        return f"sudo apt install python3-pip && sudo pip install --target {EXTRA_FOLDER} {package}"
+    return how_to_get(extra, here)
+
+
 def how_to_get(extra: str, here: str = __file__) -> str:
     """What to do for this extra of pyproject.toml, as the end of a sentence; ``here``: a file of perphd's."""
     command = f"pip install 'perphd[{extra}]'"

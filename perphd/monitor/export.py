@@ -9,16 +9,14 @@ import os
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePath
+from pathlib import Path
 from typing import Any, Final
 
-from perphd.domain.extras import PACKAGED, how_to_get
+from perphd.domain.extras import EXTRA_FOLDER, how_to_get_beside
 from perphd.monitor.query import Cell, QueryError, open_read_only
 from perphd.monitor.schema import TABLES
 
 FORMATS: Final = ("csv", "jsonl", "parquet")
-EXTRA_FOLDER: Final = "/usr/local/lib/perphd"
-"""Where pyarrow is looked for beside the installation: no Debian package has it."""
 _BATCH_ROWS: Final = 5000
 
 
@@ -112,14 +110,8 @@ def _pyarrow() -> tuple[Any, Any]:
     except ImportError as exc:
         raise QueryError(
             "Parquet needs the Python package pyarrow, which is not installed; csv and jsonl need nothing. "
-            f"To get it: {_how_to_get_pyarrow()}"
+            f"To get it: {how_to_get_beside('pyarrow', 'export', __file__)}"
         ) from exc
-
-
-def _how_to_get_pyarrow() -> str:
-    if PurePath(__file__).is_relative_to(PACKAGED):
-        return f"sudo apt install python3-pip && sudo pip install --target {EXTRA_FOLDER} pyarrow"
-    return how_to_get("export")
 
 
 _WRITERS: Final = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}

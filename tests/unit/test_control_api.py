@@ -689,7 +689,7 @@ def test_readers_cannot_take_all_connections_from_the_administrators(tmp_path: P
 def test_readers_cannot_take_all_event_streams_and_queries_from_the_administrators(tmp_path: Path):
     busy, free = threading.Semaphore(0), threading.Event()
 
-    def held(self: Queries, sql: str, limit: int, most_s: float) -> bytes:
+    def held(self: Queries, job: object, most_s: float) -> bytes:
         busy.release()
         assert free.wait(30)
         return b"{}"
