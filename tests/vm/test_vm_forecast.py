@@ -34,9 +34,9 @@ cgroup = "/system.slice/nightly.service"
 """
 # Windows of the last 90 minutes, one sample each: what the daemon itself would have written.
 HISTORY = """
-import math, time
+import math, pathlib, time
 from perphd.monitor.schema import open_database
-database = open_database("/var/lib/perphd/perphd.db")
+database = open_database(pathlib.Path("/var/lib/perphd/perphd.db"))
 last = int(time.time() // 60)
 with database:
     for window in range(last - 90, last):
