@@ -70,7 +70,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Instruments:
-    """What of batch can be set here and now."""
+    """The settings of batch that can be changed here and now."""
 
     cpus: bool
     weight: bool
@@ -104,11 +104,17 @@ class Reach:
 
 
 def instruments(scene: Scene) -> Instruments | None:
-    """What of batch can be set here and now; None where there is none."""
+    """The settings of batch that can be changed here and now; None where there is no batch."""
     if not scene.giving():
         return None
     knobs, cache = scene.knobs(), cache_knobs(scene.snapshot.host, giving_now(scene.snapshot))
     return Instruments(knobs.batch_cpus, knobs.batch_weight, cache)
+
+
+def strongest(scene: Scene) -> Allocation | None:
+    """All that batch can be kept from; None where that is CPU alone, which the policy tries soon enough."""
+    shield = scene.shield_allocation()
+    return shield if shield != scene.probe_allocation() else None
 
 
 def having(reach: Reach, instruments: Instruments | None) -> Reach:

@@ -255,17 +255,11 @@ class Turn:
                 self.state = replace(self.state, reach=known, pending=None)
                 return held
             move = self._move(judged, perf, model, clean)
-            known, move = reach.checked(
-                known, move, self.current, self.now_s, self.state.scores, self._all_at_once()
-            )
+            strongest = reach.strongest(self.scene)
+            known, move = reach.checked(known, move, self.current, self.now_s, self.state.scores, strongest)
             self.state = replace(self.state, reach=known)
         why_not = reach.may_try(exploration, move, self.current)
         return self._hold(why_not) if why_not else move
-
-    def _all_at_once(self) -> Allocation | None:
-        """All that batch can be kept from; None where that is CPU alone, which the policy tries soon enough."""
-        shield = self.scene.shield_allocation()
-        return shield if shield != self.scene.probe_allocation() else None
 
     def _grazes(self, judged: Judgement) -> bool:
         """True if what is in force is just too little: on target in the mean, and below it again and again."""

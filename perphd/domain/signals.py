@@ -9,10 +9,22 @@ with p99 latency over all loads, queries/s +0.04).
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 from perphd.domain.sample import Sample
 
+READINGS: Final = (
+    "cpu_usage_cores",
+    "run_delay_cores",
+    "cpu_some_pct",
+    "mips",
+    "work_rate_per_s",
+    "latency_p50_ms",
+    "latency_p95_ms",
+    "latency_p99_ms",
+)
+"""The readings of a sample that ``performance`` needs, by name."""
 SERVICE_PART = 0.1
 """Part of the CPU time that is added to waiting time, so that waiting twice as long as next to nothing is nothing."""
 

@@ -16,21 +16,11 @@ from typing import Any, Final
 from perphd.domain.decision import Action, Cause, Health
 from perphd.domain.reading import NOT_MEASURED, Reading
 from perphd.domain.sample import Sample
-from perphd.domain.signals import performance
+from perphd.domain.signals import READINGS, performance
 from perphd.domain.workload import Mode
 from perphd.monitor.query import QueryError, open_read_only
 from perphd.report.rows import WINDOW_S, Decided, History, Judged, Window
 
-_COLUMNS: Final = (
-    "cpu_usage_cores",
-    "run_delay_cores",
-    "cpu_some_pct",
-    "mips",
-    "work_rate_per_s",
-    "latency_p50_ms",
-    "latency_p95_ms",
-    "latency_p99_ms",
-)
 _NOT_USED: Final = "quality LIKE '%between%' OR quality LIKE '%first%' OR quality LIKE '%restarted%'"
 _LATENCY: Final = re.compile(r'"delay \(latency_(p\d+)_ms\)"')
 _DEFAULT_PERCENTILE: Final = "p95"
@@ -90,14 +80,14 @@ def read_history(path: str | Path, last_s: float) -> History:
 def _windows(
     connection: sqlite3.Connection, name: str, since_s: float, columns: set[str], percentile: str
 ) -> tuple[Window, ...]:
-    means = ", ".join(f"avg({c})" if c in columns else "NULL" for c in _COLUMNS)
+    means = ", ".join(f"avg({c})" if c in columns else "NULL" for c in READINGS)
     found = []
     for number, covered_s, *values in connection.execute(
         f"SELECT CAST(wall_s / {WINDOW_S} AS INTEGER) AS number, sum(interval_s), {means} FROM samples"
         f" WHERE workload = ? AND wall_s >= ? AND NOT ({_NOT_USED}) GROUP BY number ORDER BY number",
         (name, since_s),
     ):
-        readings = {c: _reading(v) for c, v in zip(_COLUMNS, values, strict=True)}
+        readings = {c: _reading(v) for c, v in zip(READINGS, values, strict=True)}
         perf = performance(Sample(name, 0.0, WINDOW_S, **readings), percentile)  # type: ignore[arg-type]
         found.append(
             Window(

@@ -18,7 +18,7 @@ from perphd.control.render import delay_unit
 from perphd.domain.decision import Action
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Sample
-from perphd.domain.signals import Performance, performance, work_unit
+from perphd.domain.signals import READINGS, Performance, performance, work_unit
 
 RANGES_S: Final = (3600.0, 6 * 3600.0, 86_400.0, 7 * 86_400.0)
 """How much time the plots can show."""
@@ -27,16 +27,6 @@ POINTS: Final = 720
 LEAST_BUCKET_S: Final = 5.0
 MAX_MARKS: Final = 400
 """Of one LRA: the newest decisions; more would cover the plot."""
-_READINGS: Final = (
-    "cpu_usage_cores",
-    "run_delay_cores",
-    "cpu_some_pct",
-    "mips",
-    "work_rate_per_s",
-    "latency_p50_ms",
-    "latency_p95_ms",
-    "latency_p99_ms",
-)
 _HOST: Final = ("lras", "batch", "undeclared", "kernel", "steal", "idle", "capacity")
 _NOT_USED: Final = "quality LIKE '%between%' OR quality LIKE '%first%' OR quality LIKE '%restarted%'"
 _LATENCY: Final = re.compile(r"latency_p\d+_ms")
@@ -93,7 +83,7 @@ def history(query: Query, lras: Mapping[str, str], grid: Grid) -> dict[str, Any]
 
 def _lra(query: Query, name: str, percentile: str, columns: set[str], grid: Grid) -> dict[str, Any]:
     peak = f"latency_{percentile}_ms"
-    wanted = [f"avg({c})" if c in columns else "NULL" for c in _READINGS]
+    wanted = [f"avg({c})" if c in columns else "NULL" for c in READINGS]
     wanted.append(f"max({peak})" if peak in columns else "NULL")
     rows = query(
         f"SELECT {grid.number()} AS bucket, {', '.join(wanted)} FROM samples"
@@ -102,7 +92,7 @@ def _lra(query: Query, name: str, percentile: str, columns: set[str], grid: Grid
     )
     seen: dict[int, tuple[Performance, Reading, Reading]] = {}
     for bucket, *values in rows:
-        readings = {c: _reading(v) for c, v in zip(_READINGS, values, strict=False)}
+        readings = {c: _reading(v) for c, v in zip(READINGS, values, strict=False)}
         sample = Sample(name, 0.0, grid.bucket_s, **readings)  # type: ignore[arg-type]
         seen[int(bucket)] = (
             performance(sample, percentile),
