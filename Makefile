@@ -21,7 +21,7 @@ SUITE ?= bookworm
 PMU_SUITES ?= bookworm trixie
 
 # Not every target is for people: only those with ## are listed.
-.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab bench bench-policies bench-costs bench-smoke bench-detector bench-predictor bench-forecasts bench-trials soak faults deb test-vm test-rdt test-pmu pmu-tests format lock clean
+.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab docs bench bench-policies bench-costs bench-smoke bench-detector bench-predictor bench-forecasts bench-trials soak faults deb test-vm test-rdt test-pmu pmu-tests format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
@@ -42,6 +42,10 @@ check: $(VENV)/.stamp-dev ## lint, types, layers of imports, plain English in do
 	$(VENV)/bin/mypy
 	$(VENV)/bin/lint-imports --no-logo
 	$(PY) -m tools.prose
+
+docs: $(VENV)-docs/.stamp ## the documentation as a site, into out/site
+	@$(VENV)-docs/bin/python -m sphinx -q -W --keep-going -b html -d $(OUT)/site-doctrees docs $(OUT)/site
+	@echo "$(OUT)/site/index.html"
 
 lab: $(VENV)/.stamp-dev ## the real experiment: MariaDB beside batch jobs, scheme by scheme (root)
 	@packaging/apt-install lab
@@ -144,19 +148,27 @@ COMPILE = CUSTOM_COMPILE_COMMAND="make lock" $(VENV)/bin/pip-compile -q --genera
 
 lock: $(VENV)/.stamp-dev ## pin requirements/*.txt anew (LOCK_ARGS=--upgrade for newer versions)
 	$(COMPILE) -o requirements/bootstrap.txt requirements/bootstrap.in
+	$(COMPILE) -o requirements/docs.txt requirements/docs.in
 	$(COMPILE) -o requirements/runtime.txt pyproject.toml requirements/older-python.in
 	$(COMPILE) --all-extras -c requirements/runtime.txt -o requirements/dev.txt pyproject.toml requirements/older-python.in
 	$(COMPILE) --extra systemd --extra network --extra top -c requirements/dev.txt \
 		-o packaging/debian/requirements.txt pyproject.toml requirements/older-python.in
 
 clean: ## remove what was built, measured and installed here
-	rm -rf $(VENV) $(OUT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) $(VENV)-docs $(OUT) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- set-up ---------------------------------------------------------------------------------------------------
 
 $(VENV)/.stamp-venv: requirements/bootstrap.txt packaging/python-venv
 	@packaging/python-venv $(VENV)
+	@touch $@
+
+# The site's tools want versions of their own.
+$(VENV)-docs/.stamp: requirements/bootstrap.txt requirements/docs.txt packaging/python-venv
+	@packaging/python-venv $(VENV)-docs
+	@echo "Installing what builds the documentation into $(VENV)-docs"
+	@$(VENV)-docs/bin/python -m pip --disable-pip-version-check -q install --require-hashes -r requirements/docs.txt
 	@touch $@
 
 # --no-build-isolation: perphd and the few packages without wheels are built by the pinned setuptools, whose
