@@ -1,4 +1,4 @@
-"""Policies to compare with: nothing, CPU shares only (the paper's CPU-SBS), and a static split of the cores."""
+"""Policies to compare with: nothing, and a static split of the cores."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from perphd.admission.arbiter import batch_cpus
 from perphd.admission.context import batches, lras, total_cores
-from perphd.domain.allocation import Settings, Weight
+from perphd.domain.allocation import Settings
 from perphd.domain.policy import Snapshot, TargetState
 
 
@@ -22,22 +22,6 @@ class NonePolicy:
     def decide(self, snapshot: Snapshot) -> TargetState:
         """Nothing, for everybody."""
         return TargetState({view.spec.name: Settings() for view in snapshot.workloads})
-
-
-@dataclass(frozen=True, slots=True)
-class CpuSharesPolicy:
-    """CPU-SBS: batch has a constant weight, an LRA its default of 100; no cpuset, cache or bandwidth control."""
-
-    batch_weight: Weight = 6
-
-    @property
-    def name(self) -> str:
-        """``cpu-sbs``."""
-        return "cpu-sbs"
-
-    def decide(self, snapshot: Snapshot) -> TargetState:
-        """The constant weight for every batch workload."""
-        return TargetState({v.spec.name: Settings(cpu_weight=self.batch_weight) for v in batches(snapshot)})
 
 
 @dataclass(frozen=True, slots=True)

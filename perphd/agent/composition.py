@@ -10,12 +10,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from perphd.admission.baselines import CpuSharesPolicy, NonePolicy, StaticPolicy
+from perphd.admission.baselines import NonePolicy, StaticPolicy
 from perphd.admission.egress import EgressCeiling, EgressRule
-from perphd.admission.peers.heracles import HeraclesPolicy
-from perphd.admission.peers.koordinator import KoordinatorPolicy
-from perphd.admission.peers.parties import PartiesPolicy
-from perphd.admission.peers.perph_literal import PerphLiteralPolicy
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.windowed import Windowed
 from perphd.agent.config import Config
@@ -86,13 +82,7 @@ SLI_TIMEOUT_SHARE = 0.3
 POLICIES: dict[str, Callable[[Config], Policy]] = {
     "perph": lambda config: PerphPolicy(config.policy),
     "none": lambda _: NonePolicy(),
-    "cpu-sbs": lambda _: CpuSharesPolicy(),
     "static": lambda _: StaticPolicy(),
-    "koordinator": lambda _: KoordinatorPolicy(),
-    "heracles": lambda _: HeraclesPolicy(),
-    "heracles-literal": lambda _: HeraclesPolicy(literal=True),
-    "parties": lambda _: PartiesPolicy(),
-    "perph-literal": lambda config: PerphLiteralPolicy(config.policy),
 }
 
 

@@ -79,14 +79,9 @@ class DaemonConfig:
     admin_group: str = setting(
         "perphd-admin", "members may also change (mode, workloads, restore ...)", kind="group"
     )
-    policy: Literal[
-        "perph", "none", "cpu-sbs", "static",
-        "koordinator", "heracles", "heracles-literal", "parties", "perph-literal",
-    ] = setting(
-        "perph",
-        "who decides: perph; or for comparison nobody (none), CPU shares alone (cpu-sbs), a static partition, or a "
-        "published policy",
-    )  # fmt: skip
+    policy: Literal["perph", "none", "static"] = setting(
+        "perph", "who decides: perph; or for comparison nobody (none) or a static partition of the cores"
+    )
     on_stop: Literal["restore", "keep"] = setting(
         "restore", "at stop: give every kernel file its original value back, or leave what is in force"
     )

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
 
 import pytest
 from click.testing import CliRunner
@@ -44,16 +43,13 @@ ROOT = Peer(1, 0, frozenset({0}))
 
 
 @contextmanager
-def daemon(
-    state: Path, policy: str = "perph", arrives_s: float = 8.0
-) -> Iterator[tuple[SimHost, Agent, Config]]:
+def daemon(state: Path, arrives_s: float = 8.0) -> Iterator[tuple[SimHost, Agent, Config]]:
     host = simulate(SPECS, batch_arrives_s=arrives_s)
     config = Config(
         daemon=DaemonConfig(
             mode=Mode.ENFORCE,
             state_dir=str(state),
             socket=str(state / "perphd.sock"),
-            policy=cast(Any, policy),
         ),
         store=StoreConfig(enabled=False),
         workloads=SPECS,
@@ -66,11 +62,9 @@ def daemon(
     )
 
 
-async def recorded(
-    state: Path, file: Path, rounds: int, policy: str = "perph", arrives_s: float = 8.0
-) -> str:
+async def recorded(state: Path, file: Path, rounds: int, arrives_s: float = 8.0) -> str:
     """Ten rounds unobserved, then ``perphctl export --replay`` while the daemon goes on."""
-    with daemon(state, policy, arrives_s) as (host, agent, config):
+    with daemon(state, arrives_s) as (host, agent, config):
 
         async def reload(_: Actor) -> Config:
             return config
@@ -112,19 +106,17 @@ async def recorded(
             await agent.stop(restore=True)
 
 
-@pytest.mark.parametrize("policy", ["perph", "parties"])
-def test_a_daemon_s_rounds_are_decided_again_bit_for_bit(tmp_path: Path, policy: str):
+def test_a_daemon_s_rounds_are_decided_again_bit_for_bit(tmp_path: Path):
     file = tmp_path / "run.jsonl"
-    said = asyncio.run(recorded(tmp_path, file, 60, policy, arrives_s=40.0))
+    said = asyncio.run(recorded(tmp_path, file, 60, arrives_s=40.0))
     assert "60 rounds" in said
     head, rounds = read(file)
-    assert head.policy == policy
+    assert head.policy == "perph"
     assert head.settings["min_effect_pct"] == 4.0
     assert head.memory is not None, "it began in the midst of a run"
     targets = [item.target for item in rounds]
     assert len(targets) == 60
-    if policy == "perph":
-        assert any(d["action"] != Action.HOLD.value for t in targets for d in t["decisions"])
+    assert any(d["action"] != Action.HOLD.value for t in targets for d in t["decisions"])
     count, differences = replay(file, policy_of(head.policy, 0, head))
     assert (count, differences) == (60, [])
     # The test can fail: another memory, other settings, another policy are noticed.

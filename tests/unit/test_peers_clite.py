@@ -7,9 +7,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from perphd.admission.peers.units import Units
 from tests.unit.peers_world import Play, batch, lra
-from tools.bench.policies import clite
+from tools.bench.policies.peers import clite
+from tools.bench.policies.peers.units import Units
 
 TOTAL = Units(8, 11, 10)
 

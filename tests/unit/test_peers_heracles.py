@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from perphd.admission.peers.heracles import COOL_DOWN_S, Growth, HeraclesPolicy
 from tests.unit.peers_world import Play, batch, cores_of, lra, ways_of
+from tools.bench.policies.peers.heracles import COOL_DOWN_S, Growth, HeraclesPolicy
 
 PEAKS = {"lc": 100.0}
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.admission.peers.parties import BAN_S, BATCH, PartiesPolicy
-from perphd.admission.peers.units import Units, equal_parts
 from tests.unit.peers_world import Play, batch, cores_of, host, lra, mask_of, ways_of
+from tools.bench.policies.peers.parties import BAN_S, BATCH, PartiesPolicy
+from tools.bench.policies.peers.units import Units, equal_parts
 
 
 def play(seed: int = 0) -> Play:

@@ -8,13 +8,13 @@ from dataclasses import replace
 import pytest
 
 from perphd.admission.detector import Target
-from perphd.admission.peers import perph_literal
-from perphd.admission.peers.koordinator import KoordinatorPolicy
-from perphd.admission.peers.perph_literal import MAX_ITERATIONS, PerphLiteralPolicy, Quota
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import NOT_MEASURED
 from tests.unit.peers_world import Play, batch, cores_of, cpus_of, host, lra
+from tools.bench.policies.peers import perph_literal
+from tools.bench.policies.peers.koordinator import KoordinatorPolicy
+from tools.bench.policies.peers.perph_literal import MAX_ITERATIONS, PerphLiteralPolicy, Quota
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from perphd.admission.peers.perph_literal import PerphLiteralPolicy
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.settings import PolicySettings
 from perphd.control.wire import decode
@@ -23,6 +22,7 @@ from perphd.domain.policy import Policy
 from tools.bench.policies import scenarios
 from tools.bench.policies.catalogue import ENTRANTS
 from tools.bench.policies.driver import run
+from tools.bench.policies.peers.perph_literal import PerphLiteralPolicy
 from tools.bench.policies.scene import Scenario
 from tools.replay.recording import Head, Recorder, RecordingError, read, replay
 

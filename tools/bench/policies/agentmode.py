@@ -20,12 +20,16 @@ from perphd.sim.machine import CGROUP_ROOT
 from perphd.sim.node.machine import SILVER_4110
 from perphd.sim.workload import Placed
 from tools.bench.policies import oracle, scenarios
+from tools.bench.policies.catalogue import ENTRANTS
 from tools.bench.policies.scene import GRACE, Scenario
 
 SPEED: Final = "three-on-16-cores"
 """Two services and a batch job on 16 cores: how fast virtual time goes with the agent's own cost in it."""
 SCENARIOS: Final = ("paper-tpcc", "paper-kafka", "mix-1lra-1batch-50", "antagonists", SPEED)
-POLICIES: Final = tuple(COMPOSED)
+POLICIES: Final = (
+    *COMPOSED, "cpu-sbs", "koordinator", "heracles", "heracles-literal", "parties", "perph-literal",
+)  # fmt: skip
+"""Those that the daemon offers, and published ones in the daemon's place for them."""
 
 
 def scene(name: str) -> Scenario:
@@ -75,9 +79,13 @@ def agent_on(host: SimHost, scenario: Scenario, state_dir: str, policy: str) -> 
         for a in scenario.actors
     )
     plain = parse("", "bench")
-    daemon = replace(plain.daemon, mode=Mode.ENFORCE, state_dir=state_dir, policy=cast(Any, policy))
+    own = policy in COMPOSED
+    daemon = replace(
+        plain.daemon, mode=Mode.ENFORCE, state_dir=state_dir, policy=cast(Any, policy if own else "none")
+    )
     return build_agent(
         replace(plain, daemon=daemon, workloads=specs),
+        policy=None if own else ENTRANTS[policy].make(scenario, 0),
         fs=host.fs,
         opener=host.perf_opener,
         sli_opener=simulated_sli(host),

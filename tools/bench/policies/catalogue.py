@@ -6,15 +6,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from perphd.admission.baselines import CpuSharesPolicy, NonePolicy, StaticPolicy
-from perphd.admission.peers.heracles import HeraclesPolicy
-from perphd.admission.peers.koordinator import KoordinatorPolicy
-from perphd.admission.peers.parties import PartiesPolicy
-from perphd.admission.peers.perph_literal import PerphLiteralPolicy
+from perphd.admission.baselines import NonePolicy, StaticPolicy
 from perphd.admission.perph import PerphPolicy
 from perphd.domain.policy import Policy
-from tools.bench.policies import clite, held, measure, oracle
+from tools.bench.policies import held, measure, oracle
 from tools.bench.policies.driver import Run, Watch, run
+from tools.bench.policies.peers import clite
+from tools.bench.policies.peers.heracles import HeraclesPolicy
+from tools.bench.policies.peers.koordinator import KoordinatorPolicy
+from tools.bench.policies.peers.parties import PartiesPolicy
+from tools.bench.policies.peers.perph_literal import PerphLiteralPolicy
+from tools.bench.policies.peers.shares import CpuSharesPolicy
 from tools.bench.policies.scene import Scenario
 
 

@@ -18,11 +18,12 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
 from typing import Final
 
-from perphd.admission.peers.parties import PartiesPolicy
 from perphd.sim.node.machine import SILVER_4114
-from tools.bench.policies import clite, measure, oracle_units, scenarios
+from tools.bench.policies import measure, oracle_units, scenarios
 from tools.bench.policies.catalogue import CLITE_SAMPLES, ENTRANTS, Entrant
 from tools.bench.policies.oracle import Optimum
+from tools.bench.policies.peers import clite
+from tools.bench.policies.peers.parties import PartiesPolicy
 from tools.bench.policies.scene import GRACE, Scenario
 
 LENGTH_S: Final = 160.0

@@ -12,11 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from perphd.admission.peers.units import MBA_UNITS
 from perphd.domain.cpuset import CpuSet
 from perphd.sim.node.grant import Array, Grant
 from perphd.sim.node.model import Node
 from tools.bench.policies.oracle import MET, Optimum, Situation, alone_rate, batch_work, compositions, scores
+from tools.bench.policies.peers.units import MBA_UNITS
 
 _CHUNK: Final = 192
 _MOST_LOOKS: Final = 8000

@@ -23,13 +23,13 @@ from typing import Final
 from perphd.admission.context import batches, lras, model_context, total_cores
 from perphd.admission.detector import Target, target_of
 from perphd.admission.inferer import untouched
-from perphd.admission.peers.units import level_of
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import Allocation, CpuGrant, Settings
 from perphd.domain.decision import Action, Cause, Decision, Health, Verdict
 from perphd.domain.policy import HostView, ModelContext, ResPerfModel, Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, available, value_or
 from perphd.domain.signals import Performance, performance
+from tools.bench.policies.peers.units import level_of
 
 T0: Final = 10.0
 T1: Final = 10.0

@@ -24,9 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from perphd.admission.context import batches, lras
-from perphd.admission.peers.units import RESOURCES, Units, capacity, equal_parts, settings_of
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import available, value_or
+from tools.bench.policies.peers.units import RESOURCES, Units, capacity, equal_parts, settings_of
 
 Point = tuple[tuple[int, ...], ...]
 """Units of every job, one tuple a job, in the order of ``RESOURCES``."""

@@ -26,8 +26,8 @@ from random import Random
 from typing import Final
 
 from perphd.admission.context import batches, lras
-from perphd.admission.peers.units import RESOURCES, Units, capacity, equal_parts, settings_of, slack
 from perphd.domain.policy import Snapshot, TargetState
+from tools.bench.policies.peers.units import RESOURCES, Units, capacity, equal_parts, settings_of, slack
 
 UPSIZE_BELOW: Final = 0.05
 DOWNSIZE_ABOVE: Final = 0.20

@@ -24,10 +24,10 @@ from enum import StrEnum
 from typing import Final
 
 from perphd.admission.context import batches, lras
-from perphd.admission.peers.units import Units, capacity, settings_of, slack
 from perphd.domain.allocation import Settings
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
 from perphd.domain.reading import available, value_or
+from tools.bench.policies.peers.units import Units, capacity, settings_of, slack
 
 TOP_PERIOD_S: Final = 15.0
 CORE_PERIOD_S: Final = 2.0
