@@ -309,7 +309,7 @@ class CrowdTick:
                 trial = None
                 if member.cores and draft.action is not Action.ROLLBACK:
                     trial = Trial(self.now_s, member.cores, count, member.now, member.demand or 0.0)
-                shown = crowd_records.candidates(member, count, self.cores.total, cache, self.cores.chance)
+                shown = crowd_records.candidates(member, count, self.cores.total, cache, self.cores.expected)
                 draft = crowd_records.moved(draft, member, count, left, shown)
                 rescues = member.rescues + (count > member.cores > 0)
                 member = replace(

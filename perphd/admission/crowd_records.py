@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
@@ -10,14 +9,12 @@ from typing import Final
 from perphd.admission.context import lras, total_cores
 from perphd.admission.member import Look, Member
 from perphd.domain.allocation import Allocation, CpuGrant
-from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, Prediction, Verdict
+from perphd.domain.decision import Action, Candidate, Cause, Decision, Estimate, Health, Verdict
 from perphd.domain.policy import Snapshot
 from perphd.domain.reading import Unavailable
 
-GUESS_SD: Final = 0.25
-"""Spread (log units) of a guessed score."""
-_LOGISTIC: Final = 1.702
-"""The logistic curve with this slope is a normal distribution to within 0.01."""
+BY_BUSY_CORES: Final = "by how busy its cores would be and what was seen; no model was asked"
+"""The rule behind the scores of the candidates."""
 
 
 @dataclass(slots=True)
@@ -39,18 +36,15 @@ def moved(draft: Draft, member: Member, count: int, left: int, candidates: tuple
 
 
 def candidates(
-    member: Member, count: int, total: int, cache: tuple[int, int], chance: Callable[[Member, int], float]
+    member: Member, count: int, total: int, cache: tuple[int, int], expected: Callable[[Member, int], float]
 ) -> tuple[Candidate, ...]:
-    """What it has, what it gets, and their neighbours, each with the score that its chance stands for."""
+    """Its present cores, its new ones, and their neighbours, each with the score that a rule expects there."""
     found = []
     for cores in sorted({member.cores, count, max(1, count - 1), count + 1} - {0}):
         grant = CpuGrant(total, max(0, total - cores), exclusive=True, own_cores=cores)
-        score = math.exp(GUESS_SD * _quantile(chance(member, cores)))
-        support = float(sum(1 for s in member.seen if s.cores == cores))
-        spread = math.exp(GUESS_SD)
         verdict = "chosen" if cores == count else "in force" if cores == member.cores else "considered"
-        prediction = Prediction(score, score / spread, score * spread, support)
-        found.append(Candidate(Allocation(grant, 0, *cache), prediction, float(cores), verdict))
+        estimate = Estimate(expected(member, cores), BY_BUSY_CORES)
+        found.append(Candidate(Allocation(grant, 0, *cache), None, float(cores), verdict, estimate))
     return tuple(found)
 
 
@@ -82,9 +76,3 @@ def waiting(snapshot: Snapshot, here: Collection[str]) -> list[Decision]:
 def _nothing(snapshot: Snapshot) -> Allocation:
     total = total_cores(snapshot)
     return Allocation(CpuGrant(total, total))
-
-
-def _quantile(probability: float) -> float:
-    """Of the standard normal distribution."""
-    p = min(max(probability, 1e-6), 1.0 - 1e-6)
-    return math.log(p / (1.0 - p)) / _LOGISTIC

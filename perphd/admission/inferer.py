@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from perphd.admission.context import work_of
 from perphd.admission.detector import Target
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant, Weight
-from perphd.domain.decision import Candidate, Prediction
+from perphd.domain.decision import Candidate, Estimate, Prediction
 from perphd.domain.policy import Band, ModelContext, ResPerfModel
 
 WEIGHTS: tuple[Weight, ...] = (IDLE, 6, 12, 25, 50, 100)
@@ -92,12 +92,18 @@ def lattice(current: Allocation, floor_cores: int, knobs: Knobs) -> tuple[Alloca
 
 @dataclass(frozen=True, slots=True)
 class Assessed:
-    """One allocation with its predicted score band and what batch is predicted to get (sd in cores)."""
+    """One allocation with the score band to decide by and what batch is predicted to get (sd in cores).
+
+    ``asked``: the model's own answer, where ``prediction`` is more than that: what is seen at the moment, or a rule
+    named ``basis``, has moved it.
+    """
 
     allocation: Allocation
     prediction: Prediction
     batch_cores: float
     batch_sd_cores: float = 0.0
+    asked: Prediction | None = None
+    basis: str = ""
 
 
 def assess(
@@ -326,7 +332,11 @@ def core_counts(assessed: Sequence[Assessed]) -> list[int]:
 
 def as_candidate(item: Assessed, most_batch: float, verdict: str) -> Candidate:
     """The record of a candidate for the explanation."""
-    return Candidate(item.allocation, item.prediction, max(0.0, most_batch - item.batch_cores), verdict)
+    lost = max(0.0, most_batch - item.batch_cores)
+    if item.asked is None:
+        return Candidate(item.allocation, item.prediction, lost, verdict)
+    estimate = Estimate(item.prediction.score, item.basis)
+    return Candidate(item.allocation, item.asked, lost, verdict, estimate)
 
 
 def _weight_index(weight: Weight) -> int:

@@ -237,7 +237,7 @@ def may_try(exploration: Exploration, move: Move, current: Allocation) -> str:
         return "nothing known is better, and exploration is off"
     if move.chosen.cpu.exclusive and not current.cpu.exclusive:
         return "nothing known is better, and only batch's settings may be explored"
-    scores = {c.allocation: c.prediction.score for c in move.candidates}
+    scores = {c.allocation: c.score for c in move.candidates}
     if scores.get(move.chosen, math.inf) < scores.get(current, 0.0):
         return "what is untried is predicted to be worse"
     return ""

@@ -34,6 +34,8 @@ SURPRISE_SIGMA = 2.0
 
 MINOR_PART = 0.3
 """Exponent on how much slower instructions are where cache and bandwidth are not what it suffers from most."""
+SEEN_NOW = "as slow as now, less what batch gives up"
+"""By what a rescue corrects the model's answers."""
 AS_GOOD = 0.97
 """A score that is this share of another counts as equal where neither is enough."""
 
@@ -215,7 +217,10 @@ def _assess(
         gain *= math.exp(surprise * alike)
         doubt = math.exp(-scene.settings.confidence_z * abs(surprise) * alike * (1.0 - alike))
         prediction = Prediction(p.score * gain, p.lower * gain * doubt, p.upper * gain / doubt, p.support)
-        found.append(replace(item, prediction=prediction, batch_cores=scene.batch_value(item)))
+        item = replace(item, batch_cores=scene.batch_value(item))
+        if prediction != p:
+            item = replace(item, prediction=prediction, asked=p, basis=SEEN_NOW)
+        found.append(item)
     return tuple(found)
 
 

@@ -233,19 +233,23 @@ def _numbers(decision: Decision) -> list[Part]:
             (
                 Styled(str(item.allocation), "bold" if item.allocation == decision.chosen else ""),
                 _score(item.prediction),
-                number(item.prediction.support),
+                number(item.prediction.support) if item.prediction is not None else NONE,
+                f"{item.score:.2f}" if math.isfinite(item.score) else NONE,
                 number(item.batch_cores_lost),
                 item.verdict,
             )
             for item in decision.candidates
         ]
-        columns = ("  CONSIDERED", "SCORE [LOWER, UPPER]", "SAMPLES", "COSTS BATCH (CORES)", "VERDICT")
-        parts.append(table("", columns, [(f"  {row[0]}", *row[1:]) for row in rows], right=(2, 3)))
+        columns = ("  CONSIDERED", "MODEL [LOWER, UPPER]", "SAMPLES", "USED", "COSTS BATCH (CORES)", "VERDICT")
+        parts.append(table("", columns, [(f"  {row[0]}", *row[1:]) for row in rows], right=(2, 3, 4)))
+        rules = {item.estimate.basis for item in decision.candidates if item.estimate is not None}
+        parts += [text(f"  USED is an estimate where it differs from MODEL: {rule}") for rule in sorted(rules)]
     return parts
 
 
-def _score(prediction: Prediction) -> str:
-    if not math.isfinite(prediction.score):
+def _score(prediction: Prediction | None) -> str:
+    """The model's own answer; nothing where no model was asked."""
+    if prediction is None or not math.isfinite(prediction.score):
         return NONE
     return f"{prediction.score:.2f} [{prediction.lower:.2f}, {prediction.upper:.2f}]"
 

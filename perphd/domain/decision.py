@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -96,13 +97,35 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class Estimate:
+    """The score by which a candidate was ranked, where a rule and not the model alone gave it. No band.
+
+    ``score``: as in ``Prediction``; ``basis``: the rule, in words.
+    """
+
+    score: float
+    basis: str
+
+
+@dataclass(frozen=True, slots=True)
 class Candidate:
-    """An allocation that was considered. ``batch_cores_lost``: what it costs batch, in CPUs of work per second."""
+    """An allocation that was considered. ``batch_cores_lost``: what it costs batch, in CPUs of work per second.
+
+    ``prediction``: the model's own answer, None where no model was asked; ``estimate``: what was used instead of it.
+    """
 
     allocation: Allocation
-    prediction: Prediction
+    prediction: Prediction | None
     batch_cores_lost: float
     verdict: str
+    estimate: Estimate | None = None
+
+    @property
+    def score(self) -> float:
+        """The score by which it was ranked; NaN if it was not."""
+        if self.estimate is not None:
+            return self.estimate.score
+        return self.prediction.score if self.prediction is not None else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +156,7 @@ def target_reachable(decision: Decision) -> bool | None:
     """
     if decision.verdict.health is not Health.DEGRADED or not decision.candidates:
         return None
-    return any(item.prediction.score >= 1.0 for item in decision.candidates)
+    return any(item.score >= 1.0 for item in decision.candidates)
 
 
 @dataclass(frozen=True, slots=True)

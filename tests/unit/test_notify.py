@@ -142,7 +142,7 @@ def test_an_unreachable_target_is_one_that_no_candidate_meets():
     status = agent.status()
     db = next(item for item in status.workloads if item.spec.name == "db")
     assert db.decision is not None
-    hopeless = tuple(replace(c, prediction=replace(c.prediction, score=0.7)) for c in db.decision.candidates)
+    hopeless = tuple(replace(c, prediction=Prediction(0.7, 0.6, 0.8, 1.0)) for c in db.decision.candidates)
     assert hopeless
     missed = replace(db, decision=replace(db.decision, candidates=hopeless))
     assert (IncidentKind.UNREACHABLE, "db") in wrong(replace(status, workloads=(missed,)), agent.tally)
