@@ -9,14 +9,13 @@ from typing import TypeVar
 from perphd.domain.policy import ModelContext, ResPerfModel, Snapshot, WorkloadView
 from perphd.domain.reading import Reading, Unavailable, available, value_or
 from perphd.domain.sample import Quality, Sample
+from perphd.domain.smt import SMT_SLOWER
 from perphd.domain.workload import Kind
 
 STARVED_PCT = 20.0
 """CPU pressure of a batch workload above which its use says nothing about what it would like to use."""
 
 
-SMT_SLOWER = 1.59
-"""CPU time for the same work beside a busy sibling thread, relative to without (1 / 0.63)."""
 MOST_GROWTH = 4.0
 """How far beyond the loads that were seen undisturbed an LRA's use of CPU is extrapolated."""
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from perphd.admission import crowd_records, memory, partition
+from perphd.admission import crowd_records, memory
 from perphd.admission.backoff import doubled_s
 from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, total_cores
 from perphd.admission.crowd_cores import SharedCores, Shares, divide
@@ -42,13 +42,12 @@ from perphd.admission.member import (
 from perphd.admission.origin import nothing_to_give
 from perphd.admission.placement import Cores, lend, place
 from perphd.admission.settings import PolicySettings
+from perphd.admission.thresholds import FAIR, LIKELY, SURE
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant, Weight
 from perphd.domain.decision import Action, Decision, Outcome
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import Unavailable, available
 
-BEGIN_CHANCE: Final = 0.9
-"""Chance to be enough with which everybody begins: what of it is not needed is given back."""
 WANTS_MORE: Final = 0.9
 """Share of its cores that batch must want, or none are given back to it."""
 FAR_SHORT: Final = 0.8
@@ -171,7 +170,7 @@ class CrowdTick:
             if member.demand is None:
                 return max(1, self.cores.total // (len(self.looks) + 1))
             # Beside everybody else its use is not quite its own: a guess is made again when it is apart.
-            return self.cores.fewest(member, BEGIN_CHANCE)
+            return self.cores.fewest(member, SURE)
         if draft.action is Action.ROLLBACK and name not in self.undone:
             return member.cores
         if name in self.undone:
@@ -183,7 +182,7 @@ class CrowdTick:
             since_s = member.unknown_since_s if member.unknown_since_s is not None else self.now_s
             if self.now_s - since_s < look.settings.unknown_release_s or member.demand is None:
                 return member.cores
-            fewest = min(member.cores, self.cores.fewest(member, partition.LIKELY))
+            fewest = min(member.cores, self.cores.fewest(member, LIKELY))
             if fewest < member.cores:
                 draft.action = Action.SHRINK
                 draft.reason = f"not to be judged for long; by its use, {fewest} cores are likely enough"
@@ -210,9 +209,7 @@ class CrowdTick:
         member = found_too_few(member, look, self.now_s) if not hierarchy_is_to_blame(look) else member
         doubt = member.idle_cores_until_s > self.now_s
         # Busy cores are believed to be too few, whatever else is slow.
-        blame = guess >= partition.FAIR and (
-            hierarchy_is_to_blame(look) or guess >= partition.LIKELY or doubt
-        )
+        blame = guess >= FAIR and (hierarchy_is_to_blame(look) or guess >= LIKELY or doubt)
         why = f"score {member.level:.2f}"
         if blame and self.cache.tighten(member, look):
             draft.action = Action.GROW
@@ -226,7 +223,7 @@ class CrowdTick:
         step = STEPS[min(member.rescues, len(STEPS) - 1)]
         self.members[name] = member
         draft.action, draft.reason = Action.GROW, f"{why}: too few cores"
-        return self.cores.fewest(member, partition.LIKELY, member.cores + step)
+        return self.cores.fewest(member, LIKELY, member.cores + step)
 
     def _spared(self, name: str, member: Member, draft: Draft) -> int:
         """Fewer cores where they can be spared and somebody can use them; else those it has."""

@@ -14,9 +14,10 @@ from typing import Final
 from perphd.admission import ladder
 from perphd.admission.backoff import doubled_s
 from perphd.admission.bandwidth import delivered_pct
-from perphd.admission.member import HELPED, Look, Member, is_short
+from perphd.admission.member import Look, Member, is_short
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
+from perphd.admission.thresholds import HELPED_RATIO
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Cause
 from perphd.domain.policy import Snapshot, WorkloadView
@@ -156,7 +157,7 @@ class CacheTurn:
         if not look.clean or len(member.scores) < max(self.settings.evaluate_ticks, _ENOUGH_SAMPLES):
             return None
         self.state = replace(self.state, tightened=None)
-        if member.level >= 1.0 or math.isnan(trial.score) or member.level >= trial.score * HELPED:
+        if member.level >= 1.0 or math.isnan(trial.score) or member.level >= trial.score * HELPED_RATIO:
             self._ban(trial.ways, trial.pct)
             return None
         self.state = replace(self.state, ways=trial.ways, pct=trial.pct)

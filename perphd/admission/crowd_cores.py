@@ -15,10 +15,9 @@ from perphd.admission import partition
 from perphd.admission.member import Look, Member
 from perphd.admission.partition import Claim
 from perphd.admission.settings import PolicySettings
+from perphd.admission.thresholds import BOLD, FAIR, LIKELY, SURE
 from perphd.domain.reading import available
 
-SURE_CHANCE: Final = 0.9
-"""Chance from which a smaller part counts as certain, and need not wait nor go step by step."""
 MODEST: Final = 0.3
 """Chance from which a core less is worth a trial for batch's sake alone, where batch has few cores."""
 ODDS_PER_CORE: Final = 0.085
@@ -61,14 +60,14 @@ class SharedCores:
     def chance(self, member: Member, cores: int) -> float:
         """Probability that this LRA meets its target with so many cores."""
         if member.demand is None:
-            return partition.NEVER if cores < member.cores else partition.SURE
+            return partition.NEVER if cores < member.cores else partition.KNOWN
         return partition.chance(member.seen, cores, member.demand, self.threads, self.now_s, member.anchor)
 
     def is_idle(self, member: Member, cores: int) -> bool:
         """True if so few cores would not be busy with what it wants."""
         if member.demand is None:
             return False
-        return partition.chance((), cores, member.demand, self.threads, self.now_s) >= partition.LIKELY
+        return partition.chance((), cores, member.demand, self.threads, self.now_s) >= LIKELY
 
     def fewest(self, member: Member, wanted: float, least: int = 1) -> int:
         """The fewest cores with that chance; all that there can be if none have it."""
@@ -93,16 +92,16 @@ class SharedCores:
         if member.cores == 1 or len(member.scores) < 2:
             return member.cores, ""
         calm_s = self.now_s - member.calm_since_s
-        sure = self.fewest(member, SURE_CHANCE)
+        sure = self.fewest(member, SURE)
         if sure < member.cores:
             if calm_s < settings.shrink_sure_after_s:
                 return member.cores, "more than enough; waiting before cores are given back"
             return sure, f"{sure} cores are as good as certain to be enough"
         guess = self.chance(member, member.cores - 1)
-        if guess < (partition.SLIM if needed else worth_a_trial(batch_cores)):
+        if guess < (BOLD if needed else worth_a_trial(batch_cores)):
             return member.cores, "just enough: with a core less it would likely miss its target"
         waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
-        if calm_s < waits_s[(guess < partition.FAIR) + (not needed)]:
+        if calm_s < waits_s[(guess < FAIR) + (not needed)]:
             return member.cores, "perhaps more than enough; waiting before a core is given back"
         return member.cores - 1, f"a {guess:.0%} chance that a core less is enough"
 
@@ -115,7 +114,7 @@ class SharedCores:
         score = partition.expected(member.seen, cores, member.demand, self.threads, self.now_s, member.anchor)
         if member.scores and cores < member.cores:
             score = min(score, member.level)
-        elif score < 1.0 and self.chance(member, cores) >= partition.LIKELY:
+        elif score < 1.0 and self.chance(member, cores) >= LIKELY:
             score = 1.0
         return score
 

@@ -14,6 +14,7 @@ from perphd.admission.detector import Target
 from perphd.admission.inferer import Assessed
 from perphd.admission.rescue import Move
 from perphd.admission.scene import Scene
+from perphd.admission.thresholds import FAIR, LIKELY, SURE
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action
 from perphd.domain.policy import ResPerfModel
@@ -70,7 +71,7 @@ class GiveBack:
             waited_s: for how long there has been one.
         """
         settings, stakes = self.scene.settings, self.scene.stakes
-        sure = inferer.chance(smaller.prediction, stakes.need, stakes.z) >= inferer.SURE
+        sure = inferer.chance(smaller.prediction, stakes.need, stakes.z) >= SURE
         waits_s = (0.0, settings.shrink_sure_after_s, settings.shrink_after_s)
         # Where the last step has left more than enough there is no need to look long; there is where some were undone.
         wait_s = waits_s[(not sure) + (self.stride == 1)]
@@ -99,7 +100,7 @@ class GiveBack:
         if not order:
             return None
         for item in self.scene.assess_these(order, self.model, self.target):
-            least = inferer.FAIR if fewest[item.allocation] == 1 else inferer.LIKELY
+            least = FAIR if fewest[item.allocation] == 1 else LIKELY
             if inferer.chance(item.prediction, stakes.need, stakes.z) >= least:
                 return item
         return None
@@ -109,7 +110,7 @@ class GiveBack:
         cache, cpu = (step.allocation for step in steps)
         stakes = self.scene.stakes
         both = self.scene.assess_these([replace(cache, cpu=cpu.cpu)], self.model, self.target)[0]
-        likely = inferer.chance(both.prediction, stakes.need, stakes.z) >= inferer.LIKELY
+        likely = inferer.chance(both.prediction, stakes.need, stakes.z) >= LIKELY
         return both if likely and not self.is_weaker_than_regretted(both.allocation) else None
 
     def _less_memory(self, current: Assessed) -> Assessed | None:

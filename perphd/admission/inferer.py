@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from perphd.admission.context import work_of
 from perphd.admission.detector import Target
+from perphd.admission.thresholds import BOLD, FAIR, LIKELY, SLIM, SURE
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant, Weight
 from perphd.domain.decision import Candidate, Estimate, Prediction
 from perphd.domain.policy import Band, ModelContext, ResPerfModel
@@ -21,9 +22,6 @@ WEIGHTS: tuple[Weight, ...] = (IDLE, 6, 12, 25, 50, 100)
 """Batch weights tried, weakest first. 100 is everybody's default: batch is never raised above an LRA."""
 MAX_CORE_STEPS = 16
 """At most so many different batch core counts are tried; on large hosts they are spread geometrically."""
-SURE, LIKELY, FAIR, BOLD, SLIM = 0.9, 0.6, 0.35, 0.2, 0.1
-"""Chances of meeting the target: as good as certain; worth a long step back; worth trying; worth a step back that
-would give batch much; worth exploring when the target is missed."""
 LEAST_GAIN_SHARE, LEAST_SURE_SHARE = 0.05, 0.02
 """A step back must promise batch this share more than it has: less is within the noise of what is measured; the smaller
 one if it is as good as certain to keep the target."""

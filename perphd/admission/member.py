@@ -16,6 +16,7 @@ from perphd.admission.partition import Anchor, Seen
 from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings, at_pace, settings_for
+from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
 from perphd.domain.decision import Cause
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import Reading, Unavailable, available
@@ -33,9 +34,6 @@ RISING: Final = 1.1
 """A score that grows by this factor from sample to sample is on its way."""
 AMPLE: Final = 1.08
 """From here on a core less is plainly enough."""
-CLEARLY: Final = 0.95
-"""A score below this right after cores were given back shows that it needs them."""
-HELPED: Final = 1.03
 FALLS: Final = 0.3
 """Part of a fall of demand that one sample is believed; a rise is believed at once."""
 ELSEWHERE: Final = 0.94
@@ -285,7 +283,7 @@ def judge_trial(member: Member, look: Look) -> TrialFinding:
     shrunk = trial.after < trial.before
     if not look.clean:
         # Taking back does not wait for things to settle when far too little is left.
-        far = shrunk and available(look.score) and look.score < CLEARLY
+        far = shrunk and available(look.score) and look.score < WORSE_RATIO
         return TrialFinding.TOO_FEW if far else TrialFinding.OPEN
     if not member.scores:
         return TrialFinding.OPEN
@@ -302,7 +300,7 @@ def judge_trial(member: Member, look: Look) -> TrialFinding:
     level = mean(member.scores[-settings.evaluate_ticks :])
     if level >= 1.0:
         return TrialFinding.ENOUGH
-    if math.isnan(trial.score) or level >= trial.score * HELPED:
+    if math.isnan(trial.score) or level >= trial.score * HELPED_RATIO:
         return TrialFinding.TOO_FEW
     return TrialFinding.NO_HELP
 

@@ -16,19 +16,16 @@ from perphd.admission import inferer
 from perphd.admission.backoff import doubled_s
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
+from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 
-HELPED_RATIO = 1.03
-"""A change that raises the score by less than this did not help."""
-WORSE_RATIO = 0.95
-"""A change that lowers the score below this share of what it was is undone."""
 PATIENCE = 3
 """While the samples cannot tell, a change is watched for so many times ``evaluate_ticks``."""
 _CLEAR = 1.0
-_CLEARLY, _CLEAR_SIGMA = 0.95, 1.5
-"""One sample after a step back is enough when it is so far below target, and by so many times its scatter."""
+_CLEAR_SIGMA = 1.5
+"""One sample after a step back is enough when it is below ``WORSE_RATIO`` and by so many times its scatter."""
 FEW = 3
 """Samples of which one is no news."""
 SLIGHTLY, OFTEN, OFTEN_OF = 0.98, 3, 8
@@ -115,7 +112,7 @@ def judge(
         if is_ample(scores, noise_sd):
             return Came.HELPED
         short = -math.log(max(after, 1e-6))
-        if after < _CLEARLY and short > _CLEAR_SIGMA * doubt:
+        if after < WORSE_RATIO and short > _CLEAR_SIGMA * doubt:
             return Came.TOO_LITTLE
         if early or n < min(2, settings.evaluate_ticks):
             return Came.OPEN

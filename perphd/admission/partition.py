@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.admission.backoff import doubled_s
+from perphd.domain.smt import thread_speed
 
-SMT_LOSS: Final = 0.35
-"""Speed that a hardware thread loses when its sibling is always busy; the archetypes lose 0.29 to 0.4."""
 KNEE_BUSY: Final = 0.60
 """Busy share of many CPUs at which an unknown service is as likely as not on target; ``KNEE_FEW`` less per CPU^-1:"""
 KNEE_FEW: Final = 0.3
@@ -28,8 +27,8 @@ LESS_DEMAND: Final = 1.15
 FAILED_BEFORE: Final = 0.5
 """Part of a chance that is left where the same was too few some time ago."""
 GOOD_LASTS_S: Final = 300.0
-SURE, LIKELY, FAIR, SLIM, NEVER = 0.95, 0.6, 0.4, 0.2, 0.03
-"""Chances: known to be enough; what a rescue aims at; worth a trial; hardly; known to be too little."""
+KNOWN, NEVER = 0.95, 0.03
+"""Chances of what is known to be enough, and to be too little."""
 LEAST_GAIN: Final = 1.10
 """The worst score must win by this factor, or cores that others need as well are not moved."""
 STEEP: Final = 6.0
@@ -108,7 +107,7 @@ def busy_share(demand: float, cores: int, threads_per_core: int) -> float:
 
 def _speed(busy: float, threads_per_core: int) -> float:
     """Speed of a hardware thread, relative to a core of its own, where CPUs are busy for this share of their time."""
-    return 1.0 - SMT_LOSS * min(busy, 1.0) ** 2 if threads_per_core > 1 else 1.0
+    return thread_speed(busy) if threads_per_core > 1 else 1.0
 
 
 def chance(
@@ -127,17 +126,17 @@ def chance(
     if bad:
         return NEVER
     if any(s.good and cores >= s.cores and demand <= s.demand * SAME_DEMAND for s in alive):
-        return SURE
+        return KNOWN
     if anchor is not None:
         score, sd = predicted(anchor, cores, demand, threads_per_core)
         guess = 0.5 * (1.0 + math.erf(math.log(score) / (sd * math.sqrt(2.0))))
         if any(not s.good and cores <= s.cores and demand * LESS_DEMAND >= s.demand for s in seen):
             guess *= FAILED_BEFORE  # it may be tried again, but what speaks against it is not forgotten yet
-        return min(max(guess, NEVER), SURE)
+        return min(max(guess, NEVER), KNOWN)
     busy = busy_share(demand, cores, threads_per_core)
     knee = _knee(alive, cores, threads_per_core)
     guess = 1.0 / (1.0 + math.exp(min((busy - knee) / KNEE_WIDTH, 50.0)))
-    return min(max(guess, NEVER), SURE)
+    return min(max(guess, NEVER), KNOWN)
 
 
 def _knee(alive: Sequence[Seen], cores: int, threads_per_core: int) -> float:

@@ -6,8 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from perphd.admission.partition import LEAST_GAIN, SMT_LOSS
+from perphd.admission.partition import LEAST_GAIN
 from perphd.domain.cpuset import CpuSet
+from perphd.domain.smt import SIBLING_SPEED
 from perphd.domain.topology import Topology
 
 Cores = tuple[int, ...]
@@ -96,7 +97,7 @@ def lend(
 
 def _guests(lent: int, cores: int) -> float:
     """By what factor guests on so many of its cores delay an LRA: the siblings are always busy there, and it queues."""
-    return (1.0 + SMT_LOSS * lent / cores) ** 2
+    return (1.0 + (1.0 - SIBLING_SPEED) * lent / cores) ** 2
 
 
 def cpus_of(topology: Topology, cores: Cores) -> CpuSet:

@@ -13,6 +13,7 @@ from perphd.admission import inferer
 from perphd.admission.context import batch_demand_cores, model_context
 from perphd.admission.detector import Target
 from perphd.admission.scene import Scene
+from perphd.admission.thresholds import SURE
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Evidence
 from perphd.domain.policy import ResPerfModel
@@ -75,7 +76,7 @@ def advise(
     here = next(i for i, a in enumerate(allocations) if a == scene.current)
     has = today[here].batch_cores
     least = inferer.chance(later[here].prediction, 1.0, z)
-    if least >= inferer.SURE:
+    if least >= SURE:
         return None
     best: tuple[float, Allocation] | None = None
     for a, item, spiked in zip(allocations, today, later, strict=True):

@@ -12,9 +12,10 @@ from dataclasses import dataclass, replace
 
 from perphd.admission import inferer, ladder
 from perphd.admission.backoff import doubled_s
-from perphd.admission.outcomes import HELPED_RATIO, WORSE_RATIO, Came, Pending
+from perphd.admission.outcomes import Came, Pending
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
+from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Action, Cause
 from perphd.domain.reading import available

@@ -12,19 +12,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from perphd.admission import inferer, ladder
-from perphd.admission.context import SMT_SLOWER, giving_now, model_context
+from perphd.admission.context import giving_now, model_context
 from perphd.admission.detector import Judgement, Target
 from perphd.admission.domains import protections_beside
 from perphd.admission.inferer import Assessed
-from perphd.admission.outcomes import FEW, HELPED_RATIO, PATIENCE
+from perphd.admission.outcomes import FEW, PATIENCE
 from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
+from perphd.admission.thresholds import HELPED_RATIO, SURE
 from perphd.domain.allocation import IDLE, Allocation
 from perphd.domain.decision import Action, Candidate, Cause, Prediction
 from perphd.domain.policy import ResPerfModel
 from perphd.domain.reading import available
 from perphd.domain.sample import Sample
+from perphd.domain.smt import SMT_SLOWER
 
 RECENT = 5
 """Samples that count as now."""
@@ -217,10 +219,13 @@ def _assess(
         gain *= math.exp(surprise * alike)
         doubt = math.exp(-scene.settings.confidence_z * abs(surprise) * alike * (1.0 - alike))
         prediction = Prediction(p.score * gain, p.lower * gain * doubt, p.upper * gain / doubt, p.support)
-        item = replace(item, batch_cores=scene.batch_value(item))
-        if prediction != p:
-            item = replace(item, prediction=prediction, asked=p, basis=SEEN_NOW)
-        found.append(item)
+        value = scene.batch_value(item)
+        if prediction == p:
+            found.append(replace(item, batch_cores=value))
+        else:
+            found.append(
+                replace(item, prediction=prediction, batch_cores=value, asked=p, basis=SEEN_NOW)
+            )
     return tuple(found)
 
 
@@ -239,7 +244,7 @@ def _fits(scene: Scene, item: Assessed, near: bool, assessed: Sequence[Assessed]
         # Relief at once: the weakest batch of every place; what of it is not needed is given back afterwards.
         weak = there.cpu.exclusive or there.cpu.batch_weight is IDLE or there.cpu == here.cpu
         return weak or not scene.knobs().batch_weight
-    if inferer.chance(item.prediction, 1.0, scene.settings.confidence_z) >= inferer.SURE:
+    if inferer.chance(item.prediction, 1.0, scene.settings.confidence_z) >= SURE:
         return True
     if there.cpu == here.cpu:
         return inferer.asks_no_more(here, there)

@@ -36,6 +36,7 @@ from perphd.admission.rescue import AS_GOOD, Move, Plight, rescue
 from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
+from perphd.admission.thresholds import FAIR
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import TROUBLED, Action, Cause, Decision, Health, Outcome, Verdict
 from perphd.domain.policy import ResPerfModel, Snapshot, WorkloadView
@@ -367,7 +368,7 @@ class Turn:
         here = self.scene.assess_these([self.current], model, self.target)[0]
         # What is out of reach is no harm: that is to do worse than undisturbed.
         need = min(1.0, AS_GOOD * self.target.reach)
-        return inferer.chance(here.prediction, need, self.settings.confidence_z) < inferer.FAIR
+        return inferer.chance(here.prediction, need, self.settings.confidence_z) < FAIR
 
     def _give_back(self, judged: Judgement, model: ResPerfModel) -> Move:
         if judged.verdict.health is not Health.HEALTHY:

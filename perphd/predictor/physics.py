@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from perphd.domain.allocation import Allocation
 from perphd.domain.policy import ModelContext
+from perphd.domain.smt import SIBLING_SPEED
 
 SHARING_LOSS = 0.2
 """Share of capacity lost when all of an LRA's time is spent on cores that it shares with demoted batch."""
@@ -33,8 +34,6 @@ keeps an LRA's threads there, in each other's way, rather than beside demoted ba
 delay of batch demoted on both. And the most that it is expected to add."""
 OWN_CORES_GAIN = 1.08
 """Work per CPU second on cores of one's own: no migration, no preemption, warm private caches."""
-SMT_SPEED = 0.63
-"""Speed of a hardware thread whose sibling is busy: two together do 1.26 times what one does alone."""
 _PREFERENCE = 0.85
 MAX_QUEUEING = 2.0
 """Most by which queueing alone is expected to multiply delay."""
@@ -138,7 +137,7 @@ def _siblings(
         running = np.minimum(wanted / _speed(running, own), 2.0 * own)
     split = _speed(running, own)
     beside = 1.0 - np.minimum(_PREFERENCE * free, threads) / threads
-    together = alone * (1.0 - (1.0 - SMT_SPEED) * np.clip(beside * per_core, 0.0, 1.0))
+    together = alone * (1.0 - (1.0 - SIBLING_SPEED) * np.clip(beside * per_core, 0.0, 1.0))
     speed = np.where(grants.exclusive, split, together) / alone
     enough = np.where(grants.exclusive, np.minimum(1.0, running * split / wanted), 1.0)
     return np.clip(speed, 0.3, 1.0), np.clip(enough, 0.02, 1.0), beside
@@ -147,7 +146,7 @@ def _siblings(
 def _speed(threads: Floats, cores: Floats) -> Floats:
     """Mean speed of so many running threads on so many cores of two: siblings meet as the square of how full it is."""
     full = np.clip(threads / (2.0 * cores), 0.0, 1.0)
-    speed: Floats = 1.0 - (1.0 - SMT_SPEED) * full * full
+    speed: Floats = 1.0 - (1.0 - SIBLING_SPEED) * full * full
     return speed
 
 

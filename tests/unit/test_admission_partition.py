@@ -120,7 +120,7 @@ def test_chances_lie_between_known_to_be_too_few_and_known_to_be_enough(
     seen: list[Seen], demand: float, cores: int
 ) -> None:
     found = chance(seen, cores, demand, 2, 0.0)
-    assert partition.NEVER <= found <= partition.SURE
+    assert partition.NEVER <= found <= partition.KNOWN
     assert math.isfinite(expected(seen, cores, demand, 2, 0.0))
 
 
@@ -131,8 +131,8 @@ def test_experience_is_believed_as_far_as_it_reaches() -> None:
     assert chance(seen, 4, 1.5, 2, 1.0) > partition.NEVER
     assert chance(seen, 3, 2.0, 2, 61.0) > partition.NEVER  # for a while only
     seen = note(seen, Seen(4, 2.0, 1.2, 400.0), 2.0, 60.0)
-    assert chance(seen, 4, 2.0, 2, 3.0) == partition.SURE
-    assert chance(seen, 5, 1.9, 2, 3.0) == partition.SURE
+    assert chance(seen, 4, 2.0, 2, 3.0) == partition.KNOWN
+    assert chance(seen, 5, 1.9, 2, 3.0) == partition.KNOWN
     assert expected(seen, 3, 2.0, 2, 3.0) <= 0.7
 
 

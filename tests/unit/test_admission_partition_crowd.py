@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from perphd.admission.crowd_cores import SharedCores, Shares, divide, worth_a_trial
 from perphd.admission.detector import DetectorState, Judgement, Target
 from perphd.admission.member import Look, Member, Trial
-from perphd.admission.partition import SLIM
 from perphd.admission.perph import PerphMemory
 from perphd.admission.settings import PolicySettings
+from perphd.admission.thresholds import BOLD
 from perphd.domain.allocation import IDLE, KEEP, Keep, Weight
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Action, Cause, Health, Verdict
@@ -167,7 +167,7 @@ def test_cores_are_spared_when_that_is_sure_or_was_waited_for() -> None:
     few, why = spared(calm(2, 1.8))
     assert (few, why[:11]) == (2, "just enough")
     # Worth it for a neighbour that is short, not for one core more of 60.
-    assert SLIM <= cores.chance(calm(3, 1.8), 2) < worth_a_trial(60)
+    assert BOLD <= cores.chance(calm(3, 1.8), 2) < worth_a_trial(60)
     assert spared(calm(3, 1.8), needed=True, batch_cores=60)[0] == 2
     assert spared(calm(3, 1.8), batch_cores=60)[0] == 3
 

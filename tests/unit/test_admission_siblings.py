@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.admission import inferer
-from perphd.admission.context import SMT_SLOWER, work_of
+from perphd.admission.context import work_of
 from perphd.admission.inferer import Assessed, Stakes
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant
 from perphd.domain.decision import Prediction
+from perphd.domain.smt import SMT_SLOWER
 
 SURE = Prediction(1.5, 1.45, 1.55, 10.0)
 

@@ -25,6 +25,7 @@ from perphd.agent.tally import Tally
 from perphd.control import hooks as module
 from perphd.control.hooks import Hooks, payload
 from perphd.domain.control import Pause
+from perphd.domain.decision import Prediction
 from perphd.domain.errors import ConfigError
 from perphd.domain.incident import HOUR_S, Condition, IncidentKind, Notice, NoticeFilter, NoticeRule
 from perphd.domain.sample import Quality
