@@ -155,18 +155,18 @@ def wait_for_split(vm: Vm, when: str) -> None:
     wait_for_places(vm, SPLIT, f"batch was not confined {when}")
 
 
-def is_given_back(vm: Vm, at_rest: dict[str, str]) -> None:
-    """Nothing is different; systemd may take a moment to take a controller away."""
-    found: list[dict[str, str]] = []
-
-    def is_so() -> bool:
-        found.append(settings(vm))
-        return found[-1] == at_rest
-
+def is_given_back(vm: Vm, at_rest: dict[str, str], but: frozenset[str] = frozenset()) -> None:
+    """Nothing is different except these settings; systemd may take a moment to take a controller or drop-in away."""
     end_s = time.monotonic() + 60.0
-    while not is_so() and time.monotonic() < end_s:
+    while (changed := _changed(settings(vm), at_rest)).keys() != but and time.monotonic() < end_s:
         time.sleep(1.0)
-    assert found[-1] == at_rest
+    assert changed.keys() == but, changed
+
+
+def _changed(found: dict[str, str], at_rest: dict[str, str]) -> dict[str, tuple[str | None, str | None]]:
+    """The settings that differ, as they were at rest and as they are."""
+    pairs = {name: (at_rest.get(name), found.get(name)) for name in {*found, *at_rest}}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
 
 
 def enforce(vm: Vm) -> None:
