@@ -82,7 +82,7 @@ def test_the_worker_runs_confined_and_gives_way(vm: Vm) -> None:
 def test_it_forecasts_what_the_store_has(vm: Vm) -> None:
     vm.wait_until(f"[ -s {STATE}/forecasts.json ]", "it publishes nothing", PATIENCE_S, 2.0)
     vm.wait_until(
-        "perphctl status | grep -q '^forecasts: [1-9]'", "status names no forecast", PATIENCE_S, 5.0
+        "perphctl status -v | grep -q '^forecasts: [1-9]'", "status names no forecast", PATIENCE_S, 5.0
     )
     asked = vm.sh("curl -s --unix-socket /run/perphd/perphd.sock http://perphd/v1/forecasts || "
                   f"cat {STATE}/forecasts.json")  # fmt: skip
