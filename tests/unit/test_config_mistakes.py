@@ -86,3 +86,9 @@ def test_what_is_no_toml_or_no_table_is_one_mistake(tmp_path: Path) -> None:
     for text in ("[daemon", "lra = 3\n", "daemon = 3\n", "[[lra]]\n", "lra = [3]\n"):
         path.write_text(text)
         assert len(refusals(path)) == 1, text
+
+
+def test_a_refused_match_is_not_missing_as_well(tmp_path: Path) -> None:
+    path = tmp_path / "perphd.toml"
+    path.write_text('[[lra]]\nname = "db"\nmatch = "service:db"\n')
+    assert [mistake.key for mistake in refusals(path)] == ["lra[0].match"]
