@@ -116,7 +116,8 @@ def judge(scene: Scene, state: LraState, pending: Pending, noise_sd: float) -> S
     before, after = pending.score_before, mean(state.scores)
     held = quarantine.judged(state.quarantine, pending, came, after, scene.now_s, scene.settings)
     stands = not _is_undone(pending, came)
-    text = f"score {value_or(before, math.nan):.2f} -> {after:.2f}: {came}"
+    words = "the target is kept" if came is Came.HELPED and pending.action is Action.SHRINK else came
+    text = f"score {value_or(before, math.nan):.2f} -> {after:.2f}: {words}"
     outcome = Outcome(scene.now_s, scene.view.spec.name, pending.at_s, before, after, kept=stands, text=text)
     stride = _next_stride(scene, state, pending, came, noise_sd)
     state = replace(state, pending=None, stride=stride, quarantine=held)

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from perphd.control.render import HEALTH_STYLE, NONE, duration, number, settings_text
+from perphd.control.render import HEALTH_STYLE, NONE, delay_unit, duration, number, settings_text
 from perphd.control.render_host import group_name
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.control.wire import decode
@@ -57,6 +57,21 @@ _CAUSES = {
     Cause.SELF: "at the limit of its own load",
     Cause.REMOTE: "slowed by something outside of this host's resources",
 }
+
+
+_SIGNALS = {
+    "cpu_some_pct": "waiting for a CPU (PSI)",
+    "memory_some_pct": "waiting for memory (PSI)",
+    "io_some_pct": "waiting for disks (PSI)",
+    "cpi": "cycles per instruction",
+    "llc_occupancy_bytes": "last-level cache held",
+    "mbw_bytes_per_s": "memory bandwidth",
+    "network_pct": "network link",
+    "cpu_throttled_pct": "held back by its own CPU limit",
+}
+_PERFORMANCE = re.compile(r"(work|delay) \((\w+)\)")
+_WORK_SOURCES = {"sli": "", "mips": " (MIPS)", "cpu": " (CPU time)"}
+_LATENCY = re.compile(r"latency_(p\d+)_ms")
 
 
 def parse_at(content: str, now: datetime.datetime) -> float:
@@ -208,11 +223,22 @@ def _health(decision: Decision) -> str:
 
 
 def _evidence(item: Evidence) -> str:
+    """One line of what was looked at: in words, with units, beside what it is compared with."""
+    name, unit, beside = _SIGNALS.get(item.signal, item.signal), item.unit, "expected"
+    if name is not item.signal:
+        beside = "usually"
+    elif (found := _PERFORMANCE.fullmatch(item.signal)) and found[1] == "work":
+        name, beside = f"work{_WORK_SOURCES.get(found[2], f' ({found[2]})')}", "target"
+    elif found:
+        latency = _LATENCY.fullmatch(found[2])
+        name = f"{latency[1]} latency" if latency else f"delay ({found[2]})"
+        unit, beside = delay_unit(found[2]), "at most"
     if isinstance(item.observed, Unavailable):
-        return item.text or f"{item.signal}: {item.observed.reason}"
-    seen = f"{item.signal}: {_amount(item.observed, item.unit)}"
-    if available(item.expected):
-        seen += f", expected {_amount(item.expected, item.unit)}"
+        return item.text or f"{name}: {item.observed.reason}"
+    seen = f"{name}: {_amount(item.observed, unit)}"
+    # "Usually 0" says nothing, and what is compared with the usual in words needs no second figure.
+    if available(item.expected) and not (beside == "usually" and (not item.expected or "usual" in item.text)):
+        seen += f", {beside} {_amount(item.expected, unit)}"
     return f"{seen} ({item.text})" if item.text else seen
 
 

@@ -25,7 +25,8 @@ def start_logging(level: str, environment: Mapping[str, str] = os.environ) -> No
     """Log to the journal if that is where standard error goes, else to standard error as text."""
     send = _journal_send(environment)
     if send is None:
-        logging.basicConfig(stream=sys.stderr, level=level.upper(), format="%(levelname)s %(message)s")
+        text = "%(asctime)s %(levelname)s %(message)s"
+        logging.basicConfig(stream=sys.stderr, level=level.upper(), format=text, datefmt="%H:%M:%S")
     else:
         logging.basicConfig(handlers=[JournalHandler(send)], level=level.upper(), format="%(message)s")
     logging.getLogger("aiohttp").setLevel(logging.WARNING)

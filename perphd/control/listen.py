@@ -69,7 +69,7 @@ def from_systemd() -> Listener | None:
     return Listener(passed, path if isinstance(path, str) else os.fsdecode(path))
 
 
-def bind(path: str, read_gid: int | None) -> Listener:
+def bind(path: str, read_gid: int | None, read_group: str = "perphd") -> Listener:
     """Listen at ``path``, mode 0660 with the read group (0600 without one).
 
     A socket file that nobody answers on is a leftover and replaced. Two daemons that start at once cannot both
@@ -87,7 +87,7 @@ def bind(path: str, read_gid: int | None) -> Listener:
     try:
         _take_lock(lock, path)
         _clear_leftover(path)
-        listening, notes = _bind_new(path, read_gid)
+        listening, notes = _bind_new(path, read_gid, read_group)
     except OSError as exc:
         os.close(lock)
         raise PerphError(f"{path}: cannot be listened on: {exc.strerror}") from exc
@@ -129,7 +129,7 @@ def _clear_leftover(path: str) -> None:
     raise SocketTaken(f"{path}: another daemon answers on this socket; stop it or set daemon.socket")
 
 
-def _bind_new(path: str, read_gid: int | None) -> tuple[socket.socket, tuple[str, ...]]:
+def _bind_new(path: str, read_gid: int | None, read_group: str) -> tuple[socket.socket, tuple[str, ...]]:
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         # bind() makes the file with the process's umask: start closed, then open it to the group.
@@ -146,7 +146,8 @@ def _bind_new(path: str, read_gid: int | None) -> tuple[socket.socket, tuple[str
             except PermissionError:
                 notes = (f"{path}: its group could not be set (not root): only this user can connect",)
         else:
-            notes = (f"{path}: the read group does not exist: only root and this user can connect",)
+            found = f"{path}: there is no group {read_group!r} (read_group in [daemon])"
+            notes = (f"{found}: only root and this user can connect; groupadd --system {read_group}",)
         listening.listen(BACKLOG)
         listening.setblocking(False)
     except BaseException:

@@ -25,7 +25,7 @@ from perphd.control.render_host import group_name, host_lines
 from perphd.control.table import WIDTH, Cell, Part, Styled, Table, folded, plain, table, text
 from perphd.domain.allocation import IDLE, Allocation, CpuInstrument
 from perphd.domain.condition import BatchCondition, LraCondition
-from perphd.domain.decision import AWAITED, Cause, Health
+from perphd.domain.decision import AWAITED, Action, Cause, Health
 from perphd.domain.forecast import ForecastSummary
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.signals import Performance, performance, work_unit
@@ -60,6 +60,15 @@ _CONDITION_STYLE: Final[Mapping[str, str]] = {
 }
 _FLOOR_MET: Final = 0.9
 """Share of a floor from which it counts as met."""
+ACTION_WORDS: Final = {
+    Action.HOLD: "no change",
+    Action.GROW: "more protection",
+    Action.SHRINK: "back to batch",
+    Action.EXPLORE: "trial",
+    Action.ROLLBACK: "undone",
+    Action.RELEASE: "all given back",
+}
+"""What a decision does, for a reader who sees batch's settings beside it."""
 LRA_HEADS: Final = ("LRA", "HEALTH", "RATE", "TARGET", "DELAY", "MAX", "USES", "HAS")
 BATCH_HEADS: Final = ("BATCH", "STATE", "GIVEN", "WANTED", "MEMORY", "IN FORCE")
 
@@ -329,7 +338,7 @@ def why_lines(item: WorkloadStatus, status: AgentStatus, now_s: float, verbose: 
         lines.append(f"{name}: {decision.reason}{culprit}")
     elif item.mode is Mode.OBSERVE and item.would is not None:
         ago = duration(now_s - item.would.at_s)
-        wish = f"{has_words(item.would.chosen)} ({item.would.action})"
+        wish = f"{has_words(item.would.chosen)} ({ACTION_WORDS[item.would.action]})"
         lines.append(Styled(f"{name}: {ago} ago enforce would have set: {wish}; see perphctl report", "cyan"))
     indent = " " * len(name)
     if not verbose:
@@ -373,7 +382,7 @@ def change_text(change: Change) -> str:
     would = "" if change.mode is Mode.ENFORCE else "would be "
     before, after = has_words(change.before), has_words(change.after)
     what = f"{before} -> {after}" if before != after else f"stays {after}"
-    return f"{change.workload}: {would}{what} ({change.action})"
+    return f"{change.workload}: {would}{what} ({ACTION_WORDS[change.action]})"
 
 
 def _needs_somebody(status: AgentStatus) -> list[Part]:

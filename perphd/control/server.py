@@ -88,7 +88,9 @@ class ControlServer:
             SocketTaken: another daemon has the socket.
             PerphError: the socket cannot be made.
         """
-        self._listener = listen.from_systemd() or listen.bind(self._path, self._access.read_gid)
+        access = self._access
+        bound = listen.from_systemd()
+        self._listener = bound or listen.bind(self._path, access.read_gid, access.read_group)
         for note in self._listener.notes:
             _log.warning("%s", note)
         try:

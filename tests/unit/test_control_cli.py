@@ -394,7 +394,7 @@ def test_explain_for_people():
     grown, held = decision(100.0), decision(90.0, Action.HOLD)
     shown = plain(explain_parts([grown, held], 0.0))
     assert "It was degraded, short of cpu because of pi (for 3 s)." in shown
-    assert "work (sli): 812 /s, expected 1206 /s (33% below the target)" in shown
+    assert "work: 812 /s, target 1206 /s (33% below the target)" in shown
     assert "perphd protected it more: batch on 2 of 4 cores" in shown
     assert "to   confined(batch on 2/4 cores, weight 20)" in shown
     assert "perphd left everything as it is" in shown

@@ -35,7 +35,7 @@ def test_open_to_the_read_group_alone(path: str):
 def test_without_a_group_only_this_user(path: str):
     listener = bind(path, None)
     assert mode(path) == 0o600
-    assert "read group does not exist" in listener.notes[0]
+    assert "groupadd --system perphd" in listener.notes[0]
     listener.close()
 
 

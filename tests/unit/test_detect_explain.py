@@ -13,7 +13,7 @@ from perphd.control.explain import REMEMBERED, batch_parts, explain_parts, summa
 from perphd.control.table import plain
 from perphd.control.wire import decode, encode
 from perphd.domain.allocation import IDLE, UNTOUCHED, Settings
-from perphd.domain.decision import Action, Aftermath, Cause, Outcome
+from perphd.domain.decision import Action, Aftermath, Cause, Evidence, Health, Outcome, Verdict
 from perphd.domain.plan import ChangeSet, Stage, Write
 from perphd.domain.reading import available
 from perphd.domain.status import WorkloadStatus
@@ -138,3 +138,27 @@ def test_a_change_of_mode_makes_a_decision_news() -> None:
     records.decision(replace(decision(11.0), mode=Mode.OBSERVE))
     records.decision(replace(decision(12.0), mode=Mode.ENFORCE))
     assert [d.mode for d in records.decisions("db", None, 5)] == [Mode.ENFORCE, Mode.OBSERVE]
+
+
+@pytest.mark.parametrize(
+    ("evidence", "line"),
+    [
+        (
+            Evidence("delay (latency_p95_ms)", 6.32, 9.43, "", "0.67 x the accepted delay"),
+            "p95 latency: 6.32 ms, at most 9.43 ms (0.67 x the accepted delay)",
+        ),
+        (
+            Evidence("work (mips)", 812.0, 1206.0, "/s", "33% below the target"),
+            "work (MIPS): 812 /s, target 1206 /s (33% below the target)",
+        ),
+        (
+            Evidence("cpu_some_pct", 54.1, 18.2, "%", "36 points above its usual 18 %"),
+            "waiting for a CPU (PSI): 54.1 % (36 points above its usual 18 %)",
+        ),
+        (Evidence("cpu_throttled_pct", 4.0, 0.0, "%", ""), "held back by its own CPU limit: 4 %"),
+        (Evidence("extra time", 8.15, 0.0, "threads", ""), "extra time: 8.15 threads, expected 0 threads"),
+    ],
+)
+def test_evidence_reads_as_words_and_units(evidence: Evidence, line: str) -> None:
+    verdict = Verdict(Health.DEGRADED, Cause.CPU, 0.0, (evidence,))
+    assert line in plain(explain_parts([replace(decision(10.0), verdict=verdict)], 0.0))
