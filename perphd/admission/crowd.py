@@ -19,6 +19,7 @@ from typing import Final
 from perphd.admission import crowd_records, memory
 from perphd.admission.backoff import doubled_s
 from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, total_cores
+from perphd.admission.core_curve import CoreCurve
 from perphd.admission.crowd_cores import SharedCores, Shares, divide
 from perphd.admission.crowd_records import Draft
 from perphd.admission.crowd_state import Crowd, Result, floor_cores, present
@@ -30,6 +31,7 @@ from perphd.admission.member import (
     Member,
     Trial,
     TrialFinding,
+    curve_of,
     demand_of,
     found_enough,
     found_too_few,
@@ -70,6 +72,7 @@ class CrowdTick:
         views = present(snapshot)
         self.looks = {v.spec.name: self._look(v, detectors) for v in views}
         self.members: dict[str, Member] = {}
+        self.curves: dict[str, CoreCurve] = {}
         self.drafts: dict[str, Draft] = {name: Draft() for name in self.looks}
         self.outcomes: list[Outcome] = []
         self.undone: set[str] = set()
@@ -95,8 +98,9 @@ class CrowdTick:
         for name, look in self.looks.items():
             self.members[name] = self._seen(name, look)
         self._judge_cache()
+        self.curves = {name: self._curve(name) for name in self.looks}
         wanted = {name: self._wanted(name) for name in self.looks}
-        shares = divide(self.cores, wanted, self.members, self.looks)
+        shares = divide(self.cores, wanted, self.members, self.looks, self.curves)
         if shares.lacks is not None:
             self._explain_shortage(shares.counts, shares.lacks)
         self._loosen(shares.counts)
@@ -109,6 +113,11 @@ class CrowdTick:
         state = known.detector if known is not None else detectors.get(view.spec.name, DetectorState())
         target = known.target if known is not None else None
         return look_at(self.snapshot, view, self.settings, state, is_apart=known is not None, known=target)
+
+    def _curve(self, name: str) -> CoreCurve:
+        cores = self.cores
+        cache = self.cache.protection(name)
+        return curve_of(self.members[name], self.looks[name], cores.total, cores.most, cache)
 
     def _seen(self, name: str, look: Look) -> Member:
         """The member with what this sample tells, its trial judged."""
@@ -126,10 +135,10 @@ class CrowdTick:
         usage = sample.cpu_usage_cores if sample is not None else math.nan
         busy = usage / (member.cores * self.cores.threads) if available(usage) else 0.0
         demand = demand_of(look, busy, self.cores.threads)
-        member = take_in(member, look, demand, self.cores.threads, self.now_s, self.snapshot.period_s)
+        member = take_in(member, look, demand, self.now_s, self.snapshot.period_s)
         if member.trial is not None:
             member = self._judged(name, member, member.trial, look)
-        return found_enough(member, look, self.now_s)
+        return found_enough(member)
 
     def _judged(self, name: str, member: Member, trial: Trial, look: Look) -> Member:
         came = judge_trial(member, look)
@@ -142,7 +151,7 @@ class CrowdTick:
         before = trial.score if not math.isnan(trial.score) else Unavailable("not known")
         self.outcomes.append(Outcome(self.now_s, name, trial.at_s, before, after, kept=kept, text=text))
         if shrunk and came is TrialFinding.TOO_FEW:
-            member = found_too_few(member, look, self.now_s)
+            member = found_too_few(member, look)
         member = replace(member, trial=None)
         if shrunk and came is TrialFinding.TOO_FEW:
             self.undone.add(name)
@@ -170,7 +179,7 @@ class CrowdTick:
             if member.demand is None:
                 return max(1, self.cores.total // (len(self.looks) + 1))
             # Beside everybody else its use is not quite its own: a guess is made again when it is apart.
-            return self.cores.fewest(member, SURE)
+            return self.curves[name].fewest(SURE)
         if draft.action is Action.ROLLBACK and name not in self.undone:
             return member.cores
         if name in self.undone:
@@ -182,7 +191,7 @@ class CrowdTick:
             since_s = member.unknown_since_s if member.unknown_since_s is not None else self.now_s
             if self.now_s - since_s < look.settings.unknown_release_s or member.demand is None:
                 return member.cores
-            fewest = min(member.cores, self.cores.fewest(member, LIKELY))
+            fewest = min(member.cores, self.curves[name].fewest(LIKELY))
             if fewest < member.cores:
                 draft.action = Action.SHRINK
                 draft.reason = f"not to be judged for long; by its use, {fewest} cores are likely enough"
@@ -205,8 +214,11 @@ class CrowdTick:
             # Its cores are not busy: first it is seen whether more of them helped at all.
             draft.reason = f"score {member.level:.2f}: whether more cores help is being judged"
             return member.cores
-        guess = self.cores.chance(member, member.cores)
-        member = found_too_few(member, look, self.now_s) if not hierarchy_is_to_blame(look) else member
+        curve = self.curves[name]
+        guess = curve.belief(member.cores) if member.cores > curve.barred else 0.0
+        if not hierarchy_is_to_blame(look):
+            member, curve = found_too_few(member, look), curve.found_too_few(member.cores)
+            self.curves[name] = curve
         doubt = member.idle_cores_until_s > self.now_s
         # Busy cores are believed to be too few, whatever else is slow.
         blame = guess >= FAIR and (hierarchy_is_to_blame(look) or guess >= LIKELY or doubt)
@@ -223,7 +235,7 @@ class CrowdTick:
         step = STEPS[min(member.rescues, len(STEPS) - 1)]
         self.members[name] = member
         draft.action, draft.reason = Action.GROW, f"{why}: too few cores"
-        return self.cores.fewest(member, LIKELY, member.cores + step)
+        return curve.fewest(LIKELY, member.cores + step)
 
     def _spared(self, name: str, member: Member, draft: Draft) -> int:
         """Fewer cores where they can be spared and somebody can use them; else those it has."""
@@ -233,7 +245,9 @@ class CrowdTick:
         # Whoever is short and can take nothing from batch waits for what a neighbour can spare.
         needed = short and sum(m.cores for m in self.members.values()) >= self.cores.for_lras
         settings, batch_cores = self.looks[name].settings, self.crowd.batch_cores
-        cores, why = self.cores.spared(member, settings, needed=needed, batch_cores=batch_cores)
+        cores, why = self.cores.spared(
+            member, self.curves[name], settings, needed=needed, batch_cores=batch_cores
+        )
         if why:
             draft.reason = why
         if cores < member.cores:
@@ -254,7 +268,7 @@ class CrowdTick:
                 draft.reason = f"{draft.reason}; {lacks[name]}"
             if count < member.cores and draft.action is not Action.SHRINK:
                 draft.action = Action.SHRINK
-                kept = self.cores.chance(member, count)
+                kept = self.curves[name].chance(count)
                 draft.reason = (
                     f"gives {member.cores - count} cores to {', '.join(takers)}, which is short; "
                     f"a {kept:.0%} chance that it keeps its target"
@@ -306,7 +320,7 @@ class CrowdTick:
                 trial = None
                 if member.cores and draft.action is not Action.ROLLBACK:
                     trial = Trial(self.now_s, member.cores, count, member.now, member.demand or 0.0)
-                shown = crowd_records.candidates(member, count, self.cores.total, cache, self.cores.expected)
+                shown = crowd_records.candidates(member, count, self.cores.total, cache, self.curves[name])
                 draft = crowd_records.moved(draft, member, count, left, shown)
                 rescues = member.rescues + (count > member.cores > 0)
                 member = replace(

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from perphd.admission import partition
+from perphd.admission.core_curve import SHORT, CoreCurve
 from perphd.admission.member import Look, Member
 from perphd.admission.partition import Claim
 from perphd.admission.settings import PolicySettings
@@ -57,32 +58,18 @@ class SharedCores:
         """Cores that one LRA can have at most: the others have one each."""
         return max(1, self.for_lras - self.lras + 1)
 
-    def chance(self, member: Member, cores: int) -> float:
-        """Probability that this LRA meets its target with so many cores."""
-        if member.demand is None:
-            return partition.NEVER if cores < member.cores else partition.KNOWN
-        return partition.chance(member.seen, cores, member.demand, self.threads, self.now_s, member.anchor)
-
     def is_idle(self, member: Member, cores: int) -> bool:
         """True if so few cores would not be busy with what it wants."""
-        if member.demand is None:
-            return False
-        return partition.chance((), cores, member.demand, self.threads, self.now_s) >= LIKELY
-
-    def fewest(self, member: Member, wanted: float, least: int = 1) -> int:
-        """The fewest cores with that chance; all that there can be if none have it."""
-        for cores in range(max(1, least), self.most):
-            if self.chance(member, cores) >= wanted:
-                return cores
-        return self.most
+        return member.demand is not None and partition.is_idle(member.demand, cores, self.threads)
 
     def spared(
-        self, member: Member, settings: PolicySettings, *, needed: bool, batch_cores: int
+        self, member: Member, curve: CoreCurve, settings: PolicySettings, *, needed: bool, batch_cores: int
     ) -> tuple[int, str]:
         """Fewer cores where that is as good as certain, or worth a trial, else those it has; and why, if that is news.
 
         Args:
             member: the LRA, on target.
+            curve: what more or fewer cores would give it.
             settings: those for it.
             needed: somebody is short who can take nothing from batch, and waits for what a neighbour can spare.
             batch_cores: what batch has now.
@@ -92,31 +79,18 @@ class SharedCores:
         if member.cores == 1 or len(member.scores) < 2:
             return member.cores, ""
         calm_s = self.now_s - member.calm_since_s
-        sure = self.fewest(member, SURE)
+        sure = curve.fewest(SURE)
         if sure < member.cores:
             if calm_s < settings.shrink_sure_after_s:
                 return member.cores, "more than enough; waiting before cores are given back"
             return sure, f"{sure} cores are as good as certain to be enough"
-        guess = self.chance(member, member.cores - 1)
+        guess = curve.chance(member.cores - 1)
         if guess < (BOLD if needed else worth_a_trial(batch_cores)):
             return member.cores, "just enough: with a core less it would likely miss its target"
         waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
         if calm_s < waits_s[(guess < FAIR) + (not needed)]:
             return member.cores, "perhaps more than enough; waiting before a core is given back"
         return member.cores - 1, f"a {guess:.0%} chance that a core less is enough"
-
-    def expected(self, member: Member, cores: int) -> float:
-        """The score that this many cores would bring: what is measured on the present ones, else what is expected."""
-        if cores == member.cores and member.scores:
-            return member.level
-        if member.demand is None:
-            return 1.0 if cores >= member.cores else 0.5
-        score = partition.expected(member.seen, cores, member.demand, self.threads, self.now_s, member.anchor)
-        if member.scores and cores < member.cores:
-            score = min(score, member.level)
-        elif score < 1.0 and self.chance(member, cores) >= LIKELY:
-            score = 1.0
-        return score
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +106,11 @@ class Shares:
 
 
 def divide(
-    cores: SharedCores, wanted: Mapping[str, int], members: Mapping[str, Member], looks: Mapping[str, Look]
+    cores: SharedCores,
+    wanted: Mapping[str, int],
+    members: Mapping[str, Member],
+    looks: Mapping[str, Look],
+    curves: Mapping[str, CoreCurve],
 ) -> Shares:
     """What everybody gets of what everybody wants.
 
@@ -141,6 +119,7 @@ def divide(
         wanted: cores for each LRA, by name.
         members: what is remembered of each.
         looks: how each is now.
+        curves: what any number of cores would give each.
     """
     room, lends = cores.total - cores.floor, False
     if cores.can_lend and sum(wanted.values()) > room:
@@ -150,11 +129,11 @@ def divide(
     if sum(wanted.values()) <= room:
         counts = dict(wanted)
         if not cores.has_batch and counts != has:
-            claims = _claims(cores, wanted, members, looks)
+            claims = _claims(cores, wanted, members, looks, curves)
             counts = partition.spread(room - sum(counts.values()), counts, claims)
         return Shares(counts, lends)
     # More is wanted than there is: by what each is expected to do with how many.
-    claims = _claims(cores, wanted, members, looks)
+    claims = _claims(cores, wanted, members, looks, curves)
     counts = partition.share_out(room, claims)
     for name in sorted(counts, key=lambda n: (-looks[n].view.spec.priority, n)):
         # What is not needed to bring anybody on target stays where it is, and is not taken away from batch.
@@ -179,13 +158,17 @@ def _lack(claim: Claim, cores: int) -> str:
 
 
 def _claims(
-    cores: SharedCores, wanted: Mapping[str, int], members: Mapping[str, Member], looks: Mapping[str, Look]
+    cores: SharedCores,
+    wanted: Mapping[str, int],
+    members: Mapping[str, Member],
+    looks: Mapping[str, Look],
+    curves: Mapping[str, CoreCurve],
 ) -> list[Claim]:
     """What is expected of each with 1, 2, ... cores; who is to have a number of them gets no less by asking."""
     most, found = cores.most, []
     for name, look in looks.items():
-        member = members[name]
-        scores = [cores.expected(member, n) for n in range(1, most + 1)]
+        member, curve = members[name], curves[name]
+        scores = [_expected(curve, n, member.cores) for n in range(1, most + 1)]
         if not available(look.score) or member.demand is None:
             # Nobody can say how it does: it keeps what it has.
             scores = [1.0 if n >= min(wanted[name], most) else 0.5 for n in range(1, most + 1)]
@@ -193,3 +176,11 @@ def _claims(
             scores[n] = max(scores[n], scores[n - 1])
         found.append(Claim(name, look.view.spec.priority, member.cores, tuple(scores)))
     return found
+
+
+def _expected(curve: CoreCurve, cores: int, has: int) -> float:
+    """The score to reckon with: more cores that are likely to be enough count as enough."""
+    score = curve.score(cores)
+    if cores <= curve.barred:
+        return min(score, SHORT)
+    return 1.0 if score < 1.0 and cores > has and curve.chance(cores) >= LIKELY else score

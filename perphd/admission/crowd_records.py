@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
+from perphd.admission import inferer
 from perphd.admission.context import lras, total_cores
+from perphd.admission.core_curve import CoreCurve
 from perphd.admission.member import Look, Member
 from perphd.domain.allocation import Allocation, CpuGrant
-from perphd.domain.decision import Action, Candidate, Cause, Decision, Estimate, Health, Verdict
+from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, Verdict
 from perphd.domain.policy import Snapshot
 from perphd.domain.reading import Unavailable
-
-BY_BUSY_CORES: Final = "by how busy its cores would be and what was seen; no model was asked"
-"""The rule behind the scores of the candidates."""
 
 
 @dataclass(slots=True)
@@ -36,15 +34,17 @@ def moved(draft: Draft, member: Member, count: int, left: int, candidates: tuple
 
 
 def candidates(
-    member: Member, count: int, total: int, cache: tuple[int, int], expected: Callable[[Member, int], float]
+    member: Member, count: int, total: int, cache: tuple[int, int], curve: CoreCurve
 ) -> tuple[Candidate, ...]:
-    """Its present cores, its new ones, and their neighbours, each with the score that a rule expects there."""
+    """Its present cores, its new ones, and their neighbours, each with what the model says of it."""
     found = []
     for cores in sorted({member.cores, count, max(1, count - 1), count + 1} - {0}):
         grant = CpuGrant(total, max(0, total - cores), exclusive=True, own_cores=cores)
         verdict = "chosen" if cores == count else "in force" if cores == member.cores else "considered"
-        estimate = Estimate(expected(member, cores), BY_BUSY_CORES)
-        found.append(Candidate(Allocation(grant, 0, *cache), None, float(cores), verdict, estimate))
+        if (item := curve.assessed(cores)) is None:
+            continue
+        shown = replace(item, allocation=Allocation(grant, 0, *cache))
+        found.append(inferer.as_candidate(shown, float(total), verdict))
     return tuple(found)
 
 

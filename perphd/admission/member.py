@@ -9,21 +9,24 @@ from typing import Final
 
 from perphd.admission import partition
 from perphd.admission.cause import surroundings
+from perphd.admission.context import cores_per_cpu, model_context
+from perphd.admission.core_curve import CoreCurve, core_curve, own_cores, unknown_curve
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, standing, target_of
 from perphd.admission.gathering import Awaiting, gathered_by
-from perphd.admission.outcomes import PATIENCE, is_often_short
-from perphd.admission.partition import Anchor, Seen
+from perphd.admission.outcomes import PATIENCE, Regret, Setting, is_often_short, regret
 from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings, at_pace, settings_for
 from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
 from perphd.domain.decision import Cause
 from perphd.domain.policy import Snapshot, WorkloadView
-from perphd.domain.reading import Reading, Unavailable, available
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 from perphd.domain.sample import is_short as is_glance
 from perphd.domain.signals import performance
 
 MOST_SCORES: Final = 30
+LEAST_MEASURED: Final = 2
+"""Clean samples from which a level counts as measured."""
 PATIENT: Final = 6
 """Samples on whose mean a small shortfall is believed."""
 MILD: Final = 3
@@ -36,8 +39,6 @@ AMPLE: Final = 1.08
 """From here on a core less is plainly enough."""
 FALLS: Final = 0.3
 """Part of a fall of demand that one sample is believed; a rise is believed at once."""
-ELSEWHERE: Final = 0.94
-"""Demand that is measured on too few cores is less by this factor on enough of them."""
 SATURATED: Final = 0.9
 """Busy share of its CPUs from which use no longer shows what an LRA wants ..."""
 UNSEEN: Final = 1.25
@@ -73,8 +74,7 @@ class Member:
     detector: DetectorState = DetectorState()
     scores: tuple[float, ...] = ()
     demand: float | None = None
-    seen: tuple[Seen, ...] = ()
-    anchor: Anchor | None = None
+    regrets: tuple[Regret, ...] = ()
     trial: Trial | None = None
     rescues: int = 0
     calm_since_s: float | None = None
@@ -114,6 +114,7 @@ class Look:
     judged: Judgement
     clean: bool
     settings: PolicySettings
+    scene: Scene
     awaits: bool = False
 
     @property
@@ -155,7 +156,8 @@ def look_at(
     if isinstance(found, Awaiting):
         waits = Unavailable(found.text)
         judged = Judgement(standing(state, found), state, waits)
-        return Look(view, known or Target(waits, waits), judged, clean=False, settings=own, awaits=True)
+        scene = Scene(own, snapshot, view)
+        return Look(view, known or Target(waits, waits), judged, False, own, scene, awaits=True)
     if found is not view.sample:
         view = replace(view, sample=found)
     model = view.model
@@ -173,7 +175,8 @@ def look_at(
         around=surroundings(snapshot),
         period_s=snapshot.period_s,
     )
-    return Look(view, target, judged, Scene(own, snapshot, view).is_clean(), own)
+    scene = Scene(own, snapshot, view)
+    return Look(view, target, judged, scene.is_clean(), own, scene)
 
 
 class TrialFinding(StrEnum):
@@ -185,9 +188,7 @@ class TrialFinding(StrEnum):
     NO_HELP = "it did not help"
 
 
-def take_in(
-    member: Member, look: Look, demand: Reading, threads_per_core: int, now_s: float, period_s: float
-) -> Member:
+def take_in(member: Member, look: Look, demand: Reading, now_s: float, period_s: float) -> Member:
     """The member with one sample more; of a glance between two ticks only what is blatant counts."""
     judged = look.judged
     if look.awaits:
@@ -209,7 +210,6 @@ def take_in(
     scores = (*member.scores, min(judged.score, 10.0))[-MOST_SCORES:]
     rooms = (*member.rooms, _room_of(look, scores[-1]))[-MOST_SCORES:]
     member = replace(member, detector=judged.state, scores=scores, rooms=rooms)
-    member = replace(member, anchor=_anchor(member, look, threads_per_core))
     calm = judged.score >= 1.0 or (member.level >= 1.0 and judged.score >= FAR)
     since_s = (member.calm_since_s if member.calm_since_s is not None else now_s) if calm else None
     return replace(member, calm_since_s=since_s)
@@ -222,19 +222,6 @@ def _room_of(look: Look, score: float) -> float:
         return score
     delay = performance(sample, look.view.spec.objective.latency_percentile).delay
     return min(target / delay, 10.0) if available(delay) and delay > 0 else score
-
-
-def _anchor(member: Member, look: Look, threads_per_core: int) -> Anchor | None:
-    """Where it stands now, if that is on target and can be told; else what is known from before."""
-    sample = look.view.sample
-    if sample is None or member.demand is None or member.level < 1.0 or len(member.scores) < 2:
-        return member.anchor
-    work, usage = sample.work_rate_per_s, sample.cpu_usage_cores
-    delay = sample.reading(f"latency_{look.view.spec.objective.latency_percentile}_ms")
-    if not (available(work) and available(usage) and available(delay)) or work <= 0 or delay <= 0:
-        return member.anchor
-    busy = partition.busy_share(member.demand, member.cores, threads_per_core)
-    return Anchor(member.room, min(busy, 0.97), member.cores, min(1000.0 * usage / work / delay, 1.0))
 
 
 def demand_of(look: Look, busy: float, threads_per_core: int) -> Reading:
@@ -305,25 +292,68 @@ def judge_trial(member: Member, look: Look) -> TrialFinding:
     return TrialFinding.NO_HELP
 
 
-def found_enough(member: Member, look: Look, now_s: float) -> Member:
-    """The member with the experience that its cores are enough, if its scores say so."""
-    if len(member.scores) < 3 or member.demand is None or member.level < 1.0 or member.scores[-1] < 1.0:
+def found_enough(member: Member) -> Member:
+    """The member with its rescues forgotten, if its scores say that its cores are enough."""
+    if len(member.scores) < 3 or member.level < 1.0 or member.scores[-1] < 1.0:
         return member
-    good = Seen(member.cores, member.demand, member.level, now_s + partition.GOOD_LASTS_S)
-    seen = partition.note(member.seen, good, now_s, look.settings.regret_s)
-    return replace(member, seen=seen, rescues=0, idle_times=0)
+    return replace(member, rescues=0, idle_times=0)
 
 
-def found_too_few(member: Member, look: Look, now_s: float) -> Member:
-    """The member with the experience that its cores are too few."""
-    demand = member.demand if member.demand is not None else 0.0
-    if member.trial is not None:
-        # On too few cores everything takes longer: what it wants is what it wanted before.
-        demand = min(demand, member.trial.demand)
-    else:
-        demand *= ELSEWHERE
-    bad = Seen(member.cores, demand, member.level if member.scores else 0.0, now_s, times=1)
-    return replace(member, seen=partition.note(member.seen, bad, now_s, look.settings.regret_s))
+def found_too_few(member: Member, look: Look) -> Member:
+    """The member with its cores on the list of what is not tried again for a while."""
+    scene = look.scene
+    failed = own_cores(scene.nothing.cpu.total_cores, member.cores, scene.nothing)
+    # On too few cores everything takes longer: what it wants is what it wanted before.
+    wants = member.demand
+    if wants is not None and member.trial is not None:
+        wants = min(wants, member.trial.demand)
+    regrets, _ = regret(member.regrets, failed, scene.now_s, look.settings.regret_s, _setting(wants, scene))
+    return replace(member, regrets=regrets)
+
+
+def _setting(demand: float | None, scene: Scene) -> Setting:
+    """Under what cores are enough or not: who is beside, and the CPU that it wants, which says more than its load."""
+    return Setting(scene.setting().beside, demand if demand is not None else NOT_MEASURED)
+
+
+def curve_of(member: Member, look: Look, total: int, most: int, cache: tuple[int, int]) -> CoreCurve:
+    """What 1, 2, ... ``most`` of ``total`` cores would give it.
+
+    Args:
+        member: what is remembered of it.
+        look: how it is now.
+        total: usable cores.
+        most: cores that it can have at most.
+        cache: ways that batch may not use, and the throttle of its bandwidth (%), where it is.
+    """
+    scene, view = look.scene, look.view
+    model, ways, pct = view.model, *cache
+    like = replace(scene.nothing, llc_ways=ways, mbw_pct=pct)
+    if model is None or member.demand is None or not available(look.score):
+        return unknown_curve(max(member.cores, 1), most, total, like)
+    context = model_context(scene.snapshot, view, model)
+    if model.reference("cpu_usage_cores", NOT_MEASURED) is None:
+        # What it uses beside everybody else is no measure of what it wants.
+        wants = member.demand * cores_per_cpu(scene.snapshot)
+        context = replace(context, lra_demand_cores=min(wants, context.total_cores))
+    measured = None
+    if member.cores and len(member.scores) >= LEAST_MEASURED:
+        n = min(len(member.scores), PATIENT)
+        measured = member.cores, member.level, look.judged.noise_sd / math.sqrt(n)
+    curve = core_curve(
+        model,
+        context,
+        look.target,
+        look.settings.confidence_z,
+        most,
+        lambda n: own_cores(total, n, like),
+        measured,
+    )
+    setting, now_s = _setting(member.demand, scene), scene.now_s
+    failed = [r for r in member.regrets if setting.resembles(r.setting)]
+    barred = [total - r.allocation.cpu.batch_cores for r in failed if r.until_s > now_s]
+    doubted = [total - r.allocation.cpu.batch_cores for r in failed]
+    return replace(curve, barred=max([curve.barred, *barred]), doubted=max(doubted, default=0))
 
 
 def hierarchy_is_to_blame(look: Look) -> bool:

@@ -16,7 +16,7 @@ from perphd.admission import inferer
 from perphd.admission.backoff import doubled_s
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
-from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
+from perphd.admission.thresholds import HELPED_RATIO, PILED_UP, WORSE_RATIO
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Action
 from perphd.domain.reading import NOT_MEASURED, Reading, available
@@ -33,8 +33,6 @@ SLIGHTLY, OFTEN, OFTEN_OF = 0.98, 3, 8
 _AMPLE = 0.05
 MOST_STRIDE = 8
 """Units of cores, ways or bandwidth that are given back in one step at most."""
-_PILED_UP = 0.4
-"""A delay that is so many times (1 / this) the accepted one is one of requests that had to queue up."""
 _COSTLIER = 1.5
 """The next units are taken to cost so many times what the last ones did: knees bend."""
 _CERTAIN = 3.0
@@ -157,7 +155,7 @@ def is_no_better(pending: Pending, score: float) -> bool:
     yet: the oldest come last.
     """
     grown = pending.action in (Action.GROW, Action.EXPLORE) and pending.before.cpu != pending.after.cpu
-    grown = grown and score > _PILED_UP
+    grown = grown and score > PILED_UP
     return grown and available(pending.score_before) and score < pending.score_before * HELPED_RATIO
 
 

@@ -8,16 +8,19 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from perphd.admission.core_curve import CoreCurve
 from perphd.admission.crowd_cores import SharedCores, Shares, divide, worth_a_trial
 from perphd.admission.detector import DetectorState, Judgement, Target
+from perphd.admission.inferer import Assessed
 from perphd.admission.member import Look, Member, Trial
 from perphd.admission.perph import PerphMemory
+from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import BOLD
-from perphd.domain.allocation import IDLE, KEEP, Keep, Weight
+from perphd.domain.allocation import IDLE, KEEP, Allocation, CpuGrant, Keep, Weight
 from perphd.domain.cpuset import CpuSet
-from perphd.domain.decision import Action, Cause, Health, Verdict
-from perphd.domain.policy import WorkloadView
+from perphd.domain.decision import Action, Cause, Health, Prediction, Verdict
+from perphd.domain.policy import HostView, Snapshot, WorkloadView
 from perphd.domain.workload import Kind, WorkloadSpec
 from tests.unit.admission_crowd_world import WORKING_SET_BYTES, CrowdWorld, Service, actions
 from tests.unit.test_admission_partition import machine
@@ -122,7 +125,26 @@ def test_the_more_cores_batch_has_the_surer_must_be_that_one_more_can_be_spared(
 def look(name: str, score: float = 1.2, priority: int = 100) -> Look:
     spec = WorkloadSpec(name, Kind.LRA, f"/{name}", priority=priority)
     judged = Judgement(Verdict(Health.HEALTHY, Cause.NONE, 0.0, ()), DetectorState(), score)
-    return Look(WorkloadView(spec, None), Target(1.0, 1.0), judged, True, PolicySettings())
+    view = WorkloadView(spec, None)
+    topology = machine(1, 8)
+    snapshot = Snapshot(0, 100.0, 1.0, HostView(topology, 1.0, 0, 1, ()), (view,), None)
+    scene = Scene(PolicySettings(), snapshot, view)
+    return Look(view, Target(1.0, 1.0), judged, True, PolicySettings(), scene)
+
+
+def curve(*scores: float, chances: tuple[float, ...] = ()) -> CoreCurve:
+    """As if the model had said so: what is on target is certain, what is not has no chance."""
+    known = chances or tuple(float(score >= 1.0) for score in scores)
+    asked = {
+        n: Assessed(
+            Allocation(CpuGrant(12, 12 - n, exclusive=True)), Prediction(score, score, score, 1.0), 12.0 - n
+        )
+        for n, score in enumerate(scores, 1)
+    }
+    return CoreCurve(asked, scores, known, known)
+
+
+PLENTY = curve(0.8, 1.1, 1.2, 1.2, 1.2, 1.2, 1.2, 1.2)
 
 
 def calm(cores: int, demand: float, since_s: float = 0.0, scores: tuple[float, ...] = (1.2, 1.2)) -> Member:
@@ -132,21 +154,23 @@ def calm(cores: int, demand: float, since_s: float = 0.0, scores: tuple[float, .
 def test_what_all_want_is_what_they_get_while_there_is_enough() -> None:
     members = {"a": calm(2, 1.0), "b": calm(3, 2.0)}
     looks = {name: look(name) for name in members}
+    curves = dict.fromkeys(members, PLENTY)
     eight = SharedCores(8, 2, floor=2, lras=2, has_batch=True, can_lend=False, now_s=100.0)
-    assert divide(eight, {"a": 2, "b": 4}, members, looks) == Shares({"a": 2, "b": 4}, lends=False)
+    assert divide(eight, {"a": 2, "b": 4}, members, looks, curves) == Shares({"a": 2, "b": 4}, lends=False)
     lending = replace(eight, can_lend=True)
-    assert divide(lending, {"a": 2, "b": 4}, members, looks) == Shares({"a": 2, "b": 4}, lends=False)
+    assert divide(lending, {"a": 2, "b": 4}, members, looks, curves) == Shares({"a": 2, "b": 4}, lends=False)
     # Batch's promised cores go as well, and it is a guest then.
-    assert divide(lending, {"a": 3, "b": 5}, members, looks) == Shares({"a": 3, "b": 5}, lends=True)
-    alone = divide(replace(eight, floor=0, has_batch=False), {"a": 2, "b": 4}, members, looks)
+    assert divide(lending, {"a": 3, "b": 5}, members, looks, curves) == Shares({"a": 3, "b": 5}, lends=True)
+    alone = divide(replace(eight, floor=0, has_batch=False), {"a": 2, "b": 4}, members, looks, curves)
     assert sum(alone.counts.values()) == 8  # nobody else has a use for the rest
 
 
 def test_where_more_is_wanted_than_there_is_it_is_told_what_is_missing() -> None:
     members = {"gold": calm(1, 3.0, scores=(0.5, 0.5)), "iron": calm(3, 3.0, scores=(0.5, 0.5))}
     looks = {"gold": look("gold", 0.5, priority=200), "iron": look("iron", 0.5)}
+    curves = dict.fromkeys(members, curve(0.2, 0.5, 0.8, 1.05, 1.2))
     six = SharedCores(6, 2, floor=1, lras=2, has_batch=True, can_lend=False, now_s=100.0)
-    shares = divide(six, {"gold": 5, "iron": 5}, members, looks)
+    shares = divide(six, {"gold": 5, "iron": 5}, members, looks, curves)
     lacks = {"iron": "unsatisfiable: it needs 4 cores and 3 of them are missing"}
     assert shares == Shares({"gold": 4, "iron": 1}, lends=False, lacks=lacks)
 
@@ -154,12 +178,16 @@ def test_where_more_is_wanted_than_there_is_it_is_told_what_is_missing() -> None
 def test_cores_are_spared_when_that_is_sure_or_was_waited_for() -> None:
     cores = SharedCores(12, 2, floor=1, lras=2, has_batch=True, can_lend=False, now_s=100.0)
     settings = PolicySettings()
+    ample = curve(0.9, 1.2, *(1.3,) * 6)
+    perhaps = curve(0.5, 1.0, 1.1, chances=(0.0, 0.5, 1.0))
 
-    def spared(member: Member, *, needed: bool = False, batch_cores: int = 4) -> tuple[int, str]:
-        return cores.spared(member, settings, needed=needed, batch_cores=batch_cores)
+    def spared(
+        member: Member, found: CoreCurve = ample, *, needed: bool = False, batch_cores: int = 4
+    ) -> tuple[int, str]:
+        return cores.spared(member, found, settings, needed=needed, batch_cores=batch_cores)
 
     fewest, why = spared(calm(8, 1.0))
-    assert fewest < 8
+    assert fewest == 2
     assert "as good as certain" in why
     assert spared(calm(8, 1.0, since_s=99.5))[0] == 8  # not yet
     assert spared(replace(calm(8, 1.0), trial=Trial(99.0, 7, 8, 1.0, 1.0))) == (8, "")  # one thing at a time
@@ -167,9 +195,11 @@ def test_cores_are_spared_when_that_is_sure_or_was_waited_for() -> None:
     few, why = spared(calm(2, 1.8))
     assert (few, why[:11]) == (2, "just enough")
     # Worth it for a neighbour that is short, not for one core more of 60.
-    assert BOLD <= cores.chance(calm(3, 1.8), 2) < worth_a_trial(60)
-    assert spared(calm(3, 1.8), needed=True, batch_cores=60)[0] == 2
-    assert spared(calm(3, 1.8), batch_cores=60)[0] == 3
+    assert BOLD <= perhaps.chance(2) < worth_a_trial(60)
+    assert spared(calm(3, 1.8), perhaps, needed=True, batch_cores=60)[0] == 2
+    assert spared(calm(3, 1.8), perhaps, batch_cores=60)[0] == 3
+    barred = perhaps.found_too_few(2)
+    assert spared(calm(3, 1.8), barred, needed=True)[0] == 3
 
 
 def test_when_there_is_not_enough_the_more_important_one_is_satisfied() -> None:
