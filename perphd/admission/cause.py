@@ -3,7 +3,8 @@
 An LRA's threads run, wait for a processor, or stall for memory or disks; each of these is known in threads (Little's
 law: threads in a state = work rate x time that a unit of work spends in it). What the present work used to need of each
 is the reference's; what exceeds it is the extra. The largest extra is the cause. Instructions that take longer are told
-apart by the processor's counters: more misses (cache), dearer misses (bandwidth), or neither (hyperthreads). A latency
+apart by the processor's counters: more misses (cache), dearer misses (bandwidth), or neither (hyperthreads). What a
+miss costs is learned (``miss_cost``). A latency
 that grows although none of this does is made elsewhere: by a network that is full, or by what the application asks.
 """
 
@@ -14,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
-from perphd.admission.context import batches, once, total_cores
+from perphd.admission.channels import NOBODY, Neighbours, Slowdown
+from perphd.admission.context import batch_use_cores, batches, cores_per_cpu, once, total_cores
+from perphd.admission.miss_cost import MOST_CYCLES, MissCost
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import Cause, Evidence
 from perphd.domain.host_account import HostAccount
@@ -23,9 +26,9 @@ from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available,
 from perphd.domain.sample import Sample
 from perphd.domain.signals import Performance
 
-CYCLES_PER_MISS: Final = 35.0
-"""What a miss costs at most on a bus that is not crowded: the 90th percentile of 55 measured programs."""
 LEAST_MPKI: Final = 0.5
+MANY_MORE: Final = 2.0
+"""Growth of misses that no hyperthread explains: then whatever a miss may cost counts, not what it is believed to."""
 _MOSTLY: Final = 0.5  # of what an instruction takes longer
 _KEEP: Final = 0.5  # weight of the ledger so far against the newest sample's
 _MOST_SHARE: Final = 0.99  # a stall share from which the number of stalled threads can no longer be told
@@ -35,6 +38,7 @@ _SHARES: Final = {"latency_p50_ms": 0.5, "latency_p95_ms": 0.05, "latency_p99_ms
 _WAITING_BATCH_PCT: Final = 5.0
 _RUNS_CORES: Final = 0.01  # CPU use from which a workload counts as running
 _GIGABYTE: Final = 1e9
+_LINE: Final = 64.0
 LOST_OCCUPANCY: Final = 0.8
 """Share of its usual cache occupancy below which an LRA has lost cache to others."""
 MORE_TRAFFIC: Final = 1.2
@@ -55,7 +59,7 @@ class Surroundings:
     that; ``relieving``: perphd keeps batch to a part of the cache or of the bandwidth, which stands only where it has
     helped; ``traffic_bytes_per_s``: memory traffic of all workloads per physical core; ``batch_traffic_bytes_per_s``
     and ``batch_occupancy_bytes``: memory traffic and cache occupancy of all batch; ``llc_bytes``: size of all caches;
-    ``account``: who uses the host.
+    ``account``: who uses the host; ``beside``: what everybody does that an LRA is not told apart from by name.
     """
 
     siblings_busy: bool = True
@@ -68,6 +72,12 @@ class Surroundings:
     account: HostAccount | None = None
     relieving: bool = False
     llc_bytes: float = math.inf
+    beside: Neighbours = NOBODY
+
+    def is_crowded(self, settings: PolicySettings) -> bool:
+        """True if the memory bus is, or its traffic is not known."""
+        traffic = self.traffic_bytes_per_s
+        return not available(traffic) or traffic >= settings.bandwidth_suspect_gbytes_per_s * _GIGABYTE
 
 
 @once
@@ -99,7 +109,26 @@ def surroundings(snapshot: Snapshot) -> Surroundings:
             for v in snapshot.workloads
         ),
         llc_bytes=float(sum(each.size_bytes for each in snapshot.host.topology.l3_domains)) or math.inf,
+        beside=_beside(snapshot, batch),
     )
+
+
+def _beside(snapshot: Snapshot, batch: Sequence[Sample]) -> Neighbours:
+    """What batch and undeclared work do. Without resctrl, batch's misses stand for its memory traffic."""
+    account, used = snapshot.host.account, batch_use_cores(snapshot)
+    if account is not None and available(used):
+        used += account.cpu.undeclared * cores_per_cpu(snapshot)
+    traffic = _sum_of([sample.mbw_bytes_per_s for sample in batch])
+    if not available(traffic):
+        traffic = _sum_of([_missed(sample) for sample in batch])
+    disk = _sum_of([r for sample in batch for r in (sample.read_bytes_per_s, sample.write_bytes_per_s)])
+    return Neighbours(used, traffic, _sum_of([sample.llc_occupancy_bytes for sample in batch]), disk)
+
+
+def _missed(sample: Sample) -> Reading:
+    """Bytes a second that its misses fetch."""
+    mips, mpki = sample.mips, sample.llc_mpki
+    return mips * 1e3 * mpki * _LINE if available(mips) and available(mpki) else NOT_MEASURED
 
 
 def _sum_of(readings: Sequence[Reading]) -> Reading:
@@ -109,6 +138,7 @@ def _sum_of(readings: Sequence[Reading]) -> Reading:
 
 
 UNKNOWN_SURROUNDINGS: Final = Surroundings()
+UNKNOWN_COST: Final = MissCost()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +226,7 @@ def counted(
     around: Surroundings,
     settings: PolicySettings,
     evidence: list[Evidence],
+    cost: MissCost = UNKNOWN_COST,
 ) -> tuple[Cause, float]:
     """What the processor's counters say: LLC, MBW, SMT and by what share an instruction takes longer; else NONE.
 
@@ -217,28 +248,64 @@ def counted(
         if found[0] is not Cause.NONE:
             return found
         cause, what = _without_misses(sample, perf, model, around, settings, usual.value, cpi)
-        if cause is not Cause.NONE:
-            evidence.append(Evidence("cpi", cpi, usual.value, "cycles", f"{slower:.2f} x its usual, {what}"))
-        return cause, slower - 1.0 if cause is not Cause.NONE else 0.0
-    more = mpki / misses.value
-    explained = (mpki - misses.value) * CYCLES_PER_MISS / 1000.0 / (cpi - usual.value)
-    traffic = around.traffic_bytes_per_s
-    crowded = not available(traffic) or traffic >= settings.bandwidth_suspect_gbytes_per_s * _GIGABYTE
-    if mpki >= LEAST_MPKI and more >= settings.mpki_witness_ratio and explained >= 0.5:
-        cause, what = Cause.LLC, f"more misses ({more:.2f} x)"
-    elif around.siblings_busy and (mpki < LEAST_MPKI or not crowded):
-        cause, what = (
-            Cause.SMT,
-            "no more misses and a memory bus that is not crowded: a busy hyperthread beside it",
-        )
-    elif mpki >= LEAST_MPKI and crowded:
-        cause, what = Cause.MBW, f"dearer misses ({more:.2f} x as many)"
-    elif mpki >= LEAST_MPKI and more >= settings.mpki_witness_ratio:
-        cause, what = Cause.LLC, f"more misses ({more:.2f} x)"
     else:
+        cause, what = _by_misses(cpi, usual.value, mpki, misses.value, cost, around, settings)
+    if cause is Cause.NONE:
         return Cause.NONE, 0.0
-    evidence.append(Evidence("cpi", cpi, usual.value, "cycles", f"{slower:.2f} x its usual, with {what}"))
+    evidence.append(Evidence("cpi", cpi, usual.value, "cycles", f"{slower:.2f} x its usual, {what}"))
     return cause, slower - 1.0
+
+
+def blamed(
+    slow: Slowdown,
+    sample: Sample,
+    perf: Performance,
+    model: ResPerfModel,
+    around: Surroundings,
+    settings: PolicySettings,
+    evidence: list[Evidence],
+    cost: MissCost,
+) -> tuple[Cause, float]:
+    """The same for harm that coincided with neighbours, by what was usual just before they became active."""
+    slower = slow.cpi / slow.usual_cpi
+    if not slower >= settings.cpi_witness_ratio:  # NaN, too: it waits
+        return Cause.NONE, 0.0
+    if math.isnan(slow.mpki) or math.isnan(slow.usual_mpki):
+        cause, what = _without_misses(sample, perf, model, around, settings, slow.usual_cpi, slow.cpi)
+    else:
+        numbers = slow.cpi, slow.usual_cpi, slow.mpki, slow.usual_mpki
+        cause, what = _by_misses(*numbers, cost, around, settings)
+    if cause is not Cause.NONE:
+        text = f"{slower:.2f} x what it was, {what}"
+        evidence.append(Evidence("cpi", slow.cpi, slow.usual_cpi, "cycles", text))
+    return cause, slower - 1.0
+
+
+def _by_misses(
+    cpi: float,
+    usual_cpi: float,
+    mpki: float,
+    usual_mpki: float,
+    cost: MissCost,
+    around: Surroundings,
+    settings: PolicySettings,
+) -> tuple[Cause, str]:
+    """Why instructions take longer, by how many misses they make: LLC, MBW, SMT or NONE; and in words."""
+    crowded = around.is_crowded(settings)
+    more, slower = mpki / usual_mpki, cpi - usual_cpi
+    explained = (mpki - usual_mpki) * cost.band[0] / 1000.0 / slower
+    if more >= MANY_MORE and (not crowded or not available(around.traffic_bytes_per_s)):
+        explained = max(explained, (mpki - usual_mpki) * MOST_CYCLES / 1000.0 / slower)
+    if mpki >= LEAST_MPKI and more >= settings.mpki_witness_ratio and explained >= _MOSTLY:
+        return Cause.LLC, f"with more misses ({more:.2f} x)"
+    if around.siblings_busy and (mpki < LEAST_MPKI or not crowded):
+        text = "with no more misses and a memory bus that is not crowded: a busy hyperthread beside it"
+        return Cause.SMT, text
+    if mpki >= LEAST_MPKI and crowded:
+        return Cause.MBW, f"with dearer misses ({more:.2f} x as many)"
+    if mpki >= LEAST_MPKI and more >= settings.mpki_witness_ratio:
+        return Cause.LLC, f"with more misses ({more:.2f} x)"
+    return Cause.NONE, ""
 
 
 def _shared_cache(

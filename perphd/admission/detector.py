@@ -13,14 +13,16 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.admission import cause as causes
-from perphd.admission import cusum, origin, scatter
+from perphd.admission import cusum, origin, scatter, slowdown
 from perphd.admission.cause import UNKNOWN_SURROUNDINGS, Ledger, Surroundings
+from perphd.admission.channels import NOTHING_KNOWN, Channels, Tolerances
 from perphd.admission.cusum import Baseline
 from perphd.admission.gathering import NOTHING_GATHERED, Awaiting, Gathered
 from perphd.admission.scatter import Scatter
 from perphd.admission.settings import PolicySettings
 from perphd.domain.decision import AWAITED, TROUBLED, Cause, Evidence, Health, Verdict
 from perphd.domain.policy import Band, ResPerfModel
+from perphd.domain.quick import changer
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.sample import SHORT_SHARE, Quality, Sample
 from perphd.domain.signals import CPU_TIME_ONLY, Performance, contended_ratio, work_unit
@@ -48,12 +50,16 @@ TOO_FEW_RISES = Unavailable("its noise was not watched for long enough")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What the LRA is to be kept at, now. ``work_band``/``delay_band``: the reference they come from, if any."""
+    """What the LRA is to be kept at, now. ``work_band``/``delay_band``: the reference they come from, if any.
+
+    ``tolerances_pct``: accepted loss of work and growth of delay.
+    """
 
     work: Reading
     delay: Reading
     work_band: Band | None = None
     delay_band: Band | None = None
+    tolerances_pct: Tolerances = (10.0, 50.0)
 
     @property
     def known(self) -> bool:
@@ -90,7 +96,8 @@ class DetectorState:
     ``short_sigma``: by how much those below were short, added up, in units of one sample's scatter;
     ``extra``, ``cause``: where the extra time of the samples below target went, and what follows from it;
     ``work``, ``delay``: what the residuals of both channels usually do, and the evidence that they no longer do;
-    ``gathered``: samples that hold too few events to be judged yet.
+    ``gathered``: samples that hold too few events to be judged yet; ``channels``: cycles, misses and waiting of an LRA
+    that has no indicator of its own, and its phases.
     """
 
     health: Health = Health.UNKNOWN
@@ -105,6 +112,10 @@ class DetectorState:
     work: Baseline = Baseline()
     delay: Baseline = Baseline()
     gathered: Gathered = NOTHING_GATHERED
+    channels: Channels = NOTHING_KNOWN
+
+
+_with_channels = changer(DetectorState, "channels")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +165,7 @@ def target_of(
         delay = Unavailable("closed loop: the work rate tells the delay as well")
     elif firm_delay is not None:
         delay = _cautious(firm_delay, 1.0) * (1.0 + objective.delay_tolerance_pct / 100.0)
-    return Target(work, delay, work_band, delay_band)
+    return Target(work, delay, work_band, delay_band, (objective.tolerance_pct, objective.delay_tolerance_pct))
 
 
 def _cautious(band: Band, z: float) -> float:
@@ -187,6 +198,11 @@ def judge(
     only a part of it scatters more, tells in proportion, and counts towards nothing unless it is blatant.
     """
     now_s = sample.at_s
+    evidence: list[Evidence] = []
+    seen = slowdown.look(
+        state.channels, sample, perf, model, around, settings, target.tolerances_pct, evidence
+    )
+    state, counted, slow = _with_channels(state, seen.channels), seen.counted, seen.slow
     if _is_unfit(sample, perf) or not target.known or not available(perf.work):
         reason = _why_unknown(sample, perf, target)
         # A gap (a late sample, an application that did not answer: likely just when it suffers) is no good news:
@@ -196,8 +212,6 @@ def judge(
         )
         return _unknown(state if gap else rearm(state), now_s, reason, keep_health=gap)
 
-    evidence: list[Evidence] = []
-    counted = causes.counted(sample, perf, model, around, settings, evidence)
     witnesses, cause = _witnesses(sample, perf, target, model, settings, counted, evidence)
     # Nothing of a time without batch is known: it has to prove its innocence, and at once if it has just come.
     suspected = beside_batch and not target.has_reference
@@ -205,10 +219,12 @@ def judge(
     stalled = "memory_some_pct" in witnesses or "io_some_pct" in witnesses
     in_flight = model.reference("in_flight", perf.load)
     in_flight_ratio = perf.in_flight_ratio(in_flight.value if in_flight is not None else None)
-    work_score = _work_score(perf, target, in_flight_ratio, model.is_closed, stalled, evidence)
+    work_score = _work_score(
+        perf, target, in_flight_ratio, model.is_closed, stalled, evidence, slow is not None
+    )
     delay_score = _delay_score(perf, target, evidence)
-    score = min(work_score, delay_score)
-    below = score < 1.0 and (bool(witnesses) or accused or suspected)
+    score = min(work_score, delay_score, seen.score)
+    below = score < 1.0 and (bool(witnesses) or accused or suspected or seen.score < 1.0)
     extra = state.extra.blend(causes.ledger(sample, perf, model)) if below else Ledger()
     if below:
         cause = origin.found_cause(extra, counted[0], cause, sample, perf, model, around, settings, evidence)
@@ -260,6 +276,7 @@ def judge(
         # It has moved, and the target is kept: that is what is usual now.
         new = replace(new, work=cusum.cleared(new.work, h), delay=cusum.cleared(new.delay, h))
     believed = _is_confirmed(new, moved, alert, accused, rising, settings)
+    believed = believed or seen.score < 1.0  # its chance of being a phase was weighed
     confirmed = below and (believed or (blatant and (alert or protected)))
     health = _health(state.health, new, below, confirmed, settings)
     since_s = state.since_s if health is state.health else now_s
@@ -371,6 +388,7 @@ def _work_score(
     closed: bool,
     stalled: bool,
     evidence: list[Evidence],
+    slower: bool = False,
 ) -> float:
     """Work / target, where a fall of work counts only as far as waiting explains it (or something else stalls)."""
     if not available(perf.work) or not available(target.work) or target.work <= 0:
@@ -384,7 +402,8 @@ def _work_score(
         if score >= 1.0 or counted > UNEXPLAINED_RATIO * raw:
             # Work in flight is not what it was: only delay can be judged at this load.
             score = max(score, 1.0)
-            text = "less work than the target, but waiting does not explain it: the load fell"
+            text = "less work than the target, but waiting does not explain it: "
+            text += "its instructions take longer" if slower else "the load fell"
         elif counted > raw:
             text += f", of which waiting explains down to {counted:.0%} of the undisturbed rate"
     if perf.work_source == "cpu":

@@ -64,6 +64,8 @@ _SIGNALS = {
     "memory_some_pct": "waiting for memory (PSI)",
     "io_some_pct": "waiting for disks (PSI)",
     "cpi": "cycles per instruction",
+    "slowdown": "time per unit of work",
+    "fall of mips": "instructions per second",
     "llc_occupancy_bytes": "last-level cache held",
     "mbw_bytes_per_s": "memory bandwidth",
     "network_pct": "network link",

@@ -74,8 +74,8 @@ async def test_cpu_time_as_the_only_signal_is_said_in_status_and_explain(tmp_pat
     )
     assert status.count(line) == 1
     told = plain(explain_parts(agent.decisions("db", limit=1), 0.0))
-    work = next(text for text in told.splitlines() if "work (cpu)" in text)
-    assert " cores, expected " in work
+    work = next(text for text in told.splitlines() if "work (CPU time)" in text)
+    assert " cores, target " in work
     assert "cannot be seen" in work
     assert "/s" not in work
     await agent.stop(restore=False)

@@ -163,7 +163,7 @@ def test_explain_shows_bytes_as_people_read_them() -> None:
     )  # fmt: skip
     text = plain(explain_parts([decision], 0.0))
     assert "short of cache (LLC)" in text
-    assert "llc_occupancy_bytes: 4.0 MiB, expected 12.0 MiB" in text
+    assert "last-level cache held: 4.0 MiB" in text
 
 
 LLC_BYTES = 22 * MIB

@@ -1,0 +1,394 @@
+"""Is an LRA without an indicator of its own slowed down by its neighbours, or in another phase of its own?
+
+Problem: instructions per second fall for three reasons, of which two are harm: less is asked (load), its threads wait
+(for a processor, a disk, memory), or its instructions take longer (slowdown). In an open loop they do not even fall: it
+takes more CPU time for the same. And programs have phases of their own in which instructions take longer.
+
+Approach: separate channels, each a ``phases.Series`` that knows the program's own phases:
+
+    slowdown   log cycles per instruction                     y = log c
+    misses     log last-level misses per instruction          x = log m
+    the rest   log cycles that misses do not explain          r = log (c - cost x m)
+    waiting    log time per CPU second, waiting included      s = log (1 + (queue + stalled) / usage)
+
+A contrast is evidence only if it coincides with neighbours: a window opens when their CPU use, memory traffic, cache
+occupancy or disk traffic rises, and a contrast counts if it is too large for the program's own phases,
+
+    P(placebo >= contrast) <= SHARE x false alarms a day / (onsets a day x TESTS),
+
+and if it is harm: more than the tolerance. So the rate of false alarms is kept whatever the phases are, and neighbours
+that come often without harm accuse themselves less each time. When neighbours become quiet (by themselves, or because
+perphd held them back) and the contrast stays, it was a phase: that acquits them. Pure; all state is a value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeAlias
+
+from perphd.admission.miss_cost import MissCost
+from perphd.admission.phases import HORIZONS, Onset, Series
+from perphd.admission.settings import PolicySettings
+from perphd.domain.reading import NOT_MEASURED, Reading, available
+from perphd.domain.sample import Quality, Sample
+
+SHARE: Final = 0.25
+"""Of the accepted false alarms: each may lead to a handful of actions until it is found out."""
+TESTS: Final = 6.0
+"""Tests of one onset that are as good as independent: four channels over overlapping horizons."""
+ONSETS_A_DAY, KNOWN_DAYS = 10.0, 0.3
+"""Onsets that are expected before any was seen, and days of watching that this belief is worth."""
+WINDOW: Final = 36
+"""Samples after an onset in which contrasts count."""
+MERGED: Final = 8
+"""Further rises within so many samples belong to the same onset."""
+LEAST_WHOLE_S: Final = 0.9
+"""Samples that come faster are averaged over so much time: laws are of one pace."""
+RELIEF: Final = 1.0 / 3.0
+"""Share of the harm that must go when neighbours become quiet, else they were not its cause."""
+RELIEF_SAMPLES: Final = 4
+OVER_SAMPLES: Final = 8
+_DAY_S: Final = 86_400.0
+_LEAST_REST: Final = 0.1  # of the cycles are never misses
+_MOST_STALL: Final = 0.99
+_TINY: Final = 1e-9
+_UNFIT: Final = frozenset({Quality.FIRST, Quality.LATE, Quality.GONE, Quality.RESTARTED, Quality.MULTIPLEXED})
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbours:
+    """What everybody else does: CPUs used by batch and undeclared work; batch's memory traffic, cache, disk traffic."""
+
+    cpu_cores: Reading
+    traffic_bytes_per_s: Reading
+    occupancy_bytes: Reading
+    disk_bytes_per_s: Reading
+
+    @property
+    def readings(self) -> tuple[Reading, ...]:
+        """All of them, in the order of ``LEAST_RISES``."""
+        return self.cpu_cores, self.traffic_bytes_per_s, self.occupancy_bytes, self.disk_bytes_per_s
+
+
+NOBODY: Final = Neighbours(NOT_MEASURED, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED)
+LEAST_RISES: Final = (0.4, 1e9, 2e6, 5e6)
+"""Changes of CPUs, bytes per second, bytes, bytes per second that are none."""
+_RISES: Final = 0.2  # of the level
+_STEPS: Final = 5.0  # times the usual difference between samples
+_FOLLOWS: Final = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """One thing that neighbours do: its level, and how far it usually moves between samples; NaN before the first."""
+
+    level: float = math.nan
+    step: float = 0.0
+
+    def then(self, value: float, least: float) -> tuple[Activity, int]:
+        """This after one more value, and 1 if it rose clearly, -1 if it fell, else 0."""
+        if math.isnan(self.level):
+            return Activity(value), 0
+        off = value - self.level
+        if abs(off) >= max(least, _RISES * self.level, _STEPS * self.step):
+            return Activity(value, self.step + 0.02 * (min(abs(off), 4.0 * self.step + least) - self.step)), (
+                1 if off > 0 else -1
+            )
+        return Activity(self.level + _FOLLOWS * off, self.step + 0.05 * (abs(off) - self.step)), 0
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """A rise of neighbours' activity that is being looked at: samples since then, and every channel at that time."""
+
+    age: int
+    onsets: tuple[Onset | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Harm that coincided with neighbours.
+
+    ``channel``: by which it was found; ``usual``: expected values of all channels; ``age``: samples since the onset;
+    ``quiet``: samples since neighbours became quiet, 0 while they are not; ``harm``: before that (log units).
+    """
+
+    channel: int
+    usual: tuple[float, ...]
+    chance: float
+    age: int
+    quiet: int = 0
+    harm: float = 0.0
+
+
+Tolerances: TypeAlias = tuple[float, float]
+"""Accepted loss of work and accepted growth of delay (%)."""
+CPI, MISSES, REST, WAITS = range(4)
+NAMES: Final = (
+    "cycles per instruction",
+    "misses per instruction",
+    "cycles that misses do not explain",
+    "waiting",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Channels:
+    """What is remembered of one LRA's channels. ``partial``: seconds and sums of samples that come faster."""
+
+    series: tuple[Series, ...] = (Series(),) * 4
+    cost: MissCost = MissCost()
+    around: tuple[Activity, ...] = (Activity(),) * 4
+    watch: Watch | None = None
+    blame: Blame | None = None
+    onsets: float = 0.0
+    days: float = 0.0
+    partial: tuple[float, ...] = ()
+
+
+NOTHING_KNOWN: Final = Channels()
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """Harm that neighbours are blamed for. NaN: not known.
+
+    ``ratio``: time per unit of work relative to the usual; ``score``: the accepted one over it; ``cpi``, ``usual_cpi``,
+    ``mpki``, ``usual_mpki``: over the latest samples, and as expected without the neighbours; ``by``: the channel;
+    ``chance``: of its being a phase.
+    """
+
+    ratio: float
+    score: float
+    cpi: float
+    usual_cpi: float
+    mpki: float
+    usual_mpki: float
+    by: str
+    chance: float
+
+
+def needed(channel: int, tolerances_pct: Tolerances) -> float:
+    """The growth (log units) from which a channel shows harm."""
+    if channel == WAITS:
+        return math.log(1.0 + tolerances_pct[1] / 100.0)
+    return -math.log(1.0 - min(tolerances_pct[0], 90.0) / 100.0)
+
+
+def step(
+    state: Channels,
+    sample: Sample,
+    beside: Neighbours,
+    settings: PolicySettings,
+    tolerances_pct: Tolerances,
+    *,
+    crowded: bool,
+) -> tuple[Channels, Slowdown | None]:
+    """Take in one sample; the harm that neighbours are blamed for now, if any.
+
+    Args:
+        state: so far.
+        sample: of the LRA.
+        beside: what its neighbours did meanwhile.
+        settings: for the accepted rate of false alarms.
+        tolerances_pct: accepted loss of work, accepted growth of delay.
+        crowded: the memory bus is: misses are dearer than usual.
+    """
+    if sample.interval_s <= 0.0 or any(flag in _UNFIT for flag in sample.quality):
+        return state, told(state, tolerances_pct)
+    values, seconds = _values(sample), sample.interval_s
+    if state.partial or seconds < LEAST_WHOLE_S:
+        state, gathered = _gathered(state, values, seconds)
+        if gathered is None:
+            return state, told(state, tolerances_pct)
+        values, seconds = gathered
+    around, rise = _around(state.around, beside)
+    cost = state.cost
+    cpi, mpki = values[:2]
+    if not (crowded or math.isnan(cpi) or math.isnan(mpki)) and state.blame is None:
+        cost = cost.step(cpi, mpki)
+    logs = _logs(values, cost)
+    opens = rise > 0 and (state.watch is None or state.watch.age >= MERGED)
+    calm = rise == 0 and state.watch is None and state.blame is None
+    series = tuple(
+        each.step(value, calm=calm, learn=state.blame is None)
+        for each, value in zip(state.series, logs, strict=True)
+    )
+    watch = state.watch
+    if opens:
+        watch = Watch(1, tuple(each.onset() for each in series))
+    elif watch is not None:
+        watch = replace(watch, age=watch.age + 1) if watch.age < WINDOW else None
+    state = Channels(
+        series,
+        cost,
+        around,
+        watch,
+        state.blame,
+        state.onsets + (1.0 if opens else 0.0),
+        state.days + seconds / _DAY_S,
+    )
+    state = _accused(state, settings, tolerances_pct) if state.blame is None else _tried(state, rise)
+    return state, told(state, tolerances_pct)
+
+
+def told(state: Channels, tolerances_pct: Tolerances) -> Slowdown | None:
+    """What neighbours are blamed for, by the latest samples."""
+    blame = state.blame
+    if blame is None:
+        return None
+    harm = _harm(state, blame, min(blame.age, RELIEF_SAMPLES))
+    now = [each.mean(min(blame.age, RELIEF_SAMPLES)) for each in state.series]
+    return Slowdown(
+        math.exp(harm),
+        math.exp(needed(blame.channel, tolerances_pct) - harm),
+        math.exp(now[CPI]),
+        math.exp(blame.usual[CPI]),
+        math.exp(now[MISSES]),
+        math.exp(blame.usual[MISSES]),
+        NAMES[blame.channel],
+        blame.chance,
+    )
+
+
+def accepted_chance(state: Channels, settings: PolicySettings) -> float:
+    """The p-value from which one test accuses."""
+    a_day = (state.onsets + ONSETS_A_DAY * KNOWN_DAYS) / (state.days + KNOWN_DAYS)
+    return min(SHARE * settings.false_alarms_per_day / a_day, 0.2) / TESTS
+
+
+def _accused(state: Channels, settings: PolicySettings, tolerances_pct: Tolerances) -> Channels:
+    """The state with a blame, if the window that is open shows harm that is no phase."""
+    watch = state.watch
+    if watch is None or watch.age < HORIZONS[0]:
+        return state
+    accepted = accepted_chance(state, settings)
+    for channel, (series, onset) in enumerate(zip(state.series, watch.onsets, strict=True)):
+        h = series.tested(watch.age)
+        if onset is None or not h:
+            continue
+        contrast = series.contrast(onset, h)
+        if not contrast > 0.0:
+            continue
+        chance = series.chance(contrast, h)
+        if chance > accepted:
+            continue
+        usual = tuple(
+            each.expected(began, h) if began is not None else math.nan
+            for each, began in zip(state.series, watch.onsets, strict=True)
+        )
+        blame = Blame(channel, usual, chance, watch.age)
+        harm = _harm(state, blame, h)
+        if harm >= needed(channel, tolerances_pct) and _is_consistent(state, watch, channel, harm, h):
+            return replace(state, blame=replace(blame, harm=harm), watch=None)
+    return state
+
+
+def _is_consistent(state: Channels, watch: Watch, channel: int, harm: float, h: int) -> bool:
+    """False if misses or the rest say that instructions take longer, and cycles per instruction clearly deny it."""
+    onset = watch.onsets[CPI]
+    if channel in (CPI, WAITS) or onset is None:
+        return True
+    series = state.series[CPI]
+    return series.contrast(onset, h) > 0.5 * harm - 2.0 * series.laws[HORIZONS.index(h)].sd(h)
+
+
+def _harm(state: Channels, blame: Blame, count: int) -> float:
+    """Growth of the time per unit of work (log units) over the latest samples, by the channel that is blamed."""
+    series = state.series
+    grown = series[blame.channel].mean(count) - blame.usual[blame.channel]
+    if blame.channel in (CPI, WAITS):
+        return grown
+    usual = math.exp(blame.usual[CPI])
+    if blame.channel == MISSES:
+        more = math.exp(blame.usual[MISSES]) * math.expm1(grown)
+        return math.log(max(1.0 + state.cost.band[0] * more / 1000.0 / usual, _TINY))
+    return math.log(max(1.0 + math.exp(blame.usual[REST]) * math.expm1(grown) / usual, _TINY))
+
+
+def _tried(state: Channels, rise: int) -> Channels:
+    """The state after one more sample under blame: over, acquitted, or as it was."""
+    blame = state.blame
+    assert blame is not None
+    blame = replace(blame, age=blame.age + 1)
+    if blame.quiet:
+        blame = replace(blame, quiet=blame.quiet + 1) if rise <= 0 else replace(blame, quiet=0)
+    elif rise < 0:
+        blame = replace(blame, quiet=1, harm=_harm(state, blame, min(blame.age, OVER_SAMPLES)))
+    if (
+        blame.quiet == RELIEF_SAMPLES + 1
+        and _harm(state, blame, RELIEF_SAMPLES) > (1.0 - RELIEF) * blame.harm
+    ):
+        # Neighbours are quiet, and nothing has become better: a change of phase.
+        channel = blame.channel
+        series = state.series
+        grown = max(series[channel].mean(RELIEF_SAMPLES) - blame.usual[channel], blame.harm)
+        series = (*series[:channel], series[channel].surprised(grown), *series[channel + 1 :])
+        return replace(state, series=series, blame=None)
+    if blame.age > OVER_SAMPLES and _harm(state, blame, OVER_SAMPLES) < 0.02:
+        return replace(state, blame=None)
+    return replace(state, blame=blame)
+
+
+def _around(before: Sequence[Activity], beside: Neighbours) -> tuple[tuple[Activity, ...], int]:
+    """What neighbours do, and 1 if any of it rose, else -1 if any fell, else 0."""
+    after, rise = [], 0
+    for activity, reading, least in zip(before, beside.readings, LEAST_RISES, strict=True):
+        if not available(reading):
+            after.append(activity)
+            continue
+        new, turn = activity.then(reading, least)
+        after.append(new)
+        rise = turn if turn > 0 or rise == 0 else rise
+    return tuple(after), rise
+
+
+def _values(sample: Sample) -> tuple[float, ...]:
+    """Cycles and misses per (kilo-)instruction, and time per CPU second; NaN where not measured."""
+
+    def number(reading: Reading) -> float:
+        return reading if available(reading) and reading > 0.0 else math.nan
+
+    usage = sample.cpu_usage_cores
+    waits = math.nan
+    if available(usage) and usage > 0.01 and available(sample.run_delay_cores):
+        stalled = _threads(sample.io_some_pct) + _threads(sample.memory_some_pct)
+        waits = 1.0 + (sample.run_delay_cores + stalled) / usage
+    return number(sample.cpi), number(sample.llc_mpki), waits
+
+
+def _threads(share_pct: Reading) -> float:
+    """Threads that stall, from the share of the time in which some do, as if they came independently."""
+    if not available(share_pct):
+        return 0.0
+    return -math.log(1.0 - min(max(share_pct / 100.0, 0.0), _MOST_STALL))
+
+
+def _gathered(
+    state: Channels, values: tuple[float, ...], seconds: float
+) -> tuple[Channels, tuple[tuple[float, ...], float] | None]:
+    """The state with a sample added to those that came before it, or their mean once they cover enough time."""
+    known = state.partial or (0.0,) * (len(values) + 1)
+    whole = known[0] + seconds
+    sums = tuple(a + b * seconds for a, b in zip(known[1:], values, strict=True))
+    if whole < LEAST_WHOLE_S:
+        return replace(state, partial=(whole, *sums)), None
+    return replace(state, partial=()), (tuple(each / whole for each in sums), whole)
+
+
+def _logs(values: tuple[float, ...], cost: MissCost) -> tuple[float, ...]:
+    """The four channels in log units; NaN where not known."""
+    cpi, mpki, waits = values
+    if math.isnan(cpi):
+        return math.nan, math.nan, math.nan, math.log(waits) if waits > 0.0 else math.nan
+    rest = cpi
+    if not math.isnan(mpki):
+        rest = max(cpi - cost.band[0] * mpki / 1000.0, _LEAST_REST * cpi)
+    return (
+        math.log(cpi),
+        math.log(mpki) if mpki > 0.0 else math.nan,
+        math.log(rest),
+        math.log(waits) if waits > 0.0 else math.nan,
+    )
