@@ -1,0 +1,206 @@
+"""Published profiles in columns, one row a node, and the scores that policies give to rows.
+
+A decision over thousands of nodes is a few operations on arrays. Each policy keeps the columns that it needs in a
+class of its own (``Columns``); the fleet makes them when the policy is first asked, and ``put`` replaces one row in
+all of them when a node publishes again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perphd.cluster.scheduling.profile import NodeProfile
+from perphd.forecast.histogram import Floats
+from perphd.forecast.usage_profile import UsageProfile, memory_ratio
+
+Rows: TypeAlias = NDArray[np.intp]
+Mask: TypeAlias = NDArray[np.bool_]
+
+
+class Columns(Protocol):
+    """Columns of one policy. ``put`` fills one row."""
+
+    def __init__(self, fleet: Fleet) -> None: ...
+
+    def put(self, row: int, profile: NodeProfile) -> None:
+        """Replace a row."""
+
+
+_C = TypeVar("_C", bound=Columns)
+
+
+class Fleet:
+    """The newest profile of every node, and what applications use together (``usage``, Optum's ERO).
+
+    A policy reads the fleet and changes nothing. Only ``put`` does: it takes a profile in, in time that does not
+    depend on the number of nodes already known (a new node costs a copy of the columns).
+    """
+
+    def __init__(self, profiles: Iterable[NodeProfile], usage: UsageProfile | None = None) -> None:
+        self.usage = usage if usage is not None else UsageProfile()
+        self.profiles: list[NodeProfile] = []
+        self._rows: dict[str, int] = {}
+        self._groups: dict[type[Any], Any] = {}
+        self._memory_ratios: dict[str, float] = {}
+        for profile in profiles:
+            self._rows[profile.node] = len(self.profiles)
+            self.profiles.append(profile)
+        if len(self._rows) < len(self.profiles):
+            raise ValueError("two profiles are of the same node")
+
+    def __len__(self) -> int:
+        return len(self.profiles)
+
+    @property
+    def rows(self) -> Rows:
+        """All rows."""
+        return np.arange(len(self.profiles))
+
+    def row(self, node: str) -> int | None:
+        """The row of a node; None: it has published nothing."""
+        return self._rows.get(node)
+
+    def put(self, profile: NodeProfile) -> None:
+        """Take in what a node has published now."""
+        row = self._rows.get(profile.node)
+        if row is None:
+            self._rows[profile.node] = len(self.profiles)
+            self.profiles.append(profile)
+            self._groups.clear()
+            return
+        self.profiles[row] = profile
+        for group in self._groups.values():
+            group.put(row, profile)
+
+    def columns(self, group: type[_C]) -> _C:
+        """The columns of one policy."""
+        found = self._groups.get(group)
+        if found is None:
+            found = self._groups[group] = group(self)
+        result: _C = found
+        return result
+
+    def memory_ratio(self, application: str) -> float:
+        """The share of its memory request at which a pod of this application is taken."""
+        found = self._memory_ratios.get(application)
+        if found is None:
+            found = self._memory_ratios[application] = memory_ratio(self.usage, application)
+        return found
+
+
+class BaseColumns:
+    """Capacity, requests, use and age of every node."""
+
+    FIELDS = (
+        "cores",
+        "memory_bytes",
+        "requested_cores",
+        "requested_bytes",
+        "used_cores",
+        "used_bytes",
+        "p99_cores",
+        "mean_cores",
+        "sd_cores",
+        "made_s",
+        "ttl_s",
+    )
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._table = np.zeros((len(self.FIELDS), len(fleet)))
+        for row, profile in enumerate(fleet.profiles):
+            self.put(row, profile)
+
+    def put(self, row: int, profile: NodeProfile) -> None:
+        """Replace a row."""
+        self._table[:, row] = [getattr(profile, name) for name in self.FIELDS]
+
+    def of(self, name: str, rows: Rows) -> Floats:
+        """One column, for these rows."""
+        column: Floats = self._table[self.FIELDS.index(name), rows]
+        return column
+
+
+@dataclass(frozen=True, slots=True)
+class NodeScore:
+    """What a policy says of one node. ``terms``: what the score is made of; ``refusals``: why it is not feasible."""
+
+    node: str
+    feasible: bool
+    score: float
+    terms: Mapping[str, float]
+    refusals: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if not self.feasible:
+            return f"{self.node}: {'; '.join(self.refusals)}"
+        parts = ", ".join(f"{name} {value:.4g}" for name, value in self.terms.items())
+        return f"{self.node}: {self.score:.4g} ({parts})"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scores:
+    """What a policy says of all candidates; the higher the score, the better. Arrays follow ``rows``.
+
+    ``additive``: the score is the sum of the terms. Else the terms are the keys of an order, most important first.
+    ``refusals``: for each reason, the candidates against which it stands.
+    """
+
+    policy: str
+    nodes: Sequence[str]
+    rows: Rows
+    score: Floats
+    terms: Mapping[str, Floats]
+    refusals: Mapping[str, Mask] = field(default_factory=dict)
+    additive: bool = True
+
+    @property
+    def feasible(self) -> Mask:
+        """The candidates against which nothing stands."""
+        against = np.zeros(len(self.rows), dtype=bool)
+        for mask in self.refusals.values():
+            against |= mask
+        return ~against
+
+    def best(self) -> NodeScore | None:
+        """The feasible candidate of the highest score; the first of equal ones. None: there is none."""
+        feasible = self.feasible
+        if not feasible.any():
+            return None
+        return self.explained(int(np.argmax(np.where(feasible, self.score, -np.inf))))
+
+    def explained(self, place: int) -> NodeScore:
+        """The candidate at this place of ``rows``."""
+        return NodeScore(
+            self.nodes[int(self.rows[place])],
+            bool(self.feasible[place]),
+            float(self.score[place]),
+            {name: float(values[place]) for name, values in self.terms.items()},
+            tuple(reason for reason, mask in self.refusals.items() if mask[place]),
+        )
+
+    def ranked(self, most: int) -> tuple[NodeScore, ...]:
+        """The best feasible candidates, best first."""
+        feasible = np.nonzero(self.feasible)[0]
+        order = feasible[np.argsort(-self.score[feasible], kind="stable")]
+        return tuple(self.explained(int(place)) for place in order[:most])
+
+
+def node_names(fleet: Fleet) -> Sequence[str]:
+    """The nodes' names by row."""
+    return _Names(fleet)
+
+
+class _Names(Sequence[str]):
+    def __init__(self, fleet: Fleet) -> None:
+        self._profiles = fleet.profiles
+
+    def __getitem__(self, row: Any) -> Any:
+        return self._profiles[row].node
+
+    def __len__(self) -> int:
+        return len(self._profiles)

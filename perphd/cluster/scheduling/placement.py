@@ -1,0 +1,141 @@
+"""One decision: candidates, a policy, the fallback for stale profiles, and conflicts between schedulers.
+
+candidates   a random share of the nodes (5 % in Optum); all of them if none of the sample is feasible
+fresh        profiles within their time to live are scored by the policy
+stale        only if no fresh node is feasible: by requests alone (``packing.balanced``)
+conflicts    of several proposals for one node, the highest score is deployed; all others go back     (Optum, 1.8)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from perphd.cluster.scheduling.distribution import by_risk
+from perphd.cluster.scheduling.fleet import BaseColumns, Fleet, NodeScore, Rows, Scores
+from perphd.cluster.scheduling.optum import AS_PRINTED, OptumSettings, optum
+from perphd.cluster.scheduling.packing import PACKING, balanced
+from perphd.cluster.scheduling.profile import Pod
+from perphd.cluster.scheduling.prophet import prophet
+
+SAMPLED_RATIO: Final = 0.05
+"""The share of nodes that Optum looks at for one pod."""
+LEAST_SAMPLED: Final = 50
+"""Nodes below which there is nothing to gain from sampling."""
+
+PlacementPolicy: TypeAlias = Callable[[Fleet, Pod, Rows], Scores]
+
+POLICIES: Final[Mapping[str, PlacementPolicy]] = {
+    "optum": optum,
+    "optum-eq11": partial(optum, settings=AS_PRINTED),
+    "optum-matched": partial(optum, settings=OptumSettings(tightest=True)),
+    "distribution": by_risk,
+    "prophet": prophet,
+    **PACKING,
+}
+"""All policies by the names that configuration and answers use."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementSettings:
+    """``seed`` and the pod's name together choose the sample: the same question has the same answer."""
+
+    policy: str = "optum"
+    sampled_ratio: float = SAMPLED_RATIO
+    seed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PlacementDecision:
+    """Where a pod should go; ``chosen`` None: nowhere now. ``scores``: of all candidates that were looked at.
+
+    ``why``: how the candidates came about, in words.
+    """
+
+    pod: str
+    chosen: NodeScore | None
+    scores: Scores
+    fresh: int
+    stale: int
+    why: str
+
+
+def decided(
+    fleet: Fleet,
+    pod: Pod,
+    now_s: float,
+    settings: PlacementSettings | None = None,
+    allowed: Rows | None = None,
+) -> PlacementDecision:
+    """The decision for one pod at ``now_s``. ``allowed``: rows that pass the scheduler's own filters; None: all.
+
+    Raises:
+        KeyError: no policy has this name.
+    """
+    settings = settings if settings is not None else PlacementSettings()
+    policy = POLICIES[settings.policy]
+    rows = fleet.rows if allowed is None else allowed
+    base = fleet.columns(BaseColumns)
+    is_fresh = now_s - base.of("made_s", rows) <= base.of("ttl_s", rows)
+    fresh, stale = rows[is_fresh], rows[~is_fresh]
+    chosen_rows = sampled(fresh, pod.name, settings)
+    scores = policy(fleet, pod, chosen_rows)
+    best, why = scores.best(), f"{len(chosen_rows)} of {len(fresh)} fresh nodes"
+    if best is None and len(chosen_rows) < len(fresh):
+        scores = policy(fleet, pod, fresh)
+        best, why = scores.best(), f"all {len(fresh)} fresh nodes, since none of a sample was feasible"
+    if best is None and len(stale):
+        scores = balanced(fleet, pod, stale)
+        best, why = (
+            scores.best(),
+            f"{len(stale)} nodes with stale profiles by requests alone: no fresh one is feasible",
+        )
+    return PlacementDecision(pod.name, best, scores, len(fresh), len(stale), why)
+
+
+def sampled(rows: Rows, pod: str, settings: PlacementSettings) -> Rows:
+    """A random share of the rows, in ascending order; all where sampling gains nothing."""
+    wanted = max(LEAST_SAMPLED, int(np.ceil(settings.sampled_ratio * len(rows))))
+    if wanted >= len(rows):
+        return rows
+    digest = hashlib.sha256(f"{settings.seed}:{pod}".encode()).digest()
+    rng = np.random.default_rng(int.from_bytes(digest[:8], "little"))
+    return np.sort(rng.choice(rows, size=wanted, replace=False))
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What one scheduler wants to deploy on a node, and the score that it found."""
+
+    scheduler: str
+    pod: str
+    node: str
+    score: float
+
+
+@dataclass(frozen=True, slots=True)
+class Resolution:
+    """The proposals to deploy, one a node, and those that go back to their schedulers."""
+
+    deployed: tuple[Proposal, ...]
+    redispatched: tuple[Proposal, ...]
+
+
+def resolved(proposals: Iterable[Proposal]) -> Resolution:
+    """Optum's conflict rule: on each node the highest score, the first of equal ones. Order is kept."""
+    given = tuple(proposals)
+    winners: dict[str, Proposal] = {}
+    for each in given:
+        known = winners.get(each.node)
+        if known is None or each.score > known.score:
+            winners[each.node] = each
+    deployed = {id(each) for each in winners.values()}
+    return Resolution(
+        tuple(each for each in given if id(each) in deployed),
+        tuple(each for each in given if id(each) not in deployed),
+    )

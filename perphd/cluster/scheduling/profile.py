@@ -1,0 +1,142 @@
+"""What a scheduler knows of a node and of a pod."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final, TypeAlias
+
+import numpy as np
+
+from perphd.forecast.grid import GridDistribution
+from perphd.forecast.histogram import Floats
+from perphd.qos.availability import AvailableInterval, DemandStage
+
+BUCKETS: Final = 25
+"""Equal parts of the range of an interference value; a prediction is the upper bound of its part (Optum)."""
+CPU_STEPS: Final = 11
+MEMORY_STEPS: Final = 6
+"""Points of a surface along the host's CPU and memory utilisation, from 0 to 1."""
+
+InterferenceModel: TypeAlias = Callable[[Floats, Floats], Floats]
+"""Host CPU and memory utilisation to the interference of one pod, from 0 to 1, element by element.
+
+The pod's own greatest utilisation and its greatest load, the other arguments of Optum's Eq. 9 and 10, are constants of
+the pod and belong to the function.
+"""
+
+
+class PodKind(StrEnum):
+    """How a pod's interference is expressed and weighed."""
+
+    SERVICE = "service"  # latency-sensitive: CPU pressure
+    BATCH = "batch"  # completion time over the longest of its application
+
+
+def bucketed(values: Floats, buckets: int = BUCKETS) -> Floats:
+    """The upper bounds of the parts in which the values lie; an exact 0 stays 0: an idle pod suffers nothing."""
+    upper = np.minimum(1.0, (np.floor(values * buckets) + 1.0) / buckets)
+    return np.where(values <= 0.0, 0.0, upper)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Surface:
+    """Interference over the host's CPU and memory utilisation, ``values[cpu, memory]``, bilinear between its points.
+
+    Bilinear interpolation commutes with sums: the surface of a node is the sum of those of its pods.
+    """
+
+    values: Floats
+
+    def at(self, cpu_ratio: float, memory_ratio: float) -> float:
+        """The value at one point; utilisations are cut to [0, 1]."""
+        one = np.ones(1)
+        return float(interpolated(self.values[None], cpu_ratio * one, memory_ratio * one)[0])
+
+
+def surface_of(model: InterferenceModel, buckets: int | None = BUCKETS) -> Surface:
+    """The surface of one pod; ``buckets`` None: the model's values as they are."""
+    cpu, memory = np.meshgrid(np.linspace(0, 1, CPU_STEPS), np.linspace(0, 1, MEMORY_STEPS), indexing="ij")
+    values = np.asarray(model(cpu, memory), dtype=np.float64)
+    return Surface(values if buckets is None else bucketed(values, buckets))
+
+
+def interpolated(surfaces: Floats, cpu_ratios: Floats, memory_ratios: Floats) -> Floats:
+    """The value of each surface of an array [n, cpu, memory] at the utilisations of its row."""
+    n, cpu_points, memory_points = surfaces.shape
+    u = np.clip(cpu_ratios, 0.0, 1.0) * (cpu_points - 1)
+    v = np.clip(memory_ratios, 0.0, 1.0) * (memory_points - 1)
+    i = np.minimum(u.astype(np.intp), cpu_points - 2)
+    j = np.minimum(v.astype(np.intp), memory_points - 2)
+    u, v, row = u - i, v - j, np.arange(n)
+    low = surfaces[row, i, j] * (1 - v) + surfaces[row, i, j + 1] * v
+    high = surfaces[row, i + 1, j] * (1 - v) + surfaces[row, i + 1, j + 1] * v
+    result: Floats = low * (1 - u) + high * u
+    return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pod:
+    """A pod that waits, or that runs on a node.
+
+    ``cores`` and ``memory_bytes`` are its requests. ``interference``: what it would suffer; None: nothing is known,
+    and it counts as 0. ``cores_law``, ``memory_law``: outcomes of the usage of one task with their probabilities;
+    empty: the request. ``work_cpu_s``: CPU time of one task; infinite for a service. ``stages``: demand of shared
+    resources over time, from its start. ``overdue``: it has waited too long to be held back any further.
+    """
+
+    name: str
+    application: str
+    kind: PodKind
+    cores: float
+    memory_bytes: float
+    interference: Surface | None = None
+    cores_law: Mapping[float, float] = field(default_factory=dict)
+    memory_law: Mapping[float, float] = field(default_factory=dict)
+    work_cpu_s: float = math.inf
+    stages: Mapping[str, Sequence[DemandStage]] = field(default_factory=dict)
+    overdue: bool = False
+
+    def laws(self) -> tuple[Mapping[float, float], Mapping[float, float]]:
+        """The laws of its CPU and memory usage: the request for certain where there is no history."""
+        return self.cores_law or {self.cores: 1.0}, self.memory_law or {self.memory_bytes: 1.0}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NodeProfile:
+    """What a node has published. Times are in the caller's clock.
+
+    ``pods``: in the order in which they came. ``used_cores``, ``used_bytes``: of all pods together, lately.
+    ``p99_cores``: the sum of the pods' own 99th percentiles. ``mean_cores``, ``sd_cores``: of the total over a day.
+    ``running_cores``, ``running_memory``: the law of what all pods will use together; None: requests stand for it.
+    ``timelines``: what is available of each shared resource, by its name; ``capacities``: all of it.
+    """
+
+    node: str
+    generation: int
+    made_s: float
+    ttl_s: float
+    cores: float
+    memory_bytes: float
+    pods: tuple[Pod, ...] = ()
+    used_cores: float = 0.0
+    used_bytes: float = 0.0
+    p99_cores: float = 0.0
+    mean_cores: float = 0.0
+    sd_cores: float = 0.0
+    running_cores: GridDistribution | None = None
+    running_memory: GridDistribution | None = None
+    timelines: Mapping[str, tuple[AvailableInterval, ...]] = field(default_factory=dict)
+    capacities: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def requested_cores(self) -> float:
+        """What all pods request."""
+        return math.fsum(pod.cores for pod in self.pods)
+
+    @property
+    def requested_bytes(self) -> float:
+        """What all pods request."""
+        return math.fsum(pod.memory_bytes for pod in self.pods)
