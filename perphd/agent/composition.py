@@ -14,6 +14,8 @@ from perphd.admission.baselines import NonePolicy, StaticPolicy
 from perphd.admission.egress import EgressCeiling, EgressRule
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.windowed import Windowed
+from perphd.agent.batch_queue import FOLDER as QUEUE_FOLDER
+from perphd.agent.batch_queue import BatchQueue
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.fitting import Fitting
@@ -33,6 +35,7 @@ from perphd.agent.tally import Tally
 from perphd.agent.trials import Trials, configured_modes
 from perphd.agent.wake import Waker
 from perphd.agent.window import Window
+from perphd.batch.runner import JobRunner
 from perphd.domain.capability import Capabilities
 from perphd.domain.errors import KernelError, Unsupported
 from perphd.domain.plan import Write
@@ -53,6 +56,8 @@ from perphd.host.perf_events import EventKind, EventOpener, EventSupport, PerfOp
 from perphd.host.pmu import read_event_codes
 from perphd.host.resctrl import open_groups
 from perphd.host.schedstat import ProcessDelays, RunDelayReader
+from perphd.host.systemd import is_systemd
+from perphd.host.systemd_bus import CallingBus
 from perphd.host.systemd_dbus import open_bus
 from perphd.host.systemd_fs import asks_systemd, refusal, unit_files
 from perphd.host.taskstats import TaskStats, open_taskstats
@@ -61,7 +66,9 @@ from perphd.host.throttle import throttle_of
 from perphd.host.topology import Processors, read_topology
 from perphd.isolation.ending import Ender
 from perphd.isolation.executor import Executor
-from perphd.isolation.journal import Journal
+from perphd.isolation.job_groups import JobGroups
+from perphd.isolation.job_units import JobUnits
+from perphd.isolation.journal import Journal, this_boot
 from perphd.isolation.neighbours import Neighbours
 from perphd.monitor.host_account import HostAccounts
 from perphd.monitor.hostload import HostLoad
@@ -186,6 +193,7 @@ def build_agent(
     tap = RoundTap(policy if policy is not None else POLICIES[config.daemon.policy](config))
     bounds = _actuators(fs, config.daemon.state_dir)
     forecasts = _forecasts(config, records, clock, wall_clock, kept) if clock is not None else None
+    queue = _queue(config, fs, hierarchies, units, topology, wall_clock) if real else None
     parts = Parts(
         topology=topology,
         processors=processors,
@@ -234,7 +242,9 @@ def build_agent(
         waker=Waker(config.wake, lambda cgroup: _pressure_directory(hierarchies, cgroup), time.monotonic)
         if real and clock is not None
         else None,
+        queue=queue,
         owned=(
+            *(() if queue is None else (queue,)),
             *(() if forecasts is None else (forecasts,)),
             host_load,
             accounts,
@@ -251,6 +261,30 @@ def build_agent(
     if kept is not None:
         kept.start()
     return Agent(config, parts, clock)
+
+
+def _queue(
+    config: Config,
+    fs: KernelFs,
+    hierarchies: Hierarchies,
+    units: CallingBus | None,
+    topology: Topology,
+    wall_clock: Callable[[], float],
+) -> BatchQueue | None:
+    """The batch queue on this machine: by systemd where it runs, else by control groups."""
+    if not config.queue.enabled:
+        return None
+    state_dir, boot = Path(config.daemon.state_dir).absolute(), this_boot()
+    runner: JobRunner
+    if is_systemd(fs):
+        runner = JobUnits(units if units is not None else open_bus())
+    else:
+        runner = JobGroups(hierarchies, state_dir / QUEUE_FOLDER / "units", boot)
+
+    def capacity() -> tuple[float, float]:
+        return float(len(topology.online - topology.isolated)), float(topology.memory_bytes)
+
+    return BatchQueue(config.queue, state_dir, runner, boot, wall_clock, capacity)
 
 
 def _journal(config: Config, neighbours: Neighbours | None) -> Journal:

@@ -23,6 +23,7 @@ from perphd.agent.config_model import ModelConfig
 from perphd.agent.config_network import NetworkConfig
 from perphd.agent.config_notify import TABLE as NOTIFY
 from perphd.agent.config_notify import NotifyConfig, check_names, read_notify
+from perphd.agent.config_queue import QueueConfig
 from perphd.agent.config_schema import keys_of, read_values, setting, show, unknown_key
 from perphd.agent.config_sizing import SizingConfig
 from perphd.agent.config_window import WindowConfig
@@ -189,6 +190,7 @@ TABLES: Mapping[str, type] = {
     "metrics": MetricsConfig,
     "window": WindowConfig,
     "forecast": ForecastConfig,
+    "queue": QueueConfig,
 }
 """The tables that may stand once in a file; ``[[lra]]``, ``[[batch]]`` and ``[[notify]]`` may be repeated."""
 
@@ -216,6 +218,7 @@ class Config:
     window: WindowConfig = field(default_factory=WindowConfig)
     notify: tuple[NotifyConfig, ...] = ()
     forecast: ForecastConfig = field(default_factory=ForecastConfig)
+    queue: QueueConfig = field(default_factory=QueueConfig)
     workloads: tuple[WorkloadSpec, ...] = ()
     matches: tuple[WorkloadSpec, ...] = ()
     sources: tuple[str, ...] = ()
@@ -437,6 +440,7 @@ def _assemble(parts: list[_Part]) -> Config:
         window=WindowConfig(**merged["window"]),
         notify=receivers,
         forecast=ForecastConfig(**merged["forecast"]),
+        queue=QueueConfig(**merged["queue"]),
         workloads=tuple(item.spec for item in declared if item.spec.cgroup),
         matches=tuple(item.spec for item in declared if not item.spec.cgroup),
         sources=tuple(part.source for part in parts),

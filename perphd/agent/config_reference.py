@@ -34,6 +34,7 @@ ABOUT = {
     "window": "When riskier changes are allowed.",
     "notify": "One receiver of notices: a webhook or a command. May be repeated.",
     "forecast": "Forecasts of use; see how-to/size-a-workload.md. Nothing acts on them.",
+    "queue": "The batch queue; see how-to/nightly-batch.md.",
     "lra": "One long-running application that is kept at its performance. May be repeated.",
     "batch": "Work that gives way. May be repeated.",
 }

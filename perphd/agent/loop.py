@@ -16,12 +16,14 @@ from perphd.admission.calibration import self_test
 from perphd.admission.declaring import suggestions
 from perphd.admission.whatif import whatif
 from perphd.agent import counting
+from perphd.agent.batch_queue import BatchQueue
 from perphd.agent.config import Config
 from perphd.agent.fitting import Fitting
 from perphd.agent.forecasts import FORECASTS_OFF
 from perphd.agent.model_view import model_view
 from perphd.agent.modes import Modes
 from perphd.agent.protections import Protections
+from perphd.agent.queue_room import QueueRoom
 from perphd.agent.roster import Roster
 from perphd.agent.rounds import Round
 from perphd.agent.state import Parts, State
@@ -64,6 +66,8 @@ class Agent:
         self._roster = Roster(self._state, self._modes)
         self._protections = Protections(self._state, self._modes)
         self._ticking = Ticking(self._state, self._modes, self._roster, self._protections)
+        if parts.queue is not None:
+            parts.queue.attach(QueueRoom(self._state, self._modes, self._roster))
 
     async def tick(self, now_s: float, period_s: float | None = None) -> None:
         """One round at ``now_s`` (monotonic seconds). Failures of single workloads do not lose the round.
@@ -126,6 +130,11 @@ class Agent:
         found = Capabilities((*known.items, capability(throttle))) if throttle.levels else known
         measured = counting.with_measured(found, self._state)
         return Capabilities((*measured.items, *self._state.parts.sli.capabilities()))
+
+    @property
+    def queue(self) -> BatchQueue | None:
+        """The batch queue; None: it is switched off, or jobs cannot be started on this host."""
+        return self._state.parts.queue
 
     @property
     def waker(self) -> Waker | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from perphd.agent.config import Config, reloaded
+from perphd.agent.config_workloads import relation_of
 from perphd.agent.match import is_lasting
 from perphd.agent.modes import Modes
 from perphd.agent.records import KEPT_LEFT
@@ -75,6 +76,23 @@ class Roster:
             await self._state.parts.sli.follow(self._state.all_specs())
         self._state.tell(EventKind.WORKLOAD, f"{spec.kind} {spec.name} added", spec.name, by)
 
+    async def add_job(self, spec: WorkloadSpec) -> str:
+        """Take in a job of the batch queue; why that is not possible, or empty."""
+        for other in self._state.specs.values():
+            if other.name == spec.name:
+                return f"a workload is named {spec.name!r}"
+            if (relation := relation_of(spec.cgroup, other.cgroup)) is not None:
+                return f"{spec.cgroup} {relation} of workload {other.name!r}"
+        self._state.jobs[spec.name] = spec
+        await self.add(spec)
+        return ""
+
+    async def let_job_go(self, name: str) -> None:
+        """A job of the batch queue has ended."""
+        if self._state.jobs.pop(name, None) is not None:
+            await self.let_go(name)
+            self._modes.forget(name)
+
     async def remove(self, name: str, by: Actor | None = None) -> None:
         """Give a workload's settings back and forget it. An LRA's protection ends at the next tick.
 
@@ -97,6 +115,8 @@ class Roster:
         if (one := self._state.found.get(name)) is not None and one.declaration in self._state.declared:
             problem = f"{name!r} was found for {one.declaration!r} and would be found again"
             raise ConfigError("request", "workload", problem, one.declaration)
+        if name in self._state.jobs:
+            raise ConfigError("request", "workload", f"{name!r} is a job", "perphctl cancel ends a job")
         await self.let_go(name, by)
         self._modes.forget(name)
 
@@ -117,6 +137,8 @@ class Roster:
             to_be, was = declared.get(known.declaration), self._state.declared.get(known.declaration)
             if to_be is not None and was is not None and (to_be.match, to_be.kind) == (was.match, was.kind):
                 new.setdefault(name, replace(to_be, name=name, cgroup=self._state.specs[name].cgroup))
+        for name, spec in self._state.jobs.items():
+            new.setdefault(name, spec)
         self._state.declared, self._looked_s = declared, None
         for name, old in list(self._state.specs.items()):
             if name not in new or (new[name].cgroup, new[name].kind) != (old.cgroup, old.kind):

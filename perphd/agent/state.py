@@ -11,6 +11,7 @@ from typing import Protocol
 
 from perphd.admission.attention import Attention, next_in_s
 from perphd.admission.declaring import UndeclaredRecord
+from perphd.agent.batch_queue import BatchQueue
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.fitting import Fitting
@@ -94,6 +95,7 @@ class Parts:
     fitting: Fitting | None = None
     forecasts: Forecasts | None = None
     jobs: Jobs | None = None
+    queue: BatchQueue | None = None
     owned: tuple[Closable, ...] = ()
 
 
@@ -135,7 +137,7 @@ class State:
     list that were. ``planned``: the settings that were last wanted, and when the kernel was read back for them; None:
     it is to be read back at once. ``detector_test``: of the start. ``sli_followed``: the sources of indicators are
     those of the list. ``account``: of the whole host, at the last round; ``undeclared``: what other groups did.
-    ``progress``: what batch got done of late.
+    ``progress``: what batch got done of late. ``jobs``: those on the list that the batch queue started.
     ``full_samples``: of each workload the last whose indicators were due. ``now_s``: of the last
     round. ``attention``: whether the next one is wanted soon. ``lock``: held for a round, and by whatever must not
     fall into one.
@@ -149,6 +151,7 @@ class State:
     specs: dict[str, WorkloadSpec]
     declared: dict[str, WorkloadSpec]
     found: dict[str, FoundAs] = field(default_factory=dict)
+    jobs: dict[str, WorkloadSpec] = field(default_factory=dict)
     samples: dict[str, Sample] = field(default_factory=dict)
     account: HostAccount | None = None
     undeclared: UndeclaredRecord = UndeclaredRecord()

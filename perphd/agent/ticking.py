@@ -105,6 +105,8 @@ class Ticking:
             self._state.parts.models.save_when_due(specs, now_s, self._state.config.daemon.model_save_s)
             self._attend(snapshot, target)
             self._follow_jobs(now_s)
+            if self._state.parts.queue is not None:
+                self._state.parts.queue.step(now_s, self._state.samples, self._state.account)
             if self._state.parts.forecasts is not None:
                 self._state.parts.forecasts.step(now_s, self._message)
             self._state.tick += 1
@@ -117,8 +119,9 @@ class Ticking:
         """Let the job history see which runs of batch begin and end."""
         if self._state.parts.jobs is not None:
             found = self._state.found
+            queued = self._state.jobs  # the queue knows them better
             self._state.parts.jobs.follow(
-                self._state.all_specs(),
+                [spec for spec in self._state.all_specs() if spec.name not in queued],
                 self._state.samples,
                 lambda name: found[name].declaration if name in found else name,
                 now_s,
@@ -341,7 +344,9 @@ class Ticking:
         knobs = frozenset() if known is None else known.knobs
         wanted = wanted if shaping is None else shaping.over(name, wanted, knobs)
         fitting = self._state.parts.fitting
-        return wanted if fitting is None else fitting.over(name, wanted)
+        wanted = wanted if fitting is None else fitting.over(name, wanted)
+        queue = self._state.parts.queue
+        return wanted if queue is None or name not in self._state.jobs else queue.over(name, wanted)
 
     async def _enforce(self, target: TargetState, now_s: float, deciding: float) -> None:
         wanted = {

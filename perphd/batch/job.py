@@ -17,6 +17,7 @@ which it is not preempted again. The back-off doubles with every preemption.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final, TypeAlias
@@ -59,8 +60,10 @@ STARTABLE: Final = frozenset({JobState.QUEUED, JobState.WAITING, JobState.REQUEU
 class JobSpec:
     """What was submitted. ``deadline_s`` is on the system's clock (seconds since 1970); None is best effort.
 
-    ``elastic`` is the least and the greatest number of workers of an elastic job. ``after`` are jobs that must be done
-    before this one starts. ``retries`` is how often it is started again after a failure.
+    ``groups`` are supplementary groups. ``elastic`` is the least and the greatest number of workers of an elastic job.
+    ``after`` are jobs that must be done before this one starts. ``retries`` is how often it is started again after a
+    failure. ``limited``: ``memory_bytes`` is a limit as well. ``array`` is the job's place in its array and the array's
+    size. ``output`` is the file that the job's output is appended to; empty: perphd keeps it.
     """
 
     name: str
@@ -76,14 +79,17 @@ class JobSpec:
     elastic: tuple[int, int] | None = None
     after: tuple[int, ...] = ()
     retries: int = 0
-    stdout: str = ""
-    stderr: str = ""
+    groups: tuple[int, ...] = ()
+    limited: bool = False
+    array: tuple[int, int] | None = None
+    output: str = ""
 
     def __post_init__(self) -> None:
         texts = (
             *self.command,
             self.name,
             self.directory,
+            self.output,
             *(text for pair in self.environment for text in pair),
         )
         if not self.command or not self.command[0]:
@@ -102,6 +108,8 @@ class JobSpec:
             )
         if self.retries < 0:
             raise ValueError("retries are not negative")
+        if any(not name or "=" in name for name, _ in self.environment):
+            raise ValueError("the name of an environment variable is not empty and has no =")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +117,8 @@ class QueuedJob:
     """One job and all that happened to it. Times are on the system's clock, in seconds since 1970.
 
     ``attempt`` counts starts, ``failures`` those that ended with another status than 0. ``ran_s`` is the time that the
-    present attempt has run, up to ``since_s``, and ``lost_s`` the time that earlier ones ran in vain.
+    present attempt has run, up to ``since_s``, and ``lost_s`` the time that earlier ones ran in vain. ``boot`` is the
+    kernel's boot id at the last start, and ``cgroup`` where the present attempt runs, once that is known.
     """
 
     id: int
@@ -126,11 +135,26 @@ class QueuedJob:
     lost_s: float = 0.0
     preemptions: int = 0
     not_preempted_before_s: float = 0.0
+    boot: str = ""
+    cgroup: str = ""
 
     @property
     def unit(self) -> str:
         """The transient unit of the present attempt. Its name has no character of the user's."""
         return f"perphd-job-{self.id}-{self.attempt}.service"
+
+    def has_run_s(self, now_s: float) -> float:
+        """For how long the present attempt has run at ``now_s``."""
+        return self.ran_s + (max(0.0, now_s - self.since_s) if self.state is JobState.RUNNING else 0.0)
+
+
+_UNIT: Final = re.compile(r"perphd-job-([0-9]+)-([0-9]+)\.service")
+
+
+def attempt_of(unit: str) -> tuple[int, int] | None:
+    """The job and the attempt that a unit of this name belongs to; None if it is no job's."""
+    found = _UNIT.fullmatch(unit)
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +167,20 @@ class Considered:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The job is about to be started, as its next attempt."""
+    """The job is about to be started, as its next attempt, in the boot of this id."""
 
     at_s: float
     reason: str = ""
+    boot: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Confirmed:
-    """The unit of the present attempt runs."""
+    """The unit of the present attempt runs, in this control group."""
 
     at_s: float
     reason: str = ""
+    cgroup: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,10 +235,11 @@ class NeverStarted:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Nobody knows what became of the present attempt."""
+    """Nobody knows what became of the present attempt. ``again``: it may use a retry, since it has surely ended."""
 
     at_s: float
     reason: str = "nobody saw how the job ended"
+    again: bool = False
 
 
 JobEvent: TypeAlias = (
@@ -251,9 +278,10 @@ def after(job: QueuedJob, event: JobEvent) -> QueuedJob | TransitionRefused:
             return replace(known, state=JobState.WAITING)
         case Started():
             started = replace(known, state=JobState.RUNNING, attempt=job.attempt + 1, confirmed=False)
-            return replace(started, ran_s=0.0, status=None)
+            return replace(started, ran_s=0.0, status=None, boot=event.boot, cgroup="")
         case Confirmed():
-            return replace(known, confirmed=True, since_s=job.since_s if job.confirmed else event.at_s)
+            since_s = job.since_s if job.confirmed else event.at_s
+            return replace(known, confirmed=True, since_s=since_s, cgroup=event.cgroup or job.cgroup)
         case FrozenFor():
             return _preempted(replace(known, state=JobState.FROZEN), event.at_s)
         case Thawed():
@@ -268,7 +296,7 @@ def after(job: QueuedJob, event: JobEvent) -> QueuedJob | TransitionRefused:
         case NeverStarted():
             return replace(known, state=JobState.REQUEUED, attempt=job.attempt - 1, ran_s=0.0)
         case Lost():
-            return replace(known, state=JobState.FAILED)
+            return _failed(known) if event.again else replace(known, state=JobState.FAILED)
 
 
 def _refusal(job: QueuedJob, event: JobEvent) -> str:
@@ -325,6 +353,11 @@ def _exited(job: QueuedJob, event: Exited) -> QueuedJob:
     job = replace(job, status=event.status)
     if event.status == 0:
         return replace(job, state=JobState.DONE)
+    return _failed(job)
+
+
+def _failed(job: QueuedJob) -> QueuedJob:
+    """One failure more: started again while there are retries left."""
     failed = replace(job, failures=job.failures + 1)
     return _again(failed) if failed.failures <= job.spec.retries else replace(failed, state=JobState.FAILED)
 
@@ -338,10 +371,14 @@ class UnitEvidence(StrEnum):
     UNKNOWN = "unknown"
 
 
-def recovery(job: QueuedJob, evidence: UnitEvidence, at_s: float, status: int = 0) -> JobEvent | None:
-    """The event that brings ``job`` up to date after a restart; None if it is."""
+def recovery(
+    job: QueuedJob, evidence: UnitEvidence, at_s: float, status: int = 0, boot: str = ""
+) -> JobEvent | None:
+    """The event that brings ``job`` up to date after a restart; None if it is. ``boot``: the present boot's id."""
     if not job.state.active:
         return None
+    if job.boot != boot:
+        return Lost(at_s, "the host was restarted while it ran", again=True)
     match evidence:
         case UnitEvidence.RUNS:
             return None if job.confirmed else Confirmed(at_s, "found running after a restart")

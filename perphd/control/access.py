@@ -24,16 +24,21 @@ class Right(StrEnum):
     """What a request needs."""
 
     READ = "read"
+    SUBMIT = "submit"  # and cancel what one has submitted
     CHANGE = "change"
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """The process at the other end, as it was when it connected: no race with what becomes of it later."""
+    """The process at the other end, as it was when it connected: no race with what becomes of it later.
+
+    ``gids``: all its groups. ``gid``: the first of them; None: not known.
+    """
 
     pid: int
     uid: int
     gids: frozenset[int]
+    gid: int | None = None
 
     def __str__(self) -> str:
         named = self.user if self.user != str(self.uid) else "without a name"
@@ -72,7 +77,7 @@ def peer_of(connection: socket.socket) -> Peer:
         # Before Linux 4.13, or a process in more than 256 groups: what the user database says. It may differ
         # from what the process has (a group joined since it logged in), it cannot be forged by the peer.
         groups = _groups_of_user(uid, gid)
-    return Peer(pid, uid, frozenset(groups | {gid}))
+    return Peer(pid, uid, frozenset(groups | {gid}), gid)
 
 
 def _groups_of_user(uid: int, gid: int) -> set[int]:
@@ -86,7 +91,7 @@ def _groups_of_user(uid: int, gid: int) -> set[int]:
 class Access:
     """The rule. A gid of None: there is no such group, so nobody has the right through it.
 
-    ``owner_uid``: the daemon's own user, who could stop it anyway.
+    ``owner_uid``: the daemon's own user, who could stop it anyway. ``submit_gid``: who of the readers may submit jobs.
     """
 
     read_group: str
@@ -94,11 +99,14 @@ class Access:
     read_gid: int | None
     admin_gid: int | None
     owner_uid: int
+    submit_group: str = ""
+    submit_gid: int | None = None
 
     @classmethod
-    def of_groups(cls, read_group: str, admin_group: str) -> Access:
+    def of_groups(cls, read_group: str, admin_group: str, submit_group: str = "") -> Access:
         """The rule for these groups of this host."""
-        return cls(read_group, admin_group, _gid(read_group), _gid(admin_group), os.geteuid())
+        gids = [_gid(group) if group else None for group in (read_group, admin_group, submit_group)]
+        return cls(read_group, admin_group, gids[0], gids[1], os.geteuid(), submit_group, gids[2])
 
     def is_owner(self, peer: Peer) -> bool:
         """True for root and for the daemon's own user."""
@@ -108,11 +116,13 @@ class Access:
         """True if the peer may do what needs this right."""
         if self.is_owner(peer) or self.admin_gid in peer.gids:
             return True
-        return right is Right.READ and self.read_gid in peer.gids
+        if right is Right.CHANGE or self.read_gid not in peer.gids:
+            return False
+        return right is Right.READ or self.submit_gid in peer.gids
 
     def refusal(self, peer: Peer, right: Right) -> str:
         """The sentence for a peer without the right."""
-        verb = "change anything" if right is Right.CHANGE else "ask"
+        verb = {Right.READ: "ask", Right.SUBMIT: "submit jobs", Right.CHANGE: "change anything"}[right]
         return f"{peer} may not {verb} here: that takes {self.needed(right)}"
 
     def needed(self, right: Right) -> str:
@@ -122,6 +132,8 @@ class Access:
             admins = f"root (there is no group {self.admin_group} on this host)"
         if right is Right.CHANGE:
             return admins
+        if right is Right.SUBMIT:
+            return f"{admins} or a member of group {self.submit_group or 'in queue.group'}"
         missing = " (not on this host)" if self.read_gid is None else ""
         return f"{admins} or a member of group {self.read_group}{missing}"
 

@@ -17,6 +17,7 @@ from perphd.control.cli_calibrate import add_calibrate_command
 from perphd.control.cli_dashboard import add_dashboard_command
 from perphd.control.cli_history import add_history_commands
 from perphd.control.cli_init import add_init_command
+from perphd.control.cli_jobs import add_job_commands
 from perphd.control.cli_models import add_model_commands
 from perphd.control.cli_pause import add_pause_commands
 from perphd.control.cli_report import add_report_command
@@ -65,6 +66,7 @@ _host_of = click.option(
 add_init_command(cli)
 add_workload_commands(cli)
 add_pause_commands(cli)
+add_job_commands(cli)
 add_admission_commands(cli)
 add_suggest_command(cli)
 add_store_commands(cli)

@@ -29,7 +29,7 @@ Exit codes:
   2  wrong usage of the command line
   3  no daemon answers on the socket
   4  not permitted
-  5  there is no such workload, or no trial yet
+  5  there is no such workload or job, or no trial yet
  75  admit: not now; try again later
 """
 

@@ -15,9 +15,11 @@ from typing import Any, Final
 from perphd import __version__
 from perphd.agent.config_schema import Key, keys_of
 from perphd.agent.config_workloads import WORKLOAD_TABLES
+from perphd.batch.view import JobRow, QueueSummary
 from perphd.control.errors import Code
 from perphd.control.limits import MAX_PAUSE_S, MAX_REASON
 from perphd.control.past_routes import LONGEST_S, MOST_SLOTS, SHORTEST_S
+from perphd.control.queue_routes import MAX_ARRAY, MAX_DEADLINE_S, MAX_RETRIES, MAX_ROWS
 from perphd.control.sizing_routes import SAMPLES, STEPS
 from perphd.control.wire_schema import Components, Schema
 from perphd.domain.allocation import Settings
@@ -35,6 +37,7 @@ from perphd.domain.whatif import WhatIf
 from perphd.domain.workload import Kind, Mode
 from perphd.isolation.restore_report import RestoreReport
 from perphd.monitor.sli import PUSHED_FIELDS
+from perphd.qos.bands import QosBand
 from perphd.sizing.memory_fit import FitView
 from perphd.sizing.shaper_view import ShaperView
 from perphd.trial.design import (
@@ -82,6 +85,7 @@ class Operation:
     extra: tuple[tuple[str, Schema], ...] = ()
     status: int = 200
     changes: bool = False
+    submits: bool = False
 
 
 def _query(name: str, schema: Schema, required: bool = False) -> tuple[str, Schema, bool]:
@@ -197,6 +201,59 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("GET", "/v1/config"): Operation(
         "The configuration in force", _of(sources=_TEXTS, warnings=_TEXTS, store_path=TEXT, daemon=_OBJECT)
+    ),
+    ("GET", "/v1/jobs"): Operation(
+        "Jobs of the batch queue: those that run, those that wait and, with all, those that have ended",
+        {"jobs": tuple[JobRow, ...], "queue": QueueSummary},
+        (
+            _query("all", {"enum": ["0", "1"]}),
+            _query("limit", {"type": "integer", "minimum": 1, "maximum": MAX_ROWS}),
+        ),
+    ),
+    ("POST", "/v1/jobs"): Operation(
+        "Queue a command; it runs as whoever asks",
+        _of(jobs={"type": "array", "items": {"type": "integer"}}, name=TEXT),
+        body={
+            "type": "object",
+            "properties": {
+                "command": {"type": "array", "items": TEXT, "minItems": 1},
+                "name": TEXT,
+                "cores": {"type": "number", "minimum": 0.01, "maximum": 100_000},
+                "memory_bytes": {"type": ["integer", "null"], "minimum": 1 << 20},
+                "deadline_in_s": {"type": ["number", "null"], "minimum": 1, "maximum": MAX_DEADLINE_S},
+                "elastic": {
+                    "type": ["array", "null"],
+                    "items": {"type": "integer", "minimum": 1, "maximum": 4096},
+                    "minItems": 2,
+                    "maxItems": 2,
+                },
+                "band": {"enum": [QosBand.COPPER, QosBand.SILVER, None]},
+                "after": {"type": "array", "items": {"type": "integer", "minimum": 1}},
+                "output": TEXT,
+                "environment": {"type": "object", "additionalProperties": TEXT},
+                "directory": TEXT,
+                "retries": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_RETRIES},
+                "array": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_ARRAY},
+            },
+            "required": ["command"],
+            "additionalProperties": False,
+        },
+        status=201,
+        submits=True,
+    ),
+    ("GET", "/v1/jobs/{name}"): Operation(
+        "One job by its number: why it waits, and when it will start and end", {"job": JobRow}
+    ),
+    ("DELETE", "/v1/jobs/{name}"): Operation(
+        "Cancel a job", _of(cancelled={"type": "integer"}, state=TEXT), submits=True
+    ),
+    ("GET", "/v1/jobs/{name}/log"): Operation(
+        "A part of a job's output from an offset on; its end is reached when until stays",
+        _of(text=TEXT, until={"type": "integer"}, attempt={"type": "integer"}, state=TEXT),
+        (
+            _query("offset", {"type": "integer", "minimum": 0}),
+            _query("attempt", {"type": "integer", "minimum": 1}),
+        ),
     ),
     ("GET", "/v1/trial"): Operation(
         "The trial that runs, or the last one",
@@ -390,6 +447,8 @@ def _operation(method: str, path: str, operation: Operation, components: Compone
     if "{name}" in path:
         parameters.append({"name": "name", "in": "path", "required": True, "schema": TEXT})
     who = "the admin group" if operation.changes else "the read group"
+    if operation.submits:
+        who = "the group of [queue]"
     described: dict[str, Any] = {
         "summary": operation.summary,
         "description": f"For root and {who}.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from perphd.agent.batch_queue import BatchQueue
 from perphd.agent.config import Config
 from perphd.agent.rounds import Round
 from perphd.agent.tally import Tally
@@ -49,6 +50,10 @@ class AgentPort(Protocol):
     @property
     def topology(self) -> Topology:
         """The host's processors, as found at start."""
+
+    @property
+    def queue(self) -> BatchQueue | None:
+        """The batch queue; None: there is none here."""
 
     @property
     def tally(self) -> Tally:

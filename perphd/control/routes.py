@@ -34,6 +34,7 @@ from perphd.control.model_routes import ModelRoutes
 from perphd.control.owner_only import check_harmless
 from perphd.control.past_routes import PastRoutes
 from perphd.control.port import AgentPort, Done
+from perphd.control.queue_routes import QueueRoutes
 from perphd.control.render import limitations
 from perphd.control.replay_routes import Recordings
 from perphd.control.sizing_routes import SizingRoutes
@@ -123,12 +124,13 @@ class Routes:
         self._streams = Streams(agent, limits, self._clock)
         self._recordings = Recordings(agent, limits)
         self._past = PastRoutes(agent, self._queries, self._clock, self._workload)
+        self._jobs = QueueRoutes(agent, access, self._body)
         self._sizing = SizingRoutes(agent, self._workload, self._body)
         self._models = ModelRoutes(agent, limits, lambda name: self._check_lra(self._workload(name)))
 
     def table(self) -> tuple[Route, ...]:
         """Every route with the right that it takes."""
-        read, change = Right.READ, Right.CHANGE
+        read, submit, change = Right.READ, Right.SUBMIT, Right.CHANGE
         return (
             Route("GET", "/v1/status", read, self._status),
             Route("GET", "/v1/workloads", read, self._workloads),
@@ -146,6 +148,11 @@ class Routes:
             Route("GET", "/v1/models/{name}/export", read, self._models.export),
             Route("GET", "/v1/forecasts", read, self._forecasts),
             Route("GET", "/v1/trial", read, self._trial),
+            Route("GET", "/v1/jobs", read, self._jobs.listed, waits=True),
+            Route("POST", "/v1/jobs", submit, self._jobs.submit, 201, waits=True),
+            Route("GET", "/v1/jobs/{name}", read, self._jobs.show, waits=True),
+            Route("DELETE", "/v1/jobs/{name}", submit, self._jobs.cancel, waits=True),
+            Route("GET", "/v1/jobs/{name}/log", read, self._jobs.log, waits=True),
             Route("GET", "/v1/config", read, self._config),
             Route("GET", "/v1/metrics", read, self._exposition),
             Route("GET", "/metrics", read, self._exposition),

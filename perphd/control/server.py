@@ -69,7 +69,9 @@ class ControlServer:
         self._path = daemon.socket
         self._limits = limits if limits is not None else Limits()
         self._peer_lookup = peer_lookup
-        self._access = access or Access.of_groups(daemon.read_group, daemon.admin_group)
+        self._access = access or Access.of_groups(
+            daemon.read_group, daemon.admin_group, config.queue.group if config.queue.enabled else ""
+        )
         hooks = (
             hooks
             if hooks is not None

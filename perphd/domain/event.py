@@ -20,6 +20,7 @@ class EventKind(StrEnum):
     TRIAL = "trial"  # a trial began, went on to its next block, or ended
     PAUSE = "pause"  # a pause began or ended
     WORKLOAD = "workload"  # a workload was added, removed, appeared or vanished
+    JOB = "job"  # a job of the batch queue was started, or ended
     SIZING = "sizing"  # the shaper made somebody make room, or let it resume; a crash was seen
     RESTORE = "restore"  # original values were put back
     HOST = "host"  # the host itself changed: CPUs came or went

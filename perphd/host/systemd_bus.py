@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import errno
+import json
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 from perphd.domain.errors import Broken, Busy, Denied, Gone, Invalid, KernelError, Unsupported, kernel_error
@@ -16,6 +18,7 @@ from perphd.host.systemd_properties import Property
 DESTINATION: Final = "org.freedesktop.systemd1"
 OBJECT: Final = "/org/freedesktop/systemd1"
 MANAGER: Final = "org.freedesktop.systemd1.Manager"
+PROPERTIES: Final = "org.freedesktop.DBus.Properties"
 
 
 class NoAnswer(Busy):
@@ -53,6 +56,44 @@ class Bus(Protocol):
         """Give the connection back; closing twice is fine."""
 
 
+class CallingBus(Bus, Protocol):
+    """The same with any other method of systemd's."""
+
+    def call(
+        self, member: str, signature: str, body: Sequence[Any], unit: str, path: str = OBJECT
+    ) -> list[Any]:
+        """Call a method of the manager, or of another object the method to get its properties; what it answers.
+
+        ``body``: plain values; a variant is a ``Variant``. ``unit``: what it is about, for errors.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A value that brings its D-Bus type along."""
+
+    signature: str
+    value: Any
+
+
+def parts_of(signature: str) -> list[str]:
+    """The complete types of a signature: ``sa(sv)t`` is s, a(sv) and t."""
+    parts: list[str] = []
+    place = 0
+    while place < len(signature):
+        begin = place
+        while signature[place] == "a":
+            place += 1
+        depth = 0
+        while True:
+            depth += {"(": 1, ")": -1}.get(signature[place], 0)
+            place += 1
+            if depth == 0:
+                break
+        parts.append(signature[begin:place])
+    return parts
+
+
 def bus_error(unit: str, doing: str, text: str) -> KernelError:
     """What systemd said, in the class that tells what to do about it."""
     kind, number = next(
@@ -83,8 +124,33 @@ class BusctlBus:
         """See ``Bus``."""
         self._call("FreezeUnit" if frozen else "ThawUnit", "s", [unit], unit)
 
-    def _call(self, member: str, signature: str, words: Sequence[str], unit: str) -> None:
-        command = ["busctl", "--system", "--timeout=5", "--", "call", DESTINATION, OBJECT, MANAGER, member]
+    def call(
+        self, member: str, signature: str, body: Sequence[Any], unit: str, path: str = OBJECT
+    ) -> list[Any]:
+        """See ``CallingBus``."""
+        words = [
+            word
+            for part, value in zip(parts_of(signature), body, strict=True)
+            for word in _spelled(part, value)
+        ]
+        said = str(self._call(member, signature, words, unit, path, ["--json=short"]).stdout).strip()
+        try:
+            return [_unwrapped(value) for value in json.loads(said)["data"]] if said else []
+        except (ValueError, KeyError, TypeError) as exc:
+            raise Broken(unit, member, errno.EIO, detail=f"busctl answered {said[:200]!r}") from exc
+
+    def _call(
+        self,
+        member: str,
+        signature: str,
+        words: Sequence[str],
+        unit: str,
+        path: str = OBJECT,
+        options: Sequence[str] = (),
+    ) -> Any:
+        interface = MANAGER if path == OBJECT else PROPERTIES
+        command = ["busctl", "--system", "--timeout=5", *options, "--"]
+        command += ["call", DESTINATION, path, interface, member]
         try:
             done = self._run(
                 [*command, signature, *words], capture_output=True, text=True, timeout=10, check=False
@@ -99,9 +165,34 @@ class BusctlBus:
             raise kernel_error(exc, unit, member, advice="busctl could not be started") from exc
         if done.returncode:
             raise bus_error(unit, member, done.stderr.strip() or f"busctl exit status {done.returncode}")
+        return done
 
     def close(self) -> None:
         """Nothing is kept."""
+
+
+def _spelled(signature: str, value: Any) -> list[str]:
+    """A value as busctl's words: an array begins with its length, a variant with its type."""
+    if signature[0] == "a":
+        return [str(len(value)), *(word for each in value for word in _spelled(signature[1:], each))]
+    if signature[0] == "(":
+        return [
+            word
+            for part, each in zip(parts_of(signature[1:-1]), value, strict=True)
+            for word in _spelled(part, each)
+        ]
+    if signature == "v":
+        return [value.signature, *_spelled(value.signature, value.value)]
+    return ["true" if value else "false"] if signature == "b" else [str(value)]
+
+
+def _unwrapped(value: Any) -> Any:
+    """A value of busctl's JSON without the types of variants."""
+    if isinstance(value, dict) and value.keys() == {"type", "data"}:
+        return _unwrapped(value["data"])
+    if isinstance(value, dict):
+        return {name: _unwrapped(each) for name, each in value.items()}
+    return [_unwrapped(each) for each in value] if isinstance(value, list) else value
 
 
 def _words(item: Property) -> list[str]:

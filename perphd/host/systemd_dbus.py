@@ -11,7 +11,16 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from perphd.domain.errors import Broken, Full
-from perphd.host.systemd_bus import DESTINATION, MANAGER, OBJECT, Bus, BusctlBus, bus_error
+from perphd.host.systemd_bus import (
+    DESTINATION,
+    MANAGER,
+    OBJECT,
+    PROPERTIES,
+    BusctlBus,
+    CallingBus,
+    bus_error,
+    parts_of,
+)
 from perphd.host.systemd_properties import Property
 
 TIMEOUT_S: Final = 1.5
@@ -41,7 +50,14 @@ class DbusFastBus:
         """See ``Bus``."""
         self._call("FreezeUnit" if frozen else "ThawUnit", "s", [unit], unit)
 
-    def _call(self, member: str, signature: str, body: list[Any], unit: str) -> None:
+    def call(
+        self, member: str, signature: str, body: Sequence[Any], unit: str, path: str = OBJECT
+    ) -> list[Any]:
+        """See ``Bus``."""
+        sent = [_sent(part, value) for part, value in zip(parts_of(signature), body, strict=True)]
+        return [_received(value) for value in self._call(member, signature, sent, unit, path)]
+
+    def _call(self, member: str, signature: str, body: list[Any], unit: str, path: str = OBJECT) -> list[Any]:
         with self._lock:
             try:
                 loop = self._running()
@@ -51,7 +67,7 @@ class DbusFastBus:
                     "systemd was not asked; the limits on threads (TasksMax) or on open files may be reached"
                 )
                 raise Full(unit, member, number, detail=f"no thread for D-Bus: {exc}", advice=advice) from exc
-            future = asyncio.run_coroutine_threadsafe(self._ask(member, signature, body), loop)
+            future = asyncio.run_coroutine_threadsafe(self._ask(member, signature, body, path), loop)
             try:
                 answer = future.result(TIMEOUT_S)
             except (concurrent.futures.TimeoutError, TimeoutError) as exc:
@@ -63,6 +79,7 @@ class DbusFastBus:
                 raise Broken(unit, member, errno.EIO, detail=f"D-Bus: {exc}") from exc
         if answer is not None and answer.error_name:
             raise bus_error(unit, member, f"{answer.error_name}: {' '.join(map(str, answer.body))}")
+        return [] if answer is None else list(answer.body)
 
     def _drop(self) -> None:
         """A late answer must not be taken for that of another call, nor may connections pile up."""
@@ -70,15 +87,15 @@ class DbusFastBus:
         if bus is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(bus.disconnect)
 
-    async def _ask(self, member: str, signature: str, body: list[Any]) -> Any:
+    async def _ask(self, member: str, signature: str, body: list[Any], path: str) -> Any:
         from dbus_fast import Message
 
         if self._bus is None or not self._bus.connected:
             self._bus = await self._connect()
         message = Message(
             destination=DESTINATION,
-            path=OBJECT,
-            interface=MANAGER,
+            path=path,
+            interface=MANAGER if path == OBJECT else PROPERTIES,
             member=member,
             signature=signature,
             body=body,
@@ -127,6 +144,31 @@ def _plain(item: Property) -> Any:
     return item.value
 
 
-def open_bus() -> Bus:
+def _sent(signature: str, value: Any) -> Any:
+    """A value with dbus-fast's own variants."""
+    if signature == "v":
+        from dbus_fast import Variant
+
+        return Variant(value.signature, _sent(value.signature, value.value))
+    if signature[0] == "a":
+        return [_sent(signature[1:], each) for each in value]
+    if signature[0] == "(":
+        parts = parts_of(signature[1:-1])
+        return [_sent(part, each) for part, each in zip(parts, value, strict=True)]
+    return value
+
+
+def _received(value: Any) -> Any:
+    """A value without variants."""
+    from dbus_fast import Variant
+
+    if isinstance(value, Variant):
+        return _received(value.value)
+    if isinstance(value, dict):
+        return {name: _received(each) for name, each in value.items()}
+    return [_received(each) for each in value] if isinstance(value, list) else value
+
+
+def open_bus() -> CallingBus:
     """The best way there is: dbus-fast if it is installed, else busctl."""
     return BusctlBus() if find_spec("dbus_fast") is None else DbusFastBus()

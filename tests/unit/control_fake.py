@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from perphd.agent.batch_queue import BatchQueue
 from perphd.agent.config import Config, DaemonConfig, StoreConfig
 from perphd.agent.forecasts import FORECASTS_OFF
 from perphd.agent.rounds import Round
@@ -151,6 +152,7 @@ class FakeAgent:
         self.capabilities = CAPABILITIES
         self.tally = Tally(time.time)
         self.topology = TOPOLOGY
+        self.queue: BatchQueue | None = None
         self.calls: list[tuple[Any, ...]] = []
         self.specs: dict[str, WorkloadSpec] = {spec.name: spec for spec in (DB, CACHE, PI)}
         self.declared: tuple[WorkloadSpec, ...] = ()
@@ -378,12 +380,15 @@ class FakeAgent:
             raise self.refuse
 
 
-ROOT = Peer(1, 0, frozenset({0}))
-OWNER = Peer(1, 400, frozenset({400}))
-ADMIN = Peer(2, 1001, frozenset({1001, 502}))
-READER = Peer(3, 1002, frozenset({1002, 501}))
+ROOT = Peer(1, 0, frozenset({0}), 0)
+OWNER = Peer(1, 400, frozenset({400}), 400)
+ADMIN = Peer(2, 1001, frozenset({1001, 502}), 1001)
+READER = Peer(3, 1002, frozenset({1002, 501}), 1002)
+SUBMITTER = Peer(5, 1004, frozenset({1004, 501, 503}), 1004)
 STRANGER = Peer(4, 1003, frozenset({1003}))
-ACCESS = Access("perphd", "perphd-admin", read_gid=501, admin_gid=502, owner_uid=400)
+ACCESS = Access(
+    "perphd", "perphd-admin", read_gid=501, admin_gid=502, owner_uid=400, submit_group="batch", submit_gid=503
+)
 
 
 class Served:

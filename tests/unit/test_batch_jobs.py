@@ -50,8 +50,10 @@ FULL_SPEC = replace(
     elastic=(1, 4),
     after=(1, 2),
     retries=3,
-    stdout="out.txt",
-    stderr="err.txt",
+    groups=(4, 27),
+    limited=True,
+    array=(2, 5),
+    output="out.txt",
 )
 JOB = QueuedJob(7, SPEC, 100.0, since_s=100.0)
 

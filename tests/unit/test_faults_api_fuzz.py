@@ -22,6 +22,7 @@ from perphd.control import openapi
 from perphd.control.access import Peer, Right
 from perphd.control.limits import Limits
 from tests.unit.control_fake import READER, ROOT, STRANGER, Served, serving
+from tests.unit.queue_world import World
 
 STREAMS = ("/v1/events", "/v1/recording")
 SCHEMA = schemathesis.openapi.from_dict(openapi.document())
@@ -69,7 +70,9 @@ class _Pool(urllib3.HTTPConnectionPool):
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with serving(tmp_path_factory.mktemp("api"), Limits(shutdown_s=0.5)) as server:
+        server.agent.queue = World(tmp_path_factory.mktemp("queue")).daemon()
         yield server
+        server.agent.queue.close()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,61 @@
+"""The output of jobs that do not name a file of their own: one file an attempt, bounded in size."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+MOST_BYTES: Final = 16 << 20
+"""A log that grows beyond this loses its first half: the state directory's disk is not the job's to fill."""
+PART_BYTES: Final = 64 << 10
+
+
+class QueueLogs:
+    """Log files in one folder, which nobody but root can enter."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def prepare(self) -> None:
+        """Make the folder."""
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def path(self, number: int, attempt: int) -> str:
+        """Where the output of an attempt goes."""
+        return str(self._folder.absolute() / f"{number}-{attempt}.log")
+
+    def read(self, number: int, attempt: int, offset: int) -> tuple[bytes, int]:
+        """The next part of a log from ``offset`` on, and where it goes on. Nothing if there is no log."""
+        try:
+            with open(self.path(number, attempt), "rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                file.seek(min(offset, size))  # it may have lost its first half
+                part = file.read(PART_BYTES)
+                return part, file.tell()
+        except FileNotFoundError:
+            return b"", 0
+
+    def trim(self, running: Sequence[tuple[int, int]]) -> None:
+        """Take the first half from logs that have grown too long."""
+        for number, attempt in running:
+            with contextlib.suppress(OSError):
+                path = self.path(number, attempt)
+                if os.stat(path).st_size > MOST_BYTES:
+                    _halve(path)
+
+    def remove(self, number: int) -> None:
+        """Remove the logs of all attempts of a job."""
+        for path in self._folder.glob(f"{number}-*.log"):
+            path.unlink(missing_ok=True)
+
+
+def _halve(path: str) -> None:
+    with open(path, "r+b") as file:
+        file.seek(-(MOST_BYTES // 2), os.SEEK_END)
+        kept = file.read(MOST_BYTES // 2)
+        file.truncate(0)
+    with open(path, "ab") as file:  # beside what the job appends meanwhile
+        file.write(b"[perphd: earlier output was dropped]\n" + kept)

@@ -1,0 +1,253 @@
+"""What the queue's planning thread knows: usages seen so far, and the history of jobs. Used by one thread at a time."""
+
+from __future__ import annotations
+
+import pwd
+import sqlite3
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Final
+
+from perphd.agent.config_queue import QueueConfig
+from perphd.batch.job import JobState, QueuedJob
+from perphd.batch.outlook import forecast_of
+from perphd.batch.scheduling import (
+    CPU,
+    MEMORY,
+    ActiveJob,
+    JobOutlook,
+    QueueStep,
+    QueueView,
+    candidates,
+    scheduled,
+    with_overrun,
+)
+from perphd.batch.view import JobForecast
+from perphd.domain.errors import PerphError
+from perphd.domain.job import HISTORY_FILE
+from perphd.domain.reading import Unavailable
+from perphd.forecast.histogram import Histogram, insert, merge
+from perphd.forecast.history.features import JobFacts
+from perphd.forecast.history.store import JobHistory, Quantity
+from perphd.forecast.running import Overrun
+
+HALF_S: Final = 3600.0
+"""What the others on the host use is remembered for one to two times this time."""
+MEMORY_SHARE: Final = 0.95
+"""Share of the host's memory that jobs and everything else may use together."""
+CYCLE_S: Final = 10.0
+"""The end of a job that outlives its history moves by 1, 2, 4, 8 ... of these."""
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """CPUs and memory over a few seconds: of everything that is no job, and of each job by number."""
+
+    seconds: float
+    cpus: float | None
+    memory_bytes: float | None
+    jobs: Mapping[int, tuple[float | None, float | None]]
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What one running attempt used so far."""
+
+    attempt: int
+    cpus: Histogram = field(default_factory=Histogram)
+    memory_bytes: Histogram = field(default_factory=Histogram)
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    overrun: Overrun = Overrun()
+
+
+@dataclass(slots=True)
+class _Window:
+    """The distribution of the last one to two halves."""
+
+    before: Histogram = field(default_factory=Histogram)
+    now: Histogram = field(default_factory=Histogram)
+    seconds: float = 0.0
+
+    def add(self, value: float, seconds: float) -> None:
+        if self.seconds >= HALF_S:
+            self.before, self.now, self.seconds = self.now, Histogram(), 0.0
+        self.now, self.seconds = insert(self.now, max(0.0, value)), self.seconds + seconds
+
+    @property
+    def whole(self) -> Histogram:
+        return merge(self.before, self.now) if self.before.count else self.now
+
+
+class QueuePlanner:
+    """Decides for the queue. ``state_dir``: where the history of jobs is."""
+
+    def __init__(self, config: QueueConfig, state_dir: Path) -> None:
+        self._config, self._path = config, state_dir / HISTORY_FILE
+        self._epsilon = {CPU: config.cpu_risk, MEMORY: config.memory_risk}
+        self._others = {CPU: _Window(), MEMORY: _Window()}
+        self._seen: dict[int, _Seen] = {}
+        self._outlooks: dict[tuple[object, ...], JobOutlook] = {}
+        self._waits: list[float] = []
+        self.problem = ""
+
+    def take(self, uses: Sequence[Use], active: Mapping[int, QueuedJob]) -> None:
+        """What was seen since the last look."""
+        for use in uses:
+            if use.cpus is not None:
+                self._others[CPU].add(use.cpus, use.seconds)
+            if use.memory_bytes is not None:
+                self._others[MEMORY].add(use.memory_bytes, use.seconds)
+            for number, (cpus, memory) in use.jobs.items():
+                job = active.get(number)
+                if job is None or job.state is not JobState.RUNNING:
+                    continue
+                seen = self._of(job)
+                seen.seconds += use.seconds
+                if cpus is not None:
+                    seen.cpus, seen.cpu_s = insert(seen.cpus, max(0.0, cpus)), seen.cpu_s + cpus * use.seconds
+                if memory is not None:
+                    seen.memory_bytes = insert(seen.memory_bytes, max(0.0, memory))
+
+    def step(
+        self,
+        now_s: float,
+        capacity: tuple[float, float],
+        waiting: Sequence[QueuedJob],
+        active: Sequence[QueuedJob],
+        preempts: bool,
+        copper_share: float,
+    ) -> QueueStep:
+        """What this look decides. ``capacity``: CPUs and bytes of the host."""
+        return scheduled(self._view(now_s, capacity, waiting, active, preempts, copper_share))
+
+    def forecast(
+        self,
+        number: int,
+        now_s: float,
+        capacity: tuple[float, float],
+        waiting: Sequence[QueuedJob],
+        active: Sequence[QueuedJob],
+        copper_share: float,
+    ) -> JobForecast | Unavailable:
+        """When this job will start and end."""
+        view = self._view(now_s, capacity, waiting, active, False, copper_share, number)
+        return forecast_of(view, number, lambda job: self._outlook(job, now_s))
+
+    def started(self, job: QueuedJob) -> None:
+        """A job began to run: its wait counts for the average."""
+        self._waits = [*self._waits[-99:], max(0.0, job.since_s - job.submitted_s)]
+
+    def ended(self, job: QueuedJob, now_s: float) -> None:
+        """Learn from a job that is done; forget what was seen of any other."""
+        seen = self._seen.pop(job.id, None)
+        if job.state is not JobState.DONE:
+            return
+        took = {Quantity.RUN_TIME_S: job.ran_s}
+        if seen is not None and seen.attempt == job.attempt:
+            if seen.cpus.count:
+                took |= {Quantity.ENOUGH_CORES: seen.cpus.most, Quantity.CPU_TIME_S: seen.cpu_s}
+            if seen.memory_bytes.count:
+                took[Quantity.MEMORY_BYTES] = seen.memory_bytes.most
+        try:
+            with JobHistory(self._path) as history:
+                history.complete(facts_of(job, now_s), took, now_s)
+        except (PerphError, sqlite3.Error, ValueError) as exc:
+            self.problem = f"the history does not learn from job {job.id}: {exc}"
+        else:
+            self.problem = ""
+        self._outlooks.clear()
+
+    def _view(
+        self,
+        now_s: float,
+        capacity: tuple[float, float],
+        waiting: Sequence[QueuedJob],
+        active: Sequence[QueuedJob],
+        preempts: bool,
+        copper_share: float,
+        also: int = 0,
+    ) -> QueueView:
+        running = []
+        for job in active:
+            seen = self._of(job)
+            each = ActiveJob(
+                job, self._outlook(job, now_s), seen.cpus, seen.memory_bytes, seen.seconds, seen.overrun
+            )
+            seen.overrun = with_overrun(each, now_s, CYCLE_S)
+            running.append(each)
+        average_s = sum(self._waits) / len(self._waits) if self._waits else 0.0
+        view = QueueView(
+            now_s=now_s,
+            cpus=capacity[0],
+            memory_bytes=MEMORY_SHARE * capacity[1],
+            waiting=waiting,
+            active=running,
+            outlooks={},
+            others_cpus=self._others[CPU].whole,
+            others_memory=self._others[MEMORY].whole,
+            average_wait_s=average_s,
+            epsilon=self._epsilon,
+            most_running=self._config.most_running,
+            preempts=preempts,
+            copper_share=copper_share,
+        )
+        tried = {job.id: job for job in candidates(view)}
+        tried |= {job.id: job for job in waiting if job.id == also}
+        outlooks = {number: self._outlook(job, now_s) for number, job in tried.items()}
+        outlooks |= {each.job.id: each.outlook for each in running}
+        return replace(view, outlooks=outlooks)
+
+    def _of(self, job: QueuedJob) -> _Seen:
+        seen = self._seen.get(job.id)
+        if seen is None or seen.attempt != job.attempt:
+            seen = self._seen[job.id] = _Seen(job.attempt)
+        return seen
+
+    def _outlook(self, job: QueuedJob, now_s: float) -> JobOutlook:
+        """What the history tells of jobs like this one."""
+        facts = facts_of(job, now_s)
+        key = (facts.user, facts.name, facts.argv, facts.requested_cores, facts.requested_bytes, facts.hour)
+        known = self._outlooks.get(key)
+        if known is None:
+            known = self._outlooks[key] = self._asked(facts)
+        return known
+
+    def _asked(self, facts: JobFacts) -> JobOutlook:
+        if not self._path.exists():
+            return JobOutlook()
+        try:
+            with JobHistory(self._path) as history:
+                found = [
+                    history.predict(facts, quantity)
+                    for quantity in (Quantity.RUN_TIME_S, Quantity.ENOUGH_CORES, Quantity.MEMORY_BYTES)
+                ]
+        except (PerphError, sqlite3.Error, ValueError) as exc:
+            self.problem = f"the history of jobs cannot be asked: {exc}"
+            return JobOutlook()
+        return JobOutlook(*(Histogram() if each is None else each.distribution for each in found))
+
+
+def facts_of(job: QueuedJob, now_s: float) -> JobFacts:
+    """The job as the history knows it. Jobs of an array are alike."""
+    spec = job.spec
+    name = spec.name if spec.array is None else spec.name.removesuffix(f"[{spec.array[0]}]")
+    return JobFacts(
+        user_name(spec.uid),
+        "",
+        name,
+        spec.command,
+        spec.cpus,
+        float(spec.memory_bytes),
+        time.localtime(now_s).tm_hour,
+    )
+
+
+def user_name(uid: int) -> str:
+    """The user's name, or its number where it has none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,41 @@
+"""Which waiting jobs may start at all: those whose dependencies are done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perphd.batch.job import STARTABLE, JobState, QueuedJob
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """Jobs that may start, and the others by number: why they wait, or why they never will start."""
+
+    startable: tuple[QueuedJob, ...]
+    blocked: Mapping[int, str]
+    impossible: Mapping[int, str]
+
+
+def dependencies(live: Sequence[QueuedJob], ended: Mapping[int, JobState]) -> Dependencies:
+    """Sort waiting jobs by what they wait for. ``live``: all that have not ended; ``ended``: the others' states."""
+    states = {job.id: job.state for job in live} | dict(ended)
+    startable: list[QueuedJob] = []
+    blocked: dict[int, str] = {}
+    impossible: dict[int, str] = {}
+    for job in live:
+        if job.state not in STARTABLE:
+            continue
+        before = [(number, states.get(number)) for number in job.spec.after]
+        left = [(number, state) for number, state in before if state is not JobState.DONE]
+        over = [(number, state) for number, state in left if state is None or state.ended]
+        if over:
+            number, state = over[0]
+            told = "is not known any more" if state is None else f"is {state}"
+            impossible[job.id] = f"job {number}, which it was to follow, {told}"
+        elif left:
+            number, state = left[0]
+            blocked[job.id] = f"it follows job {number}, which is {state}"
+        else:
+            startable.append(job)
+    return Dependencies(tuple(startable), blocked, impossible)

@@ -1,0 +1,391 @@
+"""One look at the queue: which jobs start now, which stand still, and why every other one waits.
+
+    candidates = the longest-waiting overdue jobs, then deadlines by their time, then the others by arrival
+    plan       = the planner's start times for the candidates, if a deadline is among them
+    start now  = in that order, each job that is admitted beside everything that runs
+
+A job is admitted by the law of its usage (``admission``). Everything on the host that is no job of the queue counts as
+one more usage, with the law that was observed of it.
+
+A job without a deadline is overdue after three times the average wait. While an overdue job does not fit, only
+deadlines are started: smaller jobs would keep it waiting without end.
+
+A job with a deadline that does not fit may freeze copper jobs, if the plan gains more than that costs. A frozen job
+keeps its memory: it is requeued when memory is what the urgent job lacks. It goes on when nothing urgent waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from perphd.batch.admission import Admission, ResourceRisk, WorkloadUsage, admission, conditioned, correlated
+from perphd.batch.fairness import PATIENCE
+from perphd.batch.job import JobState, QueuedJob
+from perphd.batch.planner import JobPlan, PlanWindow, RunningJob, WaitingJob, greedy
+from perphd.batch.utility import RunTime, Utility, adapted, of_history, remaining, uniform
+from perphd.forecast.grid import GridDistribution, added, nothing, of_histogram, of_outcomes, quantile_of
+from perphd.forecast.histogram import Histogram, quantile
+from perphd.forecast.running import Overrun, moved_end
+
+CONSIDERED: Final = 20
+"""Jobs that one look considers: a greedy plan for them takes 0.06 s."""
+SLOTS: Final = 20
+SLOT_S: Final = (15.0, 600.0)
+DEADLINE_WORTH: Final = 10.0
+"""A met deadline is worth as much as ten best-effort jobs that end at once (3Sigma, 5)."""
+PATIENCE_S: Final = 24 * 3600.0
+"""Best-effort work is worth nothing a day later."""
+PREEMPTION_COST: Final = 1.0
+"""A preemption costs one best-effort job, and as much again for each hour of work that may be lost."""
+UNKNOWN_RUN_S: Final = (60.0, 3600.0)
+"""Run time of a job of which nothing is known: anything up to an hour."""
+CELLS: Final = 256
+CORRELATION: Final = 0.2
+"""Share of the common case that all usages are high at the same time. 1 would be certainty of it."""
+PLANNED_SHARE: Final = 0.9
+"""Quantile of a usage that a plan counts with."""
+CPU: Final = "cpu"
+MEMORY: Final = "memory"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class JobOutlook:
+    """What the history of jobs like this one tells. An empty histogram: nothing.
+
+    ``run_time_s``, ``cpus`` and ``memory_bytes`` are those of one attempt.
+    """
+
+    run_time_s: Histogram = field(default_factory=Histogram)
+    cpus: Histogram = field(default_factory=Histogram)
+    memory_bytes: Histogram = field(default_factory=Histogram)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActiveJob:
+    """A job with a unit: what it used, how its end was moved, and whether its preemption is possible."""
+
+    job: QueuedJob
+    outlook: JobOutlook
+    cpus: Histogram = field(default_factory=Histogram)
+    memory_bytes: Histogram = field(default_factory=Histogram)
+    observed_s: float = 0.0
+    overrun: Overrun = Overrun()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class QueueView:
+    """Everything that one look is about. ``others_*``: what everything else on the host was seen to use.
+
+    ``cpus`` and ``memory_bytes``: what the queue may use together with the others. ``preempts``: copper may be frozen.
+    ``most_running``: jobs with a unit at a time. ``epsilon``: accepted P(over) by resource.
+    """
+
+    now_s: float
+    cpus: float
+    memory_bytes: float
+    waiting: Sequence[QueuedJob]
+    active: Sequence[ActiveJob]
+    outlooks: Mapping[int, JobOutlook]
+    others_cpus: Histogram
+    others_memory: Histogram
+    average_wait_s: float
+    epsilon: Mapping[str, float]
+    most_running: int
+    preempts: bool = False
+    copper_share: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class QueueStep:
+    """What is to be done, in this order. ``reasons``: why jobs wait, by job; ``plan``: planned starts, by job."""
+
+    requeue: tuple[int, ...] = ()
+    freeze: tuple[int, ...] = ()
+    thaw: tuple[int, ...] = ()
+    start: tuple[int, ...] = ()
+    reasons: Mapping[int, str] = field(default_factory=dict)
+    plan: Mapping[int, float] = field(default_factory=dict)
+    over: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+
+
+def candidates(view: QueueView) -> list[QueuedJob]:
+    """The jobs that a look considers, in the order in which they are tried."""
+    overdue = [job for job in view.waiting if is_overdue(view, job)]
+    urgent = [job for job in view.waiting if job.spec.deadline_s is not None and not is_overdue(view, job)]
+    urgent.sort(key=lambda job: (job.spec.deadline_s or 0.0, job.id))
+    named = {job.id for job in (*overdue, *urgent)}
+    others = [job for job in view.waiting if job.id not in named]
+    for each in (overdue, others):
+        each.sort(key=lambda job: (job.submitted_s, job.id))
+    return [*overdue, *urgent, *others][:CONSIDERED]
+
+
+def is_overdue(view: QueueView, job: QueuedJob) -> bool:
+    """True for a job without a deadline that has waited three times as long as the average."""
+    waited_s = view.now_s - job.submitted_s
+    return job.spec.deadline_s is None and waited_s > max(PATIENCE * view.average_wait_s, SLOT_S[0])
+
+
+def scheduled(view: QueueView) -> QueueStep:
+    """What this look decides."""
+    tried = candidates(view)
+    plan = planned(view, tried)
+    host = _Host(view)
+    room = view.most_running - len(view.active)
+    starts: list[int] = []
+    reasons: dict[int, str] = {}
+    over: dict[int, Mapping[str, float]] = {}
+    frozen: list[int] = []
+    short_of_memory = False
+    held_up: QueuedJob | None = None
+    for job in _in_order(tried, plan):
+        if len(starts) >= room:
+            reasons[job.id] = f"{view.most_running} jobs run, the most at a time ([queue] most_running)"
+            continue
+        if held_up is not None and job.spec.deadline_s is None:
+            reasons[job.id] = f"job {held_up.id} has waited longest and goes first"
+            continue
+        answer = host.admission(job)
+        if not answer.admitted and plan is not None and job.spec.deadline_s is not None:
+            victims = _victims(view, plan)
+            if victims and not frozen:
+                frozen = victims
+                host.without_cpus(victims)
+                answer = host.admission(job)
+            short_of_memory |= answer.over[MEMORY] > view.epsilon[MEMORY]
+        over[job.id] = answer.over
+        if answer.admitted and plan is not None and plan.starts_s.get(str(job.id), 0.0) > 0.0:
+            reasons[job.id] = (
+                f"planned to start in {plan.starts_s[str(job.id)]:.0f} s: others gain more by now"
+            )
+        elif answer.admitted:
+            starts.append(job.id)
+            host.add(job)
+        else:
+            reasons[job.id] = waiting_reason(view, job, answer.over)
+            if is_overdue(view, job) and held_up is None:
+                held_up = job
+    for job in view.waiting:
+        if job.id not in reasons and job.id not in starts:
+            reasons[job.id] = f"{len(tried)} jobs are before it"
+    standing = [each.job for each in view.active if each.job.state is JobState.FROZEN]
+    urgent_waits = any(job.spec.deadline_s is not None and job.id not in starts for job in tried)
+    requeued = [job.id for job in standing] if short_of_memory and view.preempts else []
+    thawed = [
+        job.id
+        for job in standing
+        if not view.preempts
+        or (job.id not in requeued and not frozen and not urgent_waits and host.thaws(job))
+    ]
+    times = {} if plan is None else {int(name): start_s for name, start_s in plan.starts_s.items()}
+    return QueueStep(tuple(requeued), tuple(frozen), tuple(thawed), tuple(starts), reasons, times, over)
+
+
+def waiting_reason(view: QueueView, job: QueuedJob, over: Mapping[str, float]) -> str:
+    """Why a job is not admitted, in plain words."""
+    words = []
+    if over[CPU] > view.epsilon[CPU]:
+        words.append(f"{job.spec.cpus:g} CPUs would be too many with a probability of {over[CPU]:.0%}")
+    if over[MEMORY] > view.epsilon[MEMORY]:
+        asked = f"{job.spec.memory_bytes / 2**20:.0f} MiB"
+        words.append(f"{asked} of memory would be too much with a probability of {over[MEMORY]:.0%}")
+    accepted = f"accepted: {view.epsilon[CPU]:.0%} for CPUs, {view.epsilon[MEMORY]:.0%} for memory"
+    return f"the host has no room: {' and '.join(words)} ({accepted})"
+
+
+def run_time_of(outlook: JobOutlook) -> RunTime:
+    """The law of a run time."""
+    return of_history(outlook.run_time_s) if outlook.run_time_s.count else uniform(*UNKNOWN_RUN_S)
+
+
+def left_of(active: ActiveJob, now_s: float) -> RunTime:
+    """The law of what is left of a running job. Of an unknown one: about what it has run already."""
+    ran_s = active.job.has_run_s(now_s)
+    history = active.outlook.run_time_s
+    if history.count:
+        return remaining(history, ran_s, active.overrun)
+    return uniform(0.0, max(UNKNOWN_RUN_S[0], 2.0 * ran_s))
+
+
+def with_overrun(active: ActiveJob, now_s: float, cycle_s: float) -> Overrun:
+    """The moved end of a job that has outlived its history."""
+    history = active.outlook.run_time_s
+    longest_s = history.most if history.count else 0.0
+    return moved_end(active.overrun, longest_s, active.job.has_run_s(now_s), cycle_s)
+
+
+def utility_of(job: QueuedJob, run_time: RunTime, now_s: float) -> Utility:
+    """What it is worth to complete the job, from now on."""
+    if job.spec.deadline_s is None:
+        waited_s = max(0.0, now_s - job.submitted_s)
+        return Utility(1.0, patience_s=max(PATIENCE_S - waited_s, UNKNOWN_RUN_S[1]))
+    left_s = job.spec.deadline_s - now_s
+    if left_s <= 0.0:  # missed: worth what best effort is
+        return Utility(1.0, patience_s=PATIENCE_S)
+    return adapted(Utility(DEADLINE_WORTH, deadline_s=left_s), run_time, max(0.0, now_s - job.submitted_s))
+
+
+def planned(view: QueueView, tried: Sequence[QueuedJob]) -> JobPlan | None:
+    """The plan for the candidates; None if no deadline is among them: they then start in their order."""
+    deadlines = [job.spec.deadline_s for job in tried if job.spec.deadline_s is not None]
+    if not deadlines:
+        return None
+    window, waiting, running = stated(view, tried)
+    return greedy(window, waiting, running)
+
+
+def stated(
+    view: QueueView, tried: Sequence[QueuedJob]
+) -> tuple[PlanWindow, list[WaitingJob], list[RunningJob]]:
+    """The planner's problem."""
+    ahead_s = max((job.spec.deadline_s or 0.0) - view.now_s for job in tried)
+    slot_s = min(max(ahead_s / (SLOTS * 0.75), SLOT_S[0]), SLOT_S[1])
+    others = (
+        quantile(view.others_cpus, PLANNED_SHARE) if view.others_cpus.count else 0.0,
+        quantile(view.others_memory, PLANNED_SHARE) if view.others_memory.count else 0.0,
+    )
+    capacity = {
+        CPU: max(0.0, view.cpus - others[0]) * view.copper_share,
+        MEMORY: max(0.0, view.memory_bytes - others[1]) * view.copper_share,
+    }
+    waiting = []
+    for job in tried:
+        outlook = view.outlooks[job.id]
+        run_time = run_time_of(outlook)
+        waiting.append(
+            WaitingJob(str(job.id), demand_of(job, outlook), run_time, utility_of(job, run_time, view.now_s))
+        )
+    running = []
+    for each in view.active:
+        demand = demand_of(each.job, each.outlook)
+        if each.job.state is JobState.FROZEN:
+            demand = {MEMORY: demand[MEMORY]}
+        running.append(RunningJob(str(each.job.id), demand, left_of(each, view.now_s), _cost(view, each)))
+    return PlanWindow(capacity, slot_s, SLOTS), waiting, running
+
+
+def _cost(view: QueueView, active: ActiveJob) -> float | None:
+    job = active.job
+    if not view.preempts or job.spec.band.protected or job.state is not JobState.RUNNING or not job.confirmed:
+        return None
+    if job.spec.deadline_s is not None or view.now_s < job.not_preempted_before_s:
+        return None
+    return PREEMPTION_COST * (1.0 + job.has_run_s(view.now_s) / 3600.0)
+
+
+def demand_of(job: QueuedJob, outlook: JobOutlook) -> dict[str, float]:
+    """What a plan counts with."""
+    cpus, memory = outlook.cpus, outlook.memory_bytes
+    return {
+        CPU: quantile(cpus, PLANNED_SHARE) if cpus.count else job.spec.cpus,
+        MEMORY: quantile(memory, PLANNED_SHARE) if memory.count else float(job.spec.memory_bytes),
+    }
+
+
+def _victims(view: QueueView, plan: JobPlan) -> list[int]:
+    running = {each.job.id for each in view.active if each.job.state is JobState.RUNNING}
+    return [int(name) for name in plan.preempted if int(name) in running]
+
+
+def _in_order(tried: Sequence[QueuedJob], plan: JobPlan | None) -> list[QueuedJob]:
+    """Jobs that the plan starts now come first; the order of the candidates is kept otherwise."""
+    if plan is None:
+        return list(tried)
+    now = set(plan.now)
+    return sorted(tried, key=lambda job: str(job.id) not in now)
+
+
+class _Host:
+    """The laws of what uses the host, with every job that this look adds."""
+
+    def __init__(self, view: QueueView) -> None:
+        self._view = view
+        self._capacity = {CPU: max(view.cpus, 1e-6), MEMORY: max(view.memory_bytes, 1.0)}
+        self._others = {
+            CPU: self._law(CPU, view.others_cpus),
+            MEMORY: self._law(MEMORY, view.others_memory),
+        }
+        self._jobs: dict[str, dict[int, GridDistribution]] = {CPU: {}, MEMORY: {}}
+        for each in view.active:
+            usages = {
+                CPU: WorkloadUsage(each.outlook.cpus, each.cpus, each.observed_s),
+                MEMORY: WorkloadUsage(each.outlook.memory_bytes, each.memory_bytes, each.observed_s),
+            }
+            for resource, usage in usages.items():
+                known = usage.prior.count or usage.observed_s >= 60.0
+                law = (
+                    conditioned(usage, self._capacity[resource], CELLS)
+                    if known
+                    else self._asked(resource, each.job)
+                )
+                if resource == CPU and each.job.state is JobState.FROZEN:
+                    law = nothing(self._capacity[CPU], CELLS)
+                self._jobs[resource][each.job.id] = law
+        self._sums: dict[str, GridDistribution] = {}
+
+    def admission(self, job: QueuedJob) -> Admission:
+        """Whether the job is admitted beside everything that runs.
+
+        Beside no other job it is admitted whatever CPUs it asks for: it is only slower, and would wait for ever.
+        """
+        answer = admission(
+            {
+                resource: ResourceRisk(
+                    self._running(resource), self._task(resource, job), self._view.epsilon[resource]
+                )
+                for resource in (CPU, MEMORY)
+            }
+        )
+        alone = not self._jobs[CPU] and self._view.copper_share >= 1.0
+        if alone and answer.over[MEMORY] <= self._view.epsilon[MEMORY]:
+            return replace(answer, admitted=True)
+        return answer
+
+    def add(self, job: QueuedJob) -> None:
+        """The job runs from now on."""
+        for resource in (CPU, MEMORY):
+            self._jobs[resource][job.id] = self._task(resource, job)
+        self._sums.clear()
+
+    def without_cpus(self, numbers: Sequence[int]) -> None:
+        """These stand still from now on."""
+        for number in numbers:
+            self._jobs[CPU][number] = nothing(self._capacity[CPU], CELLS)
+        self._sums.clear()
+
+    def thaws(self, job: QueuedJob) -> bool:
+        """True if the processors have room for a frozen job."""
+        law = self._task(CPU, job)
+        risk = {CPU: ResourceRisk(self._running(CPU), law, self._view.epsilon[CPU])}
+        return admission(risk).admitted
+
+    def _running(self, resource: str) -> GridDistribution:
+        if resource not in self._sums:
+            capacity = self._capacity[resource]
+            laws = list(self._jobs[resource].values())
+            jobs = correlated(laws, capacity, CORRELATION) if laws else nothing(capacity, CELLS)
+            share = self._view.copper_share
+            if share < 1.0:  # what an event keeps from copper counts as used
+                offer = max(0.0, capacity - min(capacity, quantile_of(self._others[resource], PLANNED_SHARE)))
+                jobs = added(jobs, of_outcomes({offer * (1.0 - share): 1.0}, capacity, CELLS))
+            self._sums[resource] = added(self._others[resource], jobs)
+        return self._sums[resource]
+
+    def _law(self, resource: str, seen: Histogram) -> GridDistribution:
+        capacity = self._capacity[resource]
+        return of_histogram(seen, capacity, CELLS) if seen.count else nothing(capacity, CELLS)
+
+    def _task(self, resource: str, job: QueuedJob) -> GridDistribution:
+        outlook = self._view.outlooks[job.id] if job.id in self._view.outlooks else JobOutlook()
+        history = outlook.cpus if resource == CPU else outlook.memory_bytes
+        return (
+            of_histogram(history, self._capacity[resource], CELLS)
+            if history.count
+            else self._asked(resource, job)
+        )
+
+    def _asked(self, resource: str, job: QueuedJob) -> GridDistribution:
+        amount = job.spec.cpus if resource == CPU else float(job.spec.memory_bytes)
+        return of_outcomes({amount: 1.0}, self._capacity[resource], CELLS)

@@ -1,0 +1,255 @@
+"""perphctl run, jobs, job, logs, cancel, wait: the node's batch queue."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from perphd.control.cli_base import EXIT_FAILED, Out, command
+from perphd.control.cli_pause import Duration
+from perphd.control.number import Number
+from perphd.domain.errors import ParseError, PerphError
+from perphd.domain.units import parse_size_bytes
+
+if TYPE_CHECKING:
+    from perphd.batch.view import JobRow
+
+KEPT_VARIABLES: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ")
+"""Passed to every job, with LC_*; everything else takes --env: an environment may hold secrets."""
+POLL_S: Final = 0.5
+_RANGE: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_ELASTIC: Final = re.compile(r"([0-9]{1,4}):([0-9]{1,4})")
+MOST_NAMED: Final = 10_000
+
+
+def add_job_commands(cli: click.Group) -> None:
+    """Add the commands of this module."""
+    command(cli)(
+        run
+    ).allow_interspersed_args = False  # what follows the command's first word is the command's
+    for each in (jobs, job, logs, cancel, wait):
+        command(cli)(each)
+
+
+@click.option("--cores", type=Number(), help="CPUs that the job is expected to use [default: 1].")
+@click.option("--memory", metavar="SIZE", help="Memory that it needs, and may have at most: 512M, 4G.")
+@click.option("--deadline", type=Duration(), metavar="TIME", help="It should end within 30m, 2h ...")
+@click.option("--best-effort", is_flag=True, help="Without a deadline (the default).")
+@click.option("--elastic", metavar="MIN:MAX", help="It runs with MIN to MAX workers of --cores each.")
+@click.option("--band", type=click.Choice(["copper", "silver"]), help="Copper gives way, silver does not.")
+@click.option("--name", help="What to call it [default: the command].")
+@click.option("--after", multiple=True, metavar="JOB", type=int, help="Start when this job is done.")
+@click.option("--output", metavar="FILE", help="Append its output to FILE instead of the queue's log.")
+@click.option("--env", multiple=True, metavar="K=V", help="A variable; K alone takes its present value.")
+@click.option("--retries", type=int, default=0, show_default=True, help="Starts after a failure.")
+@click.option("--array", type=int, metavar="N", help="N jobs with PERPHD_ARRAY_INDEX 0 to N-1.")
+@click.option("--wait", "waits", is_flag=True, help="Return when it has ended, with its exit status.")
+@click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
+def run(
+    out: Out,
+    cores: float | None,
+    memory: str | None,
+    deadline: float | None,
+    best_effort: bool,
+    elastic: str | None,
+    band: str | None,
+    name: str | None,
+    after: tuple[int, ...],
+    output: str | None,
+    env: tuple[str, ...],
+    retries: int,
+    array: int | None,
+    waits: bool,
+    words: tuple[str, ...],
+) -> None:
+    """Queue a command: it starts when the host has room.
+
+    It runs as you, in this directory, as a batch workload that gives way to the LRAs. Put -- before the command. The
+    answer is the job's number, once it is stored on disk.
+    """
+    if best_effort and deadline is not None:
+        raise click.UsageError("--best-effort and --deadline exclude each other")
+    body: dict[str, Any] = {
+        "command": list(words),
+        "directory": os.getcwd(),
+        "environment": _environment(env),
+        "retries": retries,
+        "after": list(after),
+    }
+    if memory is not None:
+        try:
+            body["memory_bytes"] = parse_size_bytes(memory)
+        except ParseError as exc:
+            raise click.UsageError(f"--memory: {exc}") from exc
+    if elastic is not None:
+        found = _ELASTIC.fullmatch(elastic)
+        if found is None:
+            raise click.UsageError(f"--elastic {elastic!r} is not MIN:MAX, such as 2:8")
+        body["elastic"] = [int(found[1]), int(found[2])]
+    if output is not None:
+        body["output"] = os.path.abspath(output)
+    given = {"cores": cores, "deadline_in_s": deadline, "band": band, "name": name, "array": array}
+    body |= {key: value for key, value in given.items() if value is not None}
+    answer = out.client.send("POST", "jobs", body)
+    numbers = [int(number) for number in answer["jobs"]]
+    if not waits:
+        first, last = numbers[0], numbers[-1]
+        what = f"job {first}" if len(numbers) == 1 else f"jobs {first} to {last}"
+        out.say(answer, f"{what} ({answer['name']}): perphctl job {first} says when and why")
+        return
+    _wait(out, numbers)
+
+
+@click.option("--all", "everything", is_flag=True, help="Also jobs that have ended.")
+@click.option("--limit", type=click.IntRange(1, 100_000), default=500, show_default=True, help="Rows.")
+@click.argument("number", metavar="[JOB]", type=int, required=False)
+def jobs(out: Out, everything: bool, limit: int, number: int | None) -> None:
+    """List jobs, or show one.
+
+    Of other people's jobs you see the number, the name and the state.
+    """
+    from perphd.batch.view import JobRow, QueueSummary
+    from perphd.control.render_jobs import list_parts
+    from perphd.control.wire import decode
+
+    if number is not None:
+        _show(out, number)
+        return
+    data = out.client.get("jobs", limit=limit, all=1 if everything else None)
+    rows = decode(tuple[JobRow, ...], data["jobs"], "jobs")
+    summary = decode(QueueSummary, data["queue"], "queue")
+    out.show(data, lambda: list_parts(rows, summary, time.time()))
+
+
+@click.argument("number", metavar="JOB", type=int)
+def job(out: Out, number: int) -> None:
+    """Show one job: why it waits, when it will end."""
+    _show(out, number)
+
+
+@click.option("--attempt", type=int, help="Of this start [default: the last].")
+@click.option("--follow", "-f", is_flag=True, help="Go on until the job has ended.")
+@click.argument("number", metavar="JOB", type=int)
+def logs(out: Out, number: int, attempt: int | None, follow: bool) -> None:
+    """Print a job's output.
+
+    The last 16 MiB are kept until the job is forgotten.
+    """
+    from perphd.batch.job import JobState
+
+    offset, texts = 0, []
+    while True:
+        data = out.client.get(f"jobs/{number}/log", offset=offset, attempt=attempt)
+        if out.as_json:
+            texts.append(data["text"])
+        else:
+            sys.stdout.write(data["text"])
+            sys.stdout.flush()
+        moved, offset = data["until"] > offset, data["until"]
+        if moved:
+            continue
+        if not follow or JobState(data["state"]).ended:
+            break
+        time.sleep(POLL_S)
+    if out.as_json:
+        out.say({"text": "".join(texts)})
+
+
+@click.argument("numbers", metavar="JOB...", nargs=-1, required=True)
+def cancel(out: Out, numbers: tuple[str, ...]) -> None:
+    """Cancel jobs: numbers, or ranges such as 12-112.
+
+    Processes of a running job are ended at once.
+    """
+    named = [number for text in numbers for number in _numbers(text)]
+    done, problems = [], []
+    for number in named:
+        try:
+            out.client.send("DELETE", f"jobs/{number}")
+        except PerphError as exc:
+            if len(named) == 1:
+                raise
+            problems.append(f"job {number}: {exc}")
+        else:
+            done.append(number)
+    out.warn(problems)
+    out.say({"cancelled": done, "problems": problems}, *(f"job {number} cancelled" for number in done))
+    if problems:
+        raise SystemExit(EXIT_FAILED)
+
+
+@click.argument("numbers", metavar="JOB...", nargs=-1, required=True)
+def wait(out: Out, numbers: tuple[str, ...]) -> None:
+    """Wait until jobs have ended.
+
+    The exit status is that of the first one that was not done with 0; 1 if it was cancelled or nobody knows.
+    """
+    _wait(out, [number for text in numbers for number in _numbers(text)])
+
+
+def _wait(out: Out, numbers: list[int]) -> None:
+    from perphd.batch.job import JobState
+    from perphd.control.render_jobs import end_text
+
+    ended: list[JobRow] = []
+    for number in numbers:
+        row = _row(out, number)
+        while not row.state.ended:
+            time.sleep(POLL_S)
+            row = _row(out, number)
+        ended.append(row)
+    from perphd.control.wire import encode
+
+    out.say({"jobs": encode(tuple(ended))}, *(end_text(row) for row in ended))
+    for row in ended:
+        if row.state is not JobState.DONE:
+            status = row.detail.status if row.detail is not None else None
+            raise SystemExit(status if status and 0 < status < 256 else EXIT_FAILED)
+
+
+def _show(out: Out, number: int) -> None:
+    from perphd.control.render_jobs import job_parts
+
+    data = out.client.get(f"jobs/{number}")
+    row = _decoded(data)
+    out.show(data, lambda: job_parts(row, time.time()))
+
+
+def _row(out: Out, number: int) -> JobRow:
+    return _decoded(out.client.get(f"jobs/{number}"))
+
+
+def _decoded(data: Any) -> JobRow:
+    from perphd.batch.view import JobRow
+    from perphd.control.wire import decode
+
+    return decode(JobRow, data["job"], "job")
+
+
+def _numbers(text: str) -> list[int]:
+    found = _RANGE.fullmatch(text)
+    if found is None:
+        raise click.UsageError(f"{text!r} is neither a job's number nor a range such as 12-112")
+    first, last = int(found[1]), int(found[2] or found[1])
+    if not first <= last < first + MOST_NAMED:
+        raise click.UsageError(f"{text!r}: a range names 1 to {MOST_NAMED} jobs")
+    return list(range(first, last + 1))
+
+
+def _environment(given: tuple[str, ...]) -> dict[str, str]:
+    kept = {
+        name: value for name, value in os.environ.items() if name in KEPT_VARIABLES or name.startswith("LC_")
+    }
+    for text in given:
+        name, found, value = text.partition("=")
+        if not name:
+            raise click.UsageError(f"--env {text!r} is not K=V")
+        if not found and name not in os.environ:
+            raise click.UsageError(f"--env {name}: it is not set here; give {name}=VALUE")
+        kept[name] = value if found else os.environ[name]
+    return kept

@@ -1,0 +1,265 @@
+"""The part of the control API about jobs of the batch queue: submit, list, show, log, cancel.
+
+A job runs as whoever submitted it, which the kernel tells. Its owner and administrators see all of it and may cancel
+it; everybody else sees its number, name and state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Final
+
+from aiohttp import web
+
+from perphd.agent.batch_queue import BatchQueue
+from perphd.agent.config_schema import show
+from perphd.batch.job import JobSpec, QueuedJob
+from perphd.control.access import Access, Peer, Right
+from perphd.control.errors import ApiError, Code
+from perphd.control.port import AgentPort
+from perphd.control.wire import encode, json_of
+from perphd.qos.bands import QosBand
+
+KEYS: Final = (
+    "command", "name", "cores", "memory_bytes", "deadline_in_s", "elastic", "band", "after", "output", "environment",
+    "directory", "retries", "array",
+)  # fmt: skip
+DEFAULT_CORES: Final = 1.0
+MAX_ARRAY: Final = 10_000
+MAX_DEADLINE_S: Final = 366 * 86400.0
+MAX_RETRIES: Final = 1000
+MAX_STORED_BYTES: Final = 64 << 20
+"""Of one submission: an array of many jobs with a large environment."""
+DEFAULT_ROWS: Final = 500
+MAX_ROWS: Final = 100_000
+Body = Callable[[web.Request, Sequence[str]], Awaitable[dict[str, Any]]]
+
+
+class QueueRoutes:
+    """Answers about jobs. ``body``: reads a request's body."""
+
+    def __init__(self, agent: AgentPort, access: Access, body: Body) -> None:
+        self._agent, self._access, self._body = agent, access, body
+
+    async def listed(self, request: web.Request, peer: Peer) -> Any:
+        """GET /v1/jobs."""
+        queue = self._queue()
+        limit = _whole(request.query.get("limit", str(DEFAULT_ROWS)), "limit", 1, MAX_ROWS)
+        everything = request.query.get("all") == "1"
+        rows = await queue.rows(lambda job: self._sees(peer, job), everything, limit)
+        summary = queue.summary()
+        text = await asyncio.to_thread(
+            lambda: json_of({"jobs": encode(tuple(rows)), "queue": encode(summary)})
+        )
+        return web.Response(text=text, content_type="application/json")
+
+    async def show(self, request: web.Request, peer: Peer) -> Any:
+        """GET /v1/jobs/{name}."""
+        queue = self._queue()
+        job = await self._job(queue, request)
+        return {"job": encode(await queue.row(job, self._sees(peer, job)))}
+
+    async def log(self, request: web.Request, peer: Peer) -> Any:
+        """GET /v1/jobs/{name}/log."""
+        queue = self._queue()
+        job = await self._own(queue, request, peer)
+        if job.spec.output:
+            raise ApiError(Code.CONFLICT, f"the output of job {job.id} goes to {job.spec.output}", "output")
+        attempt = _whole(request.query.get("attempt", str(max(1, job.attempt))), "attempt", 1, 1 << 31)
+        offset = _whole(request.query.get("offset", "0"), "offset", 0, 1 << 62)
+        part, until = await queue.log_part(job, attempt, offset)
+        now = queue.find(job.id) or job
+        return {
+            "text": part.decode(errors="replace"),
+            "until": until,
+            "attempt": attempt,
+            "state": now.state.value,
+        }
+
+    async def cancel(self, request: web.Request, peer: Peer) -> Any:
+        """DELETE /v1/jobs/{name}."""
+        queue = self._queue()
+        job = await self._own(queue, request, peer)
+        if job.state.ended:
+            raise ApiError(Code.CONFLICT, f"job {job.id} is {job.state} already", "job")
+        done = await queue.cancel(job, peer.user)
+        return {"cancelled": done.id, "state": done.state.value}
+
+    async def submit(self, request: web.Request, peer: Peer) -> Any:
+        """POST /v1/jobs."""
+        queue = self._queue()
+        specs = self._specs(await self._body(request, KEYS), peer, queue)
+        await queue.ready()
+        for number in specs[0].after:
+            if (job := queue.find(number)) is not None and not self._sees(peer, job):
+                raise ApiError(Code.NOT_PERMITTED, f"job {number} is somebody else's", "after")
+        jobs = await queue.submit(specs)
+        return {"jobs": [job.id for job in jobs], "name": specs[0].name}
+
+    # -----------------------------------------------------------------------------------------------------------
+
+    def _queue(self) -> BatchQueue:
+        queue = self._agent.queue
+        if queue is None:
+            raise ApiError(
+                Code.UNAVAILABLE,
+                "there is no batch queue here",
+                "queue.enabled",
+                "true, and a restart of perphd",
+            )
+        return queue
+
+    def _sees(self, peer: Peer, job: QueuedJob) -> bool:
+        return peer.uid == job.spec.uid or self._access.allows(peer, Right.CHANGE)
+
+    async def _job(self, queue: BatchQueue, request: web.Request) -> QueuedJob:
+        number = _whole(request.match_info["name"], "job", 1, 1 << 62)
+        await queue.ready()
+        job = queue.find(number)
+        if job is None:
+            raise ApiError(
+                Code.NOT_FOUND, f"there is no job {number}", "job", "perphctl jobs --all lists them"
+            )
+        return job
+
+    async def _own(self, queue: BatchQueue, request: web.Request, peer: Peer) -> QueuedJob:
+        job = await self._job(queue, request)
+        if not self._sees(peer, job):
+            raise ApiError(Code.NOT_PERMITTED, f"job {job.id} is somebody else's", "job")
+        return job
+
+    def _specs(self, body: Mapping[str, Any], peer: Peer, queue: BatchQueue) -> list[JobSpec]:
+        if peer.gid is None:
+            raise ApiError(Code.NOT_PERMITTED, "the kernel does not tell the group of who is asking")
+        band = _band(body.get("band"))
+        if band is QosBand.SILVER and not self._access.allows(peer, Right.CHANGE):
+            allowed = self._access.needed(Right.CHANGE)
+            raise ApiError(Code.NOT_PERMITTED, "only administrators submit silver jobs", "band", allowed)
+        command = _texts(body, "command")
+        if not command:
+            raise ApiError(Code.REFUSED, "there is no command", "command", "a list of words")
+        memory = body.get("memory_bytes")
+        deadline = body.get("deadline_in_s")
+        size = _optional_whole(body, "array", 1, MAX_ARRAY)
+        name = _text(body, "name") or command[0].rpartition("/")[2] or "job"
+        values: dict[str, Any] = {
+            "command": tuple(command),
+            "uid": peer.uid,
+            "gid": peer.gid,
+            "groups": tuple(sorted(peer.gids)),
+            "directory": _text(body, "directory") or "/",
+            "cpus": _number(body.get("cores", DEFAULT_CORES), "cores", 0.01, 100_000.0),
+            "memory_bytes": queue.config.default_memory_bytes
+            if memory is None
+            else _whole(memory, "memory_bytes", 1 << 20, 1 << 62),
+            "limited": memory is not None,
+            "band": band,
+            "deadline_s": None
+            if deadline is None
+            else time.time() + _number(deadline, "deadline_in_s", 1.0, MAX_DEADLINE_S),
+            "elastic": _elastic(body.get("elastic")),
+            "after": tuple(_whole(each, "after", 1, 1 << 62) for each in _list(body, "after")),
+            "output": _text(body, "output"),
+            "retries": _optional_whole(body, "retries", 0, MAX_RETRIES) or 0,
+        }
+        environment = _environment(body)
+        stored = (size or 1) * len(json_of(dict(body)))
+        if stored > MAX_STORED_BYTES:
+            raise ApiError(
+                Code.REFUSED,
+                "the jobs of this array are too large together",
+                "array",
+                f"{MAX_STORED_BYTES} bytes",
+            )
+        try:
+            if size is None:
+                return [JobSpec(name=name, environment=environment, **values)]
+            return [
+                JobSpec(
+                    name=f"{name}[{place}]",
+                    environment=(
+                        *environment,
+                        ("PERPHD_ARRAY_INDEX", str(place)),
+                        ("PERPHD_ARRAY_SIZE", str(size)),
+                    ),
+                    array=(place, size),
+                    **values,
+                )
+                for place in range(size)
+            ]
+        except ValueError as exc:
+            raise ApiError(Code.REFUSED, str(exc), "job") from exc
+
+
+def _band(value: Any) -> QosBand:
+    if value is None:
+        return QosBand.COPPER
+    if value not in (QosBand.COPPER.value, QosBand.SILVER.value):
+        raise ApiError(Code.REFUSED, f"{show(value)} is not a band of jobs", "band", "copper, silver")
+    return QosBand(value)
+
+
+def _elastic(value: Any) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or len(value) != 2:
+        raise ApiError(Code.REFUSED, f"{show(value)} is not a range", "elastic", "[least, most]")
+    return _whole(value[0], "elastic", 1, 4096), _whole(value[1], "elastic", 1, 4096)
+
+
+def _environment(body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    value = body.get("environment", {})
+    if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+        raise ApiError(
+            Code.REFUSED, f"{show(value)} is not an environment", "environment", "an object of texts"
+        )
+    return tuple(value.items())
+
+
+def _list(body: Mapping[str, Any], key: str) -> Sequence[Any]:
+    value = body.get(key, [])
+    if not isinstance(value, list):
+        raise ApiError(Code.REFUSED, f"{show(value)} is not a list", key, "a list")
+    return value
+
+
+def _texts(body: Mapping[str, Any], key: str) -> list[str]:
+    found = _list(body, key)
+    if not all(isinstance(each, str) for each in found):
+        raise ApiError(Code.REFUSED, f"{show(found)} is not a list of texts", key, "a list of texts")
+    return list(found)
+
+
+def _text(body: Mapping[str, Any], key: str) -> str:
+    value = body.get(key) or ""
+    if not isinstance(value, str):
+        raise ApiError(Code.REFUSED, f"{show(value)} is not text", key, "text")
+    return value
+
+
+def _number(value: Any, key: str, low: float, high: float) -> float:
+    numeric = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not numeric or not low <= value <= high:
+        raise ApiError(
+            Code.REFUSED, f"{show(value)} is not accepted", key, f"a number from {low:g} to {high:g}"
+        )
+    return float(value)
+
+
+def _optional_whole(body: Mapping[str, Any], key: str, low: int, high: int) -> int | None:
+    value = body.get(key)
+    return None if value is None else _whole(value, key, low, high)
+
+
+def _whole(value: object, key: str, low: int, high: int) -> int:
+    allowed = f"a whole number from {low} to {high}"
+    try:
+        number = int(value) if isinstance(value, str | int) and not isinstance(value, bool) else low - 1
+    except ValueError:
+        number = low - 1
+    if not low <= number <= high:
+        raise ApiError(Code.REFUSED, f"{show(value)} is not {allowed}", key, allowed)
+    return number

@@ -1,0 +1,277 @@
+"""The batch queue with real processes in real control groups: as an ordinary user, and under kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perphd.control.client import Client, NotPermitted, Refused, Unreachable
+from perphd.host.fs import RealFs
+from perphd.host.systemd import is_systemd
+
+pytestmark = [
+    pytest.mark.requires_root,
+    pytest.mark.skipif(is_systemd(RealFs()), reason="systemd starts jobs on this host"),
+]
+
+PERPHD = [sys.executable, "-c", "from perphd.control.daemon import main; main()"]
+PERPHCTL = [sys.executable, "-c", "from perphd.control.cli import main; main()"]
+ROOT = Path(__file__).parents[2]
+PATIENCE_S = 120.0
+JOBS = 30
+MOMENTS = 20
+USERS_GID = 100
+ALICE, BOB = 65533, 65532
+CONFIG = """
+[daemon]
+mode = "observe"
+period_s = 0.2
+state_dir = "{state}"
+socket = "{state}/perphd.sock"
+read_group = "users"
+admin_group = "root"
+[store]
+enabled = false
+[queue]
+enabled = true
+group = "users"
+most_running = 8
+cpu_risk = 1.0
+memory_risk = 1.0
+"""
+
+
+@dataclass
+class Host:
+    """A daemon with a queue. ``state``: its state directory, which ordinary users can enter for the socket alone."""
+
+    folder: Path
+    daemon: subprocess.Popen[bytes] | None = None
+    client: Client = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.state = self.folder / "state"
+        self.state.mkdir(mode=0o755)
+        self.config = self.folder / "perphd.toml"
+        self.config.write_text(CONFIG.format(state=self.state))
+        self.client = Client(f"{self.state}/perphd.sock")
+
+    def start(self) -> None:
+        with (self.folder / "daemon.log").open("ab") as log:
+            self.daemon = subprocess.Popen(
+                [*PERPHD, "run", "--config", str(self.config)], cwd=ROOT, stderr=log
+            )
+        self.wait_for(lambda: self.client.get("jobs") is not None, "the daemon does not answer")
+
+    def kill(self) -> None:
+        if self.daemon is not None:
+            self.daemon.kill()
+            self.daemon.wait()
+            self.daemon = None
+
+    def wait_for(self, is_true: Any, what: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                if is_true():
+                    return
+            except Unreachable:
+                assert self.daemon is not None
+                assert self.daemon.poll() is None, (self.folder / "daemon.log").read_text()
+            assert time.monotonic() < deadline, (what, self.client.get("jobs", all=1))
+            time.sleep(0.05)
+
+    def job(self, number: int) -> dict[str, Any]:
+        found: dict[str, Any] = self.client.get(f"jobs/{number}")["job"]
+        return found
+
+    def ended(self, number: int) -> dict[str, Any]:
+        self.wait_for(
+            lambda: self.job(number)["state"] in ("done", "failed", "cancelled"), f"job {number} does not end"
+        )
+        return self.job(number)
+
+    def ctl(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """perphctl, as root."""
+        return subprocess.run(
+            [*PERPHCTL, *words],
+            cwd="/",
+            env={"PATH": os.environ["PATH"], "PERPHD_SOCKET": self.client.path, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    with tempfile.TemporaryDirectory(prefix="perphd-queue-") as folder:  # pytest's own are closed to other users
+        os.chmod(folder, 0o755)
+        yield from served(Path(folder))
+
+
+def served(folder: Path) -> Iterator[Host]:
+    made = Host(folder)
+    made.start()
+    try:
+        yield made
+    finally:
+        if made.daemon is None:
+            made.start()
+        live = [row["id"] for row in made.client.get("jobs")["jobs"]]
+        for number in live:
+            made.client.send("DELETE", f"jobs/{number}")
+        made.wait_for(lambda: not list(Path("/sys/fs/cgroup").glob("*/perphd-jobs*")), "groups are left")
+        made.kill()
+
+
+def request_as(host: Host, uid: int, method: str, route: str, body: dict[str, Any] | None = None) -> Any:
+    """A request from a process that has become this user; its answer, or the refusal."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reading)
+            os.setgroups([USERS_GID])
+            os.setresgid(USERS_GID, USERS_GID, USERS_GID)
+            os.setresuid(uid, uid, uid)
+            try:
+                answer = host.client.send(method, route, body)
+            except (NotPermitted, Refused) as exc:
+                answer = {"refused": str(exc)}
+            with os.fdopen(writing, "w") as pipe:
+                json.dump(answer, pipe)
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        text = pipe.read()
+    os.waitpid(child, 0)
+    return json.loads(text)
+
+
+def submitted(host: Host, uid: int, body: dict[str, Any]) -> list[int]:
+    answer = request_as(host, uid, "POST", "jobs", body)
+    assert "jobs" in answer, answer
+    numbers: list[int] = answer["jobs"]
+    return numbers
+
+
+def test_a_job_runs_as_its_user_and_its_words_are_data(host: Host, tmp_path: Path) -> None:
+    body = {
+        "command": ["/bin/sh", "-c", 'id -u; id -G; pwd; echo "$0" "$V"; exit 7', "$(id) `id`; rm -rf $HOME"],
+        "name": "$(touch /tmp/x); `id` 'ü\"",
+        "directory": "/tmp",
+        "environment": {"PATH": "/usr/bin:/bin", "V": "a b; $HOME %n"},
+    }
+    (number,) = submitted(host, ALICE, body)
+    ended = host.ended(number)
+    assert ended["state"] == "failed"
+    assert ended["detail"]["status"] == 7
+    assert ended["name"] == body["name"]
+    lines = request_as(host, ALICE, "GET", f"jobs/{number}/log")["text"].splitlines()
+    assert lines == [str(ALICE), str(USERS_GID), "/tmp", "$(id) `id`; rm -rf $HOME a b; $HOME %n"]
+
+
+def test_somebody_elses_job_is_seen_by_name_alone_and_cannot_be_touched(host: Host) -> None:
+    body = {"command": ["sleep", "600"], "name": "mine", "environment": {"PATH": "/usr/bin:/bin"}}
+    (number,) = submitted(host, ALICE, body)
+    host.wait_for(lambda: host.job(number)["state"] == "running", "it does not run")
+    (row,) = request_as(host, BOB, "GET", "jobs")["jobs"]
+    assert row == {"id": number, "name": "mine", "state": "running", "detail": None}
+    for method, route in (("DELETE", f"jobs/{number}"), ("GET", f"jobs/{number}/log")):
+        assert "somebody else's" in request_as(host, BOB, method, route)["refused"]
+    assert "somebody else's" in request_as(host, BOB, "POST", "jobs", body | {"after": [number]})["refused"]
+    assert "silver" in request_as(host, ALICE, "POST", "jobs", body | {"band": "silver"})["refused"]
+    assert host.job(number)["state"] == "running"
+    assert request_as(host, ALICE, "DELETE", f"jobs/{number}")["state"] == "cancelled"
+
+
+def test_an_output_file_is_opened_with_the_users_rights(host: Host, tmp_path: Path) -> None:
+    secret = tmp_path / "roots-own"
+    secret.write_text("untouched")
+    secret.chmod(0o600)
+    body = {
+        "command": ["echo", "overwritten"],
+        "output": str(secret),
+        "environment": {"PATH": "/usr/bin:/bin"},
+    }
+    (number,) = submitted(host, ALICE, body)
+    ended = host.ended(number)
+    assert (ended["state"], ended["detail"]["status"]) == ("failed", 126)
+    assert "Permission denied" in ended["detail"]["reason"]
+    assert secret.read_text() == "untouched"
+
+
+def test_a_running_job_is_a_batch_workload_in_a_group_of_its_own(host: Host) -> None:
+    (number,) = host.client.send(
+        "POST", "jobs", {"command": ["/bin/sleep", "600"], "memory_bytes": 256 << 20}
+    )["jobs"]
+    host.wait_for(lambda: host.job(number)["state"] == "running", "it does not run")
+    host.wait_for(
+        lambda: any(each["name"] == f"job-{number}" for each in host.client.get("workloads")["workloads"]),
+        "it is no workload",
+    )
+    (workload,) = host.client.get("workloads")["workloads"]
+    assert (workload["kind"], workload["band"]) == ("batch", "copper")
+    limit = Path("/sys/fs/cgroup/memory", workload["cgroup"][1:], "memory.limit_in_bytes")
+    if limit.exists():
+        assert int(limit.read_text()) == 256 << 20
+    host.client.send("DELETE", f"jobs/{number}")
+    host.wait_for(lambda: not host.client.get("workloads")["workloads"], "it is still a workload")
+
+
+def test_dependencies_retries_arrays_and_the_commands_of_perphctl(host: Host, tmp_path: Path) -> None:
+    done = host.ctl("run", "--array", "3", "--name", "part", "--", "sh", "-c", "exit $PERPHD_ARRAY_INDEX")
+    assert done.returncode == 0, done.stderr
+    assert host.ctl("wait", "1-3").returncode == 1
+    assert [host.job(n)["detail"]["status"] for n in (1, 2, 3)] == [0, 1, 2]
+    follows = host.ctl("run", "--after", "1", "--after", "2", "--", "true")
+    assert follows.returncode == 0
+    assert "which it was to follow, is failed" in host.ended(4)["detail"]["reason"]
+    marker = tmp_path / "tries"
+    again = f"echo x >> {marker}; test $(wc -l < {marker}) = 3"
+    retried = host.ctl("run", "--retries", "5", "--wait", "--", "sh", "-c", again)
+    assert retried.returncode == 0, retried.stdout + retried.stderr
+    assert host.job(5)["detail"]["failures"] == 2
+    assert host.ctl("run", "--wait", "--", "no-such-program-here").returncode == 127
+    assert "No such file" in host.ctl("job", "6").stdout
+    listed = host.ctl("jobs", "--all").stdout
+    assert "part[1]" in listed
+    assert "failed 127" in listed
+
+
+def test_kill_9_at_random_moments_loses_no_job_and_starts_none_twice(host: Host, tmp_path: Path) -> None:
+    """Each job appends one line when it begins and one when it ends, and takes a while in between."""
+    chosen = random.Random(20)
+    starts = tmp_path / "starts"
+    script = f"echo begin $0 >> {starts}; sleep 0.$1; echo end $0 >> {starts}"
+    numbers: list[int] = []
+    for _ in range(JOBS):
+        command = ["/bin/sh", "-c", script, f"n{len(numbers)}", str(chosen.randrange(1, 9))]
+        numbers += host.client.send(
+            "POST", "jobs", {"command": command, "environment": {"PATH": "/usr/bin:/bin"}}
+        )["jobs"]
+    for _ in range(MOMENTS):
+        time.sleep(chosen.uniform(0.0, 0.8))
+        host.kill()
+        time.sleep(chosen.uniform(0.0, 0.2))
+        host.start()
+    for number in numbers:
+        host.ended(number)
+    states = Counter(host.job(number)["state"] for number in numbers)
+    lines = Counter(starts.read_text().splitlines())
+    assert states == {"done": JOBS}, states
+    assert lines == Counter(f"{what} n{n}" for what in ("begin", "end") for n in range(JOBS))

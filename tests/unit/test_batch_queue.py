@@ -1,0 +1,359 @@
+"""The queue in the daemon: its life over restarts, reboots and kills, on units in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sqlite3
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from perphd.agent.batch_queue import BatchQueue
+from perphd.agent.config_queue import QueueConfig
+from perphd.batch.job import JobState, QueuedJob
+from perphd.batch.runner import JobRefused, StartFailed
+from perphd.batch.store import QueueError
+from perphd.batch.view import JobForecast
+from perphd.domain.errors import ConfigError
+from perphd.domain.reading import available
+from tests.unit.queue_world import GIB, Killed, World, spec
+
+
+def state(queue: BatchQueue, number: int) -> JobState:
+    job = queue.find(number)
+    assert job is not None
+    return job.state
+
+
+async def forecast(queue: BatchQueue, job: QueuedJob) -> JobForecast:
+    row = await queue.row(job, True)
+    assert row.detail is not None
+    assert isinstance(row.detail.forecast, JobForecast), row.detail.forecast
+    return row.detail.forecast
+
+
+async def test_a_job_waits_for_room_runs_as_a_workload_and_ends(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    first, second = await queue.submit([spec(cpus=6.0), spec(cpus=6.0)])
+    await world.look(queue)
+    assert (state(queue, first.id), state(queue, second.id)) == (JobState.RUNNING, JobState.QUEUED)
+    (workload,) = world.side.workloads.values()
+    assert (workload.name, workload.kind, workload.band) == ("job-1", "batch", "copper")
+    (_, row) = await queue.rows(lambda job: True, False, 10)
+    assert row.detail is not None
+    assert "6 CPUs would be too many with a probability of 100%" in row.detail.reason
+    world.units.end(first.id)
+    await world.look(queue)
+    assert (state(queue, first.id), state(queue, second.id)) == (JobState.DONE, JobState.RUNNING)
+    assert list(world.side.workloads) == ["job-2"]
+    queue.close()
+
+
+async def test_memory_is_not_promised_twice(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    await queue.submit([spec(cpus=0.1, memory_bytes=7 * GIB) for _ in range(3)])
+    await world.look(queue)
+    assert Counter(state(queue, n) for n in (1, 2, 3)) == {JobState.RUNNING: 2, JobState.QUEUED: 1}
+    queue.close()
+
+
+async def test_a_restart_finds_running_jobs_again_and_learns_how_they_ended(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    await queue.submit([spec(), spec(), spec(cpus=8.0)])
+    await world.look(queue)
+    queue.close()
+    world.units.end(2, 3)
+    queue = world.daemon()
+    await world.look(queue)
+    assert [state(queue, n) for n in (1, 2, 3)] == [JobState.RUNNING, JobState.FAILED, JobState.QUEUED]
+    assert list(world.side.workloads) == ["job-1"]
+    assert set(world.units.starts.values()) == {1}
+    queue.close()
+
+
+async def test_after_a_reboot_running_jobs_are_started_again_if_they_have_retries(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    await queue.submit([spec(), spec(retries=1)])
+    await world.look(queue)
+    queue.close()
+    world.units.reboot()
+    world.boot = "boot-2"
+    queue = world.daemon()
+    await world.look(queue)
+    await world.look(queue)
+    assert [state(queue, n) for n in (1, 2)] == [JobState.FAILED, JobState.RUNNING]
+    job = queue.find(1)
+    assert job is not None
+    assert "the host was restarted" in job.reason
+    assert world.units.begun == {1: 1, 2: 2}
+    queue.close()
+
+
+async def test_a_cancelled_job_never_runs_on_even_if_the_daemon_dies_at_once(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    (job,) = await queue.submit([spec(retries=5)])
+    await world.look(queue)
+    running = queue.find(job.id)
+    assert running is not None
+    await queue.cancel(running, "somebody")
+    queue.close()  # before any look
+    assert world.units.units
+    queue = world.daemon()
+    await world.look(queue)
+    await world.look(queue)
+    assert state(queue, job.id) is JobState.CANCELLED
+    assert not world.units.units
+    with pytest.raises(ConfigError, match="nothing more can happen"):
+        await queue.cancel(running, "somebody")
+    queue.close()
+
+
+async def test_dependents_follow_and_are_cancelled_when_what_they_follow_failed(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    await queue.submit([spec(), spec()])
+    await queue.submit([spec(after=(1,)), spec(after=(1, 2))])
+    await queue.submit([spec(after=(4,))])
+    await world.look(queue)
+    assert world.units.begun == {1: 1, 2: 1}
+    world.units.end(1)
+    world.units.end(2, 1)
+    for _ in range(3):
+        await world.look(queue)
+    assert [state(queue, n) for n in (3, 4, 5)] == [JobState.RUNNING, JobState.CANCELLED, JobState.CANCELLED]
+    queue.close()
+
+
+async def test_a_host_that_starts_nothing_is_a_problem_and_loses_no_job(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    await queue.submit([spec(), spec()])
+    world.units.fails = StartFailed("no control group can be made")
+    await world.look(queue)
+    queue.step(world.now_s, {}, None)
+    assert state(queue, 1) is JobState.REQUEUED
+    assert world.units.begun == {}
+    assert "no control group" in queue.summary().problem
+    world.units.fails = None
+    await world.look(queue, 30.0)
+    assert [state(queue, n) for n in (1, 2)] == [JobState.RUNNING, JobState.RUNNING]
+    await asyncio.sleep(0)
+    queue.close()
+
+
+async def test_a_job_that_can_never_start_does_not_keep_others_waiting(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    await queue.submit([spec()])
+    world.units.fails = JobRefused("systemd refuses the job")
+    await world.look(queue)
+    assert state(queue, 1) is JobState.FAILED
+    world.units.fails = None
+    await queue.submit([spec()])
+    await world.look(queue)
+    assert state(queue, 2) is JobState.RUNNING
+    queue.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"cpus": 9.0}, "more than the host has"),
+        ({"memory_bytes": 17 * GIB}, "more than"),
+        ({"after": (7,)}, "no job 7"),
+    ],
+)
+async def test_what_the_host_can_never_run_is_refused(
+    tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    queue = World(tmp_path).daemon()
+    with pytest.raises(ConfigError, match=words):
+        await queue.submit([spec(**changes)])
+    queue.close()
+
+
+async def test_a_full_queue_and_a_full_disk_refuse_and_change_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path, QueueConfig(enabled=True, most_waiting=3))
+    queue = world.daemon()
+    await queue.submit([spec(), spec()])
+    with pytest.raises(ConfigError, match="2 jobs wait already"):
+        await queue.submit([spec(), spec()])
+    file = queue._file
+    assert file is not None
+    pages = await queue._in("file", lambda: file._database.execute("PRAGMA page_count").fetchone()[0])
+    await queue._in("file", lambda: file._database.execute(f"PRAGMA max_page_count = {pages}").fetchone())
+    with pytest.raises(QueueError, match=r"nothing was changed. Check the disk's free space"):
+        await queue.submit([spec("x" * 100_000)])
+    assert len(await queue.rows(lambda job: True, True, 10)) == 2
+    queue.close()
+
+
+async def test_a_frozen_job_is_frozen_by_the_one_writer_for_a_job_with_a_deadline(tmp_path: Path) -> None:
+    from perphd.domain.allocation import UNTOUCHED
+
+    world = World(tmp_path)
+    world.side.enforces = True
+    queue = world.daemon()
+    await queue.submit([spec(cpus=8.0, memory_bytes=GIB)])
+    await world.look(queue)
+    await world.look(queue, 3600.0)  # so it may well run as long again
+    await queue.submit([spec(cpus=8.0, memory_bytes=GIB, deadline_s=world.now_s + 1800.0)])
+    await world.look(queue)
+    assert [state(queue, n) for n in (1, 2)] == [JobState.FROZEN, JobState.RUNNING]
+    assert queue.over("job-1", UNTOUCHED).frozen is True
+    assert queue.over("job-2", UNTOUCHED) == UNTOUCHED
+    world.units.end(2)
+    await world.look(queue)
+    await world.look(queue)
+    assert state(queue, 1) is JobState.RUNNING
+    assert world.units.begun == {1: 1, 2: 1}
+    queue.close()
+
+
+async def test_in_observe_no_job_is_frozen(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    queue = world.daemon()
+    await queue.submit([spec(cpus=8.0)])
+    await world.look(queue)
+    await world.look(queue, 3600.0)
+    await queue.submit([spec(cpus=8.0, deadline_s=world.now_s + 1800.0)])
+    await world.look(queue)
+    assert [state(queue, n) for n in (1, 2)] == [JobState.RUNNING, JobState.QUEUED]
+    queue.close()
+
+
+async def test_the_history_predicts_when_the_next_one_ends(tmp_path: Path) -> None:
+    world = World(tmp_path, cpus=1.0)
+    queue = world.daemon()
+    for n in range(1, 9):
+        await queue.submit([spec("backup")])
+        await world.look(queue)
+        world.units.end(n)
+        await world.look(queue, 600.0)
+        assert state(queue, n) is JobState.DONE
+    (job,) = await queue.submit([spec("backup", deadline_s=world.now_s + 1200.0)])
+    found = await forecast(queue, job)
+    assert found.meets_deadline == pytest.approx(1.0)
+    assert found.end.p50 - world.now_s == pytest.approx(600.0, rel=0.1)
+    (late,) = await queue.submit([spec("backup", deadline_s=world.now_s + 300.0)])
+    chance = (await forecast(queue, late)).meets_deadline
+    assert available(chance)
+    assert chance < 0.5
+    queue.close()
+
+
+async def test_ten_thousand_jobs_cost_the_loop_nothing_in_a_round(tmp_path: Path) -> None:
+    """A round asks for nothing that grows with the queue: it starts at most one task."""
+    world = World(tmp_path)
+    queue = world.daemon()
+    await queue.submit([spec() for _ in range(10_000)])
+    calls = Counter[str]()
+    live = queue._live
+
+    class Counted(dict[int, QueuedJob]):
+        def __getattribute__(self, name: str) -> object:
+            if name in ("values", "items", "keys"):
+                calls[name] += 1
+            return super().__getattribute__(name)
+
+    queue._live = Counted(live)
+    queue._asked = False
+    queue._looked_s = world.now_s
+    for n in range(100):
+        queue.step(world.now_s + 0.001 * n, {}, None)
+    assert not calls
+    rows = await queue.rows(lambda job: True, False, 500)
+    assert len(rows) == 500
+    assert queue.summary().counts == {JobState.QUEUED: 10_000}
+    queue.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_random_histories_with_kills_lose_no_job_and_start_none_twice(
+    tmp_path: Path, seed: int
+) -> None:
+    """The daemon dies before or after any effect; the host may be restarted while it is dead."""
+    chosen = random.Random(seed)
+    world = World(tmp_path)
+    queue = world.daemon()
+    submitted: dict[int, int] = {}
+    cancelled: set[int] = set()
+    reboots = 0
+
+    def fate() -> None:
+        if chosen.random() < 0.15:
+            raise Killed
+
+    for _ in range(60):
+        world.units.fate = fate
+        try:
+            match chosen.randrange(6):
+                case 0 | 1:
+                    retries = chosen.randrange(3)
+                    for job in await queue.submit(
+                        [spec(retries=retries) for _ in range(chosen.randrange(1, 4))]
+                    ):
+                        submitted[job.id] = retries
+                case 2:
+                    if world.units.units:
+                        unit = chosen.choice(sorted(world.units.units))
+                        world.units.end(int(unit.split("-")[2]), chosen.choice((0, 0, 1)))
+                case 3:
+                    live = [n for n in submitted if not state(queue, n).ended]
+                    victim = queue.find(chosen.choice(live)) if live else None
+                    if victim is not None:
+                        await queue.cancel(victim, "test")
+                        cancelled.add(victim.id)
+                case _:
+                    await world.look(queue)
+        except Killed:
+            world.units.fate = lambda: None
+            queue.close()
+            if chosen.random() < 0.2:
+                world.units.reboot()
+                world.boot = f"boot-{chosen.random()}"
+                reboots += 1
+            queue = world.daemon()
+            await queue.ready()
+    world.units.fate = lambda: None
+    for _ in range(200):
+        await world.look(queue)
+        for unit in sorted(world.units.units):
+            world.units.end(int(unit.split("-")[2]))
+        if all(state(queue, n).ended for n in submitted):
+            break
+    await world.look(queue)
+    assert set(world.units.starts.values()) <= {1}, "a unit was started twice"
+    assert not world.units.units
+    for number, retries in submitted.items():
+        last = queue.find(number)
+        assert last is not None, "a job was lost"
+        assert last.state.ended
+        assert world.units.begun[number] <= retries + 1, (last, world.units.begun[number])
+        if number in cancelled:
+            assert last.state is JobState.CANCELLED
+        elif not reboots:
+            assert last.state is JobState.DONE or last.failures == retries + 1
+    queue.close()
+
+
+def test_the_file_is_whole(tmp_path: Path) -> None:
+    """What the daemon leaves is an ordinary SQLite file that SQLite itself finds sound."""
+
+    async def lived() -> None:
+        world = World(tmp_path)
+        queue = world.daemon()
+        await queue.submit([spec(), spec()])
+        await world.look(queue)
+        queue.close()
+
+    asyncio.run(lived())
+    with sqlite3.connect(tmp_path / "queue" / "jobs.sqlite") as database:
+        assert database.execute("PRAGMA integrity_check").fetchone() == ("ok",)

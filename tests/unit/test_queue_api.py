@@ -1,0 +1,116 @@
+"""Jobs over the control socket: who may submit, see and cancel, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perphd.control.client import Client, NotPermitted, Refused
+from perphd.control.limits import Limits
+from tests.unit.control_fake import ADMIN, READER, ROOT, SUBMITTER, Served, serving
+from tests.unit.queue_world import GIB, World
+
+ODD = "$(id); `id` 'x' \"y\" ü"
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    with serving(tmp_path, Limits(shutdown_s=0.5, rest=0.0)) as server:
+        server.agent.queue = World(tmp_path / "host").daemon()
+        server.peer = SUBMITTER
+        yield server
+        server.agent.queue.close()
+
+
+def submit(served: Served, **body: Any) -> int:
+    (number,) = Client(served.socket).send("POST", "jobs", {"command": ["true"], **body})["jobs"]
+    assert isinstance(number, int)
+    return number
+
+
+def test_a_submitted_job_has_what_was_given_and_belongs_to_the_peer(served: Served) -> None:
+    number = submit(
+        served, name=ODD, command=["sh", "-c", ODD], cores=2, memory_bytes=2 * GIB, deadline_in_s=600, retries=2,
+        environment={"A": ODD}, directory="/srv", output="/srv/out",
+    )  # fmt: skip
+    row = Client(served.socket).get(f"jobs/{number}")["job"]
+    assert (row["name"], row["state"]) == (ODD, "queued")
+    detail = row["detail"]
+    assert detail["command"] == ["sh", "-c", ODD]
+    assert (detail["user"], detail["cpus"], detail["memory_bytes"]) == ("1004", 2, 2 * GIB)
+    assert served.agent.queue is not None
+    job = served.agent.queue.find(number)
+    assert job is not None
+    assert (job.spec.uid, job.spec.gid, job.spec.groups) == (1004, 1004, (501, 503, 1004))
+    assert (job.spec.limited, job.spec.environment) == (True, (("A", ODD),))
+
+
+def test_readers_look_and_only_the_group_submits(served: Served) -> None:
+    number = submit(served, name="mine")
+    served.peer = READER
+    with pytest.raises(NotPermitted, match="member of group batch"):
+        submit(served)
+    (row,) = Client(served.socket).get("jobs")["jobs"]
+    assert row == {"id": number, "name": "mine", "state": "queued", "detail": None}
+    with pytest.raises(NotPermitted):
+        Client(served.socket).send("DELETE", f"jobs/{number}")
+    served.peer = ADMIN
+    assert Client(served.socket).get("jobs")["jobs"][0]["detail"]["user"] == "1004"
+    assert Client(served.socket).send("DELETE", f"jobs/{number}")["state"] == "cancelled"
+    with pytest.raises(Refused, match="is cancelled already"):
+        Client(served.socket).send("DELETE", f"jobs/{number}")
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"command": []}, "there is no command"),
+        ({"command": ["a\0b"]}, "no NUL"),
+        ({"name": "two\nlines"}, "one line"),
+        ({"cores": 0}, "0.01"),
+        ({"cores": 9}, "more than the host has"),
+        ({"memory_bytes": 17 * GIB}, "more than the host has"),
+        ({"elastic": [3, 2]}, "greatest number"),
+        ({"environment": {"A=B": "c"}}, "has no ="),
+        ({"band": "gold"}, "copper, silver"),
+        ({"after": [99]}, "there is no job 99"),
+        ({"array": 10_001}, "10000"),
+        ({"array": 10_000, "name": "x" * 60, "environment": {"A": "y" * 100_000}}, "too large together"),
+        ({"colour": "red"}, "unknown key"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_and_leaves_no_job(
+    served: Served, body: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(Refused, match=words):
+        submit(served, **body)
+    assert Client(served.socket).get("jobs")["jobs"] == []
+
+
+def test_silver_is_for_administrators(served: Served) -> None:
+    with pytest.raises(NotPermitted, match="only administrators"):
+        submit(served, band="silver")
+    served.peer = ROOT
+    assert submit(served, band="silver") == 1
+
+
+def test_an_array_is_stored_whole_and_ten_thousand_jobs_are_listed_in_parts(served: Served) -> None:
+    answer = Client(served.socket).send("POST", "jobs", {"command": ["true"], "name": "a", "array": 10_000})
+    assert answer["jobs"] == list(range(1, 10_001))
+    data = Client(served.socket).get("jobs", limit=100)
+    assert len(data["jobs"]) == 100
+    assert data["queue"]["counts"] == {"queued": 10_000}
+    assert data["jobs"][7]["name"] == "a[7]"
+
+
+def test_without_a_queue_it_says_how_to_get_one(served: Served) -> None:
+    assert served.agent.queue is not None
+    served.agent.queue.close()
+    queue, served.agent.queue = served.agent.queue, None
+    with pytest.raises(Refused, match="there is no batch queue here") as refused:
+        Client(served.socket).get("jobs")
+    assert refused.value.error["key"] == "queue.enabled"
+    served.agent.queue = queue
