@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Final, Protocol, TypeVar
 
 from perphd.agent.config_queue import QueueConfig
+from perphd.agent.queue_event import QueueEvent
 from perphd.agent.queue_logs import QueueLogs
 from perphd.agent.queue_planning import QueuePlanner, Use, user_name
 from perphd.batch.job import (
@@ -49,13 +50,16 @@ from perphd.batch.launching import dependencies
 from perphd.batch.runner import JobRefused, JobRunner, StartFailed, UnitState
 from perphd.batch.scheduling import QueueStep
 from perphd.batch.store import QueueError, SqliteQueue
-from perphd.batch.view import JobDetail, JobForecast, JobRow, QueueSummary
-from perphd.domain.allocation import Settings
+from perphd.batch.view import JobDetail, JobForecast, JobRow
+from perphd.domain.allocation import KEEP, Settings
+from perphd.domain.control import Actor
 from perphd.domain.errors import ConfigError, KernelError, PerphError
 from perphd.domain.host_account import HostAccount
+from perphd.domain.queue import CopperOffer, EventStatus, QueueSummary
 from perphd.domain.reading import NOT_MEASURED, Unavailable, available
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.workload import Kind, WorkloadSpec
+from perphd.qos.event_mode import CopperEvent
 
 log = logging.getLogger("perphd")
 T = TypeVar("T")
@@ -73,6 +77,8 @@ START_PAUSE_S: Final = 10.0
 REFUSED_STATUS: Final = 126
 """Status of a job that can never be started, as a shell has it for a file that is no program."""
 FORGET_S: Final = 3600.0
+LEAST_CEILING_CPUS: Final = 0.05
+"""An event leaves a job at least this, unless its share is 0: then the job stands still."""
 
 
 class Attached(Protocol):
@@ -87,7 +93,7 @@ class Attached(Protocol):
     def enforced(self, name: str) -> bool:
         """True if settings of this workload are written."""
 
-    def tell(self, text: str, workload: str = "") -> None:
+    def tell(self, text: str, workload: str = "", by: Actor | None = None) -> None:
         """Announce an event."""
 
     def problem(self, key: str, text: str | None) -> None:
@@ -110,6 +116,8 @@ class BatchQueue:
         self._folder, self._runner, self._boot = state_dir / FOLDER, runner, boot
         self._wall_clock, self._capacity = wall_clock, capacity
         self._logs = QueueLogs(self._folder / "logs")
+        self._event = QueueEvent(self._folder)
+        self._offer: CopperOffer | None = None
         self._planner = QueuePlanner(config, state_dir)
         self._threads = {
             name: ThreadPoolExecutor(1, f"perphd-queue-{name}") for name in ("file", "units", "plans")
@@ -119,6 +127,7 @@ class BatchQueue:
         self._looking = asyncio.Lock()
         self._live: dict[int, QueuedJob] = {}
         self._ended: dict[int, QueuedJob] = {}
+        self._counts: Counter[str] = Counter()
         self._leaving: set[str] = set()
         """Units that are to be gone."""
         self._reasons: Mapping[int, str] = {}
@@ -168,6 +177,7 @@ class BatchQueue:
         jobs = await self._in("file", lambda: self._opened.submit(list(specs), now_s))
         for job in jobs:
             self._live[job.id] = job
+            self._counts[job.state.value] += 1
         self._asked = True
         return tuple(jobs)
 
@@ -223,23 +233,50 @@ class BatchQueue:
 
     def summary(self) -> QueueSummary:
         """The queue in a few figures."""
-        counts = Counter(job.state for jobs in (self._live, self._ended) for job in jobs.values())
-        return QueueSummary(counts, self._problem)
+        counts = {state: count for state, count in self._counts.items() if count}
+        return QueueSummary(counts, self._problem, self._offer, self._event.status(self._wall_clock()))
 
     @property
     def copper_share(self) -> float:
         """The share of what is left over that jobs may use now."""
-        return 1.0
+        return self._event.share(self._wall_clock())
+
+    async def begin_event(
+        self, duration_s: float, copper_share: float, ramp_s: float, reason: str
+    ) -> EventStatus:
+        """Cut copper to a share for a stated time; on disk when this returns. Raises ConfigError."""
+        await self._open()
+        event = CopperEvent(self._wall_clock(), duration_s, copper_share, ramp_s, reason)
+        self._asked = True
+        return await self._in("file", lambda: self._event.begin(event))
+
+    async def end_event(self) -> EventStatus | None:
+        """End the event: copper comes back in its ramp. Raises ConfigError if there is none."""
+        await self._open()
+        now_s = self._wall_clock()
+        if self._event.status(now_s) is None:
+            raise _refused("event", "no event is in force", "perphctl event begin begins one")
+        self._asked = True
+        return await self._in("file", lambda: self._event.end(now_s))
 
     # -- asked by the loop --------------------------------------------------------------------------------------
 
     def over(self, name: str, wanted: Settings) -> Settings:
-        """What is wanted for a workload; a job that stands still is frozen."""
+        """What is wanted for a workload: a frozen job stands still, and an event lowers copper's CPU ceiling."""
         number = next((number for number, each in self._workloads.items() if each == name), None)
         job = None if number is None else self._live.get(number)
-        if job is None or job.state is not JobState.FROZEN:
+        if job is None:
             return wanted
-        return replace(wanted, frozen=True)
+        if job.state is JobState.FROZEN:
+            return replace(wanted, frozen=True)
+        share = self.copper_share
+        if share >= 1.0 or job.spec.band.protected:
+            return wanted
+        if share <= 0.0:
+            return replace(wanted, frozen=True)
+        ceiling = max(LEAST_CEILING_CPUS, share * job.spec.cpus)
+        given = wanted.cpu_max_cores
+        return replace(wanted, cpu_max_cores=ceiling if given is KEEP else min(ceiling, given))
 
     def is_job(self, name: str) -> bool:
         """True for the name of a running job's workload."""
@@ -319,7 +356,7 @@ class BatchQueue:
             log.exception("a look of the batch queue failed")
             self._problem = "the batch queue: a look failed; the log has the details"
         else:
-            self._problem = self._planner.problem or self._problem_of_start()
+            self._problem = self._planner.problem or self._event.problem or self._problem_of_start()
         if self._attached is not None and not self._closed:
             self._attached.problem("queue", self._problem or None)
 
@@ -351,7 +388,7 @@ class BatchQueue:
         active = self._active()
         states = await self._in("units", lambda: self._runner.look(active))
         for job in active:
-            event = self._event(job, states.get(job.id))
+            event = self._news(job, states.get(job.id))
             if event is None:
                 if job.id not in self._workloads:
                     await self._enter(job)
@@ -370,7 +407,7 @@ class BatchQueue:
             if await self._in("units", lambda unit=unit: self._runner.stop(unit)):  # type: ignore[misc]
                 self._leaving.discard(unit)
 
-    def _event(self, job: QueuedJob, state: UnitState | None) -> JobEvent | None:
+    def _news(self, job: QueuedJob, state: UnitState | None) -> JobEvent | None:
         now_s = self._wall_clock()
         if job.boot != self._boot:
             return recovery(job, UnitEvidence.UNKNOWN, now_s, boot=self._boot)
@@ -393,7 +430,8 @@ class BatchQueue:
         )
 
         def made() -> tuple[QueueStep, Mapping[int, str], Mapping[int, str]]:
-            self._planner.take(uses, {job.id: job for job in active})
+            self._planner.take(uses, {job.id: job for job in active}, self._capacity())
+            self._offer = self._planner.offer(now_s)
             found = dependencies(live, {number: job.state for number, job in ended.items()})
             waiting = [job for job in found.startable if job.id not in leaving]
             step = self._planner.step(now_s, self._capacity(), waiting, active, preempts, self.copper_share)
@@ -479,6 +517,7 @@ class BatchQueue:
         for number, job in list(self._ended.items()):
             if job.since_s < before_s:
                 del self._ended[number]
+                self._counts[job.state.value] -= 1
                 await self._in("units", lambda number=number: self._logs.remove(number))  # type: ignore[misc]
 
     # -- the file -----------------------------------------------------------------------------------------------
@@ -493,6 +532,7 @@ class BatchQueue:
             self._file, jobs = await self._in("file", self._read)
             self._live = {job.id: job for job in jobs if not job.state.ended}
             self._ended = {job.id: job for job in jobs if job.state.ended}
+            self._counts = Counter(job.state.value for job in jobs)
         units: Sequence[str] = ()
         with contextlib.suppress(KernelError, OSError):
             units = await self._in("units", self._runner.units)
@@ -513,6 +553,7 @@ class BatchQueue:
             self._logs.prepare()
         except OSError as exc:
             raise QueueError(f"{exc.filename}: the queue cannot be kept: {exc.strerror}") from exc
+        self._event.read(self._wall_clock())
         file = SqliteQueue(self._folder / "jobs.sqlite")
         return file, file.jobs()
 
@@ -526,9 +567,11 @@ class BatchQueue:
         after = await self._in("file", lambda: self._opened.apply(number, event))
         if isinstance(after, TransitionRefused):
             return after
-        kept = self._ended if after.state.ended else self._live
-        (self._live if after.state.ended else self._ended).pop(number, None)
-        kept[number] = after
+        before = self._live.pop(number, None)
+        if before is not None:
+            self._counts[before.state.value] -= 1
+        (self._ended if after.state.ended else self._live)[number] = after
+        self._counts[after.state.value] += 1
         return after
 
     def _in(self, thread: str, call: Callable[[], T]) -> Awaitable[T]:
@@ -541,6 +584,11 @@ class BatchQueue:
 
     def _active(self) -> list[QueuedJob]:
         return [job for job in self._live.values() if job.state.active]
+
+    def announce(self, text: str, by: Actor) -> None:
+        """Announce what somebody has asked for."""
+        if self._attached is not None:
+            self._attached.tell(text, by=by)
 
     def _tell(self, text: str, workload: str = "") -> None:
         if self._attached is not None:

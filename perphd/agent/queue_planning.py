@@ -27,11 +27,13 @@ from perphd.batch.scheduling import (
 from perphd.batch.view import JobForecast
 from perphd.domain.errors import PerphError
 from perphd.domain.job import HISTORY_FILE
+from perphd.domain.queue import CopperOffer
 from perphd.domain.reading import Unavailable
 from perphd.forecast.histogram import Histogram, insert, merge
 from perphd.forecast.history.features import JobFacts
 from perphd.forecast.history.store import JobHistory, Quantity
 from perphd.forecast.running import Overrun
+from perphd.qos.offers import FollowedOffer, followed, shown, with_use
 
 HALF_S: Final = 3600.0
 """What the others on the host use is remembered for one to two times this time."""
@@ -91,11 +93,21 @@ class QueuePlanner:
         self._seen: dict[int, _Seen] = {}
         self._outlooks: dict[tuple[object, ...], JobOutlook] = {}
         self._waits: list[float] = []
+        self._offer: FollowedOffer | None = None
         self.problem = ""
 
-    def take(self, uses: Sequence[Use], active: Mapping[int, QueuedJob]) -> None:
+    def offer(self, now_s: float) -> CopperOffer | None:
+        """What copper may use for the next minutes; None before anything was seen."""
+        return None if self._offer is None else shown(self._offer, now_s)
+
+    def take(
+        self, uses: Sequence[Use], active: Mapping[int, QueuedJob], capacity: tuple[float, float]
+    ) -> None:
         """What was seen since the last look."""
         for use in uses:
+            self._offer = with_use(
+                self._offer or followed(*capacity), use.seconds, use.cpus, use.memory_bytes
+            )
             if use.cpus is not None:
                 self._others[CPU].add(use.cpus, use.seconds)
             if use.memory_bytes is not None:

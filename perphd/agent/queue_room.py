@@ -5,6 +5,7 @@ from __future__ import annotations
 from perphd.agent.modes import Modes
 from perphd.agent.roster import Roster
 from perphd.agent.state import State
+from perphd.domain.control import Actor
 from perphd.domain.event import EventKind
 from perphd.domain.workload import Mode, WorkloadSpec
 
@@ -31,9 +32,9 @@ class QueueRoom:
         spec = self._state.jobs.get(name)
         return spec is not None and self._modes.of(spec) is Mode.ENFORCE
 
-    def tell(self, text: str, workload: str = "") -> None:
+    def tell(self, text: str, workload: str = "", by: Actor | None = None) -> None:
         """Announce an event."""
-        self._state.tell(EventKind.JOB, text, workload)
+        self._state.tell(EventKind.JOB, text, workload, by)
 
     def problem(self, key: str, text: str | None) -> None:
         """State, or clear, a condition that an operator should read."""

@@ -54,6 +54,7 @@ def status_of(state: State, modes: Modes) -> AgentStatus:
         trial=state.parts.trials.status(),
         llc_ways=state.actuators.llc_ways,
         llc_shareable=state.actuators.llc_shareable,
+        queue=None if state.parts.queue is None else state.parts.queue.summary(),
     )
 
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from perphd.batch.job import JobState
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
@@ -70,11 +69,3 @@ class JobRow:
     name: str
     state: JobState
     detail: JobDetail | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class QueueSummary:
-    """How many jobs are in which state, of those that are kept; what jobs may use now, and an event."""
-
-    counts: Mapping[JobState, int] = field(default_factory=dict)
-    problem: str = ""

@@ -29,6 +29,7 @@ MOST_NAMED: Final = 10_000
 
 def add_job_commands(cli: click.Group) -> None:
     """Add the commands of this module."""
+    cli.add_command(event)
     command(cli)(
         run
     ).allow_interspersed_args = False  # what follows the command's first word is the command's
@@ -113,9 +114,10 @@ def jobs(out: Out, everything: bool, limit: int, number: int | None) -> None:
 
     Of other people's jobs you see the number, the name and the state.
     """
-    from perphd.batch.view import JobRow, QueueSummary
+    from perphd.batch.view import JobRow
     from perphd.control.render_jobs import list_parts
     from perphd.control.wire import decode
+    from perphd.domain.queue import QueueSummary
 
     if number is not None:
         _show(out, number)
@@ -190,6 +192,68 @@ def wait(out: Out, numbers: tuple[str, ...]) -> None:
     The exit status is that of the first one that was not done with 0; 1 if it was cancelled or nobody knows.
     """
     _wait(out, [number for text in numbers for number in _numbers(text)])
+
+
+@click.group()
+def event() -> None:
+    """Cut copper's share for a stated time.
+
+    While an event lasts, fewer jobs of the batch queue start, and in the mode enforce those that run get less CPU time.
+    """
+
+
+@command(event)
+@click.option(
+    "--duration", "duration_s", type=Duration(), required=True, metavar="TIME", help="How long: 60m."
+)
+@click.option(
+    "--copper-share",
+    type=Number(),
+    default=0.1,
+    show_default=True,
+    help="Share of its offer that copper gets, 0 to 1.",
+)
+@click.option(
+    "--ramp",
+    "ramp_s",
+    type=Duration(),
+    default="5m",
+    show_default=True,
+    metavar="TIME",
+    help="How slowly it comes back.",
+)
+@click.option("--reason", default="", metavar="TEXT", help="Shown in status and events.")
+def begin(out: Out, duration_s: float, copper_share: float, ramp_s: float, reason: str) -> None:
+    """Begin an event; it replaces any other.
+
+    It outlives restarts and ends by itself.
+    """
+    from perphd.control.render_jobs import event_text
+    from perphd.control.wire import decode
+    from perphd.domain.queue import EventStatus
+
+    body = {"duration_s": duration_s, "copper_share": copper_share, "ramp_s": ramp_s, "reason": reason}
+    answer = out.client.send("POST", "event", body)
+    out.say(answer, event_text(decode(EventStatus, answer["event"], "event"), time.time()))
+
+
+@command(event)
+def end(out: Out) -> None:
+    """End the event now: copper comes back in its ramp."""
+    out.say(out.client.send("DELETE", "event"), "The event has ended; copper comes back in its ramp.")
+
+
+@command(event)
+def show(out: Out) -> None:
+    """Show the event, and what copper may use."""
+    from perphd.control.render_jobs import event_parts
+    from perphd.control.wire import decode
+    from perphd.domain.queue import CopperOffer, EventStatus
+
+    data = out.client.get("event")
+    now = None if data["event"] is None else decode(EventStatus, data["event"], "event")
+    offer = None if data["offer"] is None else decode(CopperOffer, data["offer"], "offer")
+    out.show(data, lambda: event_parts(now, offer, time.time()))
 
 
 def _wait(out: Out, numbers: list[int]) -> None:

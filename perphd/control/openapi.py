@@ -15,11 +15,11 @@ from typing import Any, Final
 from perphd import __version__
 from perphd.agent.config_schema import Key, keys_of
 from perphd.agent.config_workloads import WORKLOAD_TABLES
-from perphd.batch.view import JobRow, QueueSummary
+from perphd.batch.view import JobRow
 from perphd.control.errors import Code
 from perphd.control.limits import MAX_PAUSE_S, MAX_REASON
 from perphd.control.past_routes import LONGEST_S, MOST_SLOTS, SHORTEST_S
-from perphd.control.queue_routes import MAX_ARRAY, MAX_DEADLINE_S, MAX_RETRIES, MAX_ROWS
+from perphd.control.queue_routes import MAX_ARRAY, MAX_DEADLINE_S, MAX_EVENT_S, MAX_RETRIES, MAX_ROWS
 from perphd.control.sizing_routes import SAMPLES, STEPS
 from perphd.control.wire_schema import Components, Schema
 from perphd.domain.allocation import Settings
@@ -30,6 +30,7 @@ from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import EventKind
 from perphd.domain.forecast import Forecasts
 from perphd.domain.history import History, StoredEvent
+from perphd.domain.queue import CopperOffer, EventStatus, QueueSummary
 from perphd.domain.status import AgentStatus, TrialStatus, WorkloadStatus
 from perphd.domain.suggestion import Suggestion
 from perphd.domain.topology import Topology
@@ -254,6 +255,30 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             _query("offset", {"type": "integer", "minimum": 0}),
             _query("attempt", {"type": "integer", "minimum": 1}),
         ),
+    ),
+    ("GET", "/v1/event"): Operation(
+        "What copper may use now, and the event that cuts it",
+        {"event": EventStatus | None, "offer": CopperOffer | None},
+    ),
+    ("POST", "/v1/event"): Operation(
+        "Cut copper to a share of its offer for a stated time",
+        {"event": EventStatus},
+        body={
+            "type": "object",
+            "properties": {
+                "duration_s": {"type": "number", "minimum": 1, "maximum": MAX_EVENT_S},
+                "copper_share": {"type": "number", "minimum": 0, "maximum": 1},
+                "ramp_s": {"type": "number", "minimum": 0, "maximum": MAX_EVENT_S},
+                "reason": {"type": "string", "maxLength": MAX_REASON},
+            },
+            "required": ["duration_s", "copper_share"],
+            "additionalProperties": False,
+        },
+        changes=True,
+        status=201,
+    ),
+    ("DELETE", "/v1/event"): Operation(
+        "End the event; copper comes back in its ramp", {"event": EventStatus | None}, changes=True
     ),
     ("GET", "/v1/trial"): Operation(
         "The trial that runs, or the last one",

@@ -19,6 +19,7 @@ from perphd.agent.config_schema import show
 from perphd.batch.job import JobSpec, QueuedJob
 from perphd.control.access import Access, Peer, Right
 from perphd.control.errors import ApiError, Code
+from perphd.control.limits import MAX_REASON
 from perphd.control.port import AgentPort
 from perphd.control.wire import encode, json_of
 from perphd.qos.bands import QosBand
@@ -27,6 +28,8 @@ KEYS: Final = (
     "command", "name", "cores", "memory_bytes", "deadline_in_s", "elastic", "band", "after", "output", "environment",
     "directory", "retries", "array",
 )  # fmt: skip
+EVENT_KEYS: Final = ("duration_s", "copper_share", "ramp_s", "reason")
+MAX_EVENT_S: Final = 31 * 86400.0
 DEFAULT_CORES: Final = 1.0
 MAX_ARRAY: Final = 10_000
 MAX_DEADLINE_S: Final = 366 * 86400.0
@@ -98,6 +101,36 @@ class QueueRoutes:
                 raise ApiError(Code.NOT_PERMITTED, f"job {number} is somebody else's", "after")
         jobs = await queue.submit(specs)
         return {"jobs": [job.id for job in jobs], "name": specs[0].name}
+
+    async def event(self, request: web.Request, peer: Peer) -> Any:
+        """GET /v1/event: the event, and what copper may use."""
+        queue = self._queue()
+        await queue.ready()
+        summary = queue.summary()
+        return {"event": encode(summary.event), "offer": encode(summary.offer)}
+
+    async def begin_event(self, request: web.Request, peer: Peer) -> Any:
+        """POST /v1/event."""
+        queue = self._queue()
+        body = await self._body(request, EVENT_KEYS)
+        reason = _text(body, "reason")
+        if len(reason) > MAX_REASON:
+            raise ApiError(Code.REFUSED, "it is too long", "reason", f"at most {MAX_REASON} characters")
+        begun = await queue.begin_event(
+            _number(body.get("duration_s"), "duration_s", 1.0, MAX_EVENT_S),
+            _number(body.get("copper_share"), "copper_share", 0.0, 1.0),
+            _number(body.get("ramp_s", 0.0), "ramp_s", 0.0, MAX_EVENT_S),
+            reason,
+        )
+        queue.announce(f"event: copper gets {begun.copper_share:.0%} of its offer", peer.actor())
+        return {"event": encode(begun)}
+
+    async def end_event(self, request: web.Request, peer: Peer) -> Any:
+        """DELETE /v1/event."""
+        queue = self._queue()
+        left = await queue.end_event()
+        queue.announce("event: ended by hand", peer.actor())
+        return {"event": encode(left)}
 
     # -----------------------------------------------------------------------------------------------------------
 

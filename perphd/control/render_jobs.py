@@ -7,9 +7,10 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from perphd.batch.job import JobState
-from perphd.batch.view import JobDetail, JobForecast, JobRow, QueueSummary, Times
+from perphd.batch.view import JobDetail, JobForecast, JobRow, Times
 from perphd.control.render import duration
 from perphd.control.table import Part, Styled, table, text
+from perphd.domain.queue import CopperOffer, EventStatus, OfferedResource, QueueSummary
 from perphd.domain.reading import available
 from perphd.domain.units import format_bytes
 
@@ -67,6 +68,55 @@ def job_parts(row: JobRow, now_s: float) -> Iterable[Part]:
         lines.append(f"workload  {detail.workload} (unit {detail.unit})")
     lines.append(f"output    {detail.output or f'perphctl logs {row.id}'}")
     return [text(*lines)]
+
+
+def event_text(event: EventStatus, now_s: float) -> str:
+    """An event in a sentence."""
+    why = f" ({event.reason})" if event.reason else ""
+    if now_s >= event.ends_unix_s:
+        back_s = max(0.0, event.over_unix_s - now_s)
+        return (
+            f"event{why}: ended; copper gets {event.share:.0%} of its offer, all of it in {duration(back_s)}"
+        )
+    left_s, ramp_s = event.ends_unix_s - now_s, event.over_unix_s - event.ends_unix_s
+    return (
+        f"event{why}: copper gets {event.share:.0%} of its offer for {duration(left_s)} more, and comes back within "
+        f"{duration(ramp_s)} after that"
+    )
+
+
+def offer_text(offer: CopperOffer) -> str:
+    """What copper may use, in a line."""
+    if not available(offer.cpus.copper) or not available(offer.memory.copper):
+        return "copper's offer: not known before five minutes have passed"
+    return (
+        f"copper's offer {offer.generation}: {offer.cpus.copper:.1f} of {offer.cpus.capacity:g} CPUs, "
+        f"{format_bytes(offer.memory.copper)} of {format_bytes(offer.memory.capacity)}; earlier ones were too much in "
+        f"{_missed(offer.cpus)} (CPUs) and {_missed(offer.memory)} (memory)"
+    )
+
+
+def event_parts(event: EventStatus | None, offer: CopperOffer | None, now_s: float) -> Iterable[Part]:
+    """The event, and what copper may use."""
+    lines = ["No event is in force." if event is None else event_text(event, now_s)]
+    if offer is not None:
+        lines.append(offer_text(offer))
+    return [text(*lines)]
+
+
+def queue_lines(summary: QueueSummary, now_s: float) -> list[str]:
+    """The queue as the status shows it; nothing while it is empty and no event is in force."""
+    lines = []
+    live = {state: count for state, count in summary.counts.items() if not JobState(state).ended}
+    if live:
+        lines.append(f"queue: {counts_text(live)} (perphctl jobs)")
+    if summary.event is not None:
+        lines.append(event_text(summary.event, now_s))
+    return lines
+
+
+def _missed(resource: OfferedResource) -> str:
+    return f"{resource.exceeded_ratio:.1%} of {resource.windows} windows"
 
 
 def end_text(row: JobRow) -> str:
@@ -141,6 +191,6 @@ def _clock(at_s: float, now_s: float) -> str:
     return f"{local} ({duration(max(0.0, now_s - at_s))} ago)"
 
 
-def counts_text(counts: Mapping[JobState, int]) -> str:
+def counts_text(counts: Mapping[str, int]) -> str:
     """How many jobs are in which state, in words."""
     return ", ".join(f"{counts[state]} {state}" for state in JobState if counts.get(state)) or "no job"

@@ -6,6 +6,7 @@ changes on a host is doctor's to say, and what perphd itself costs is shown on d
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -22,6 +23,7 @@ from perphd.control.render import (
     trial_text,
 )
 from perphd.control.render_host import group_name, host_lines
+from perphd.control.render_jobs import queue_lines
 from perphd.control.table import WIDTH, Cell, Part, Styled, Table, folded, plain, table, text
 from perphd.domain.allocation import IDLE, Allocation, CpuInstrument
 from perphd.domain.condition import BatchCondition, LraCondition
@@ -94,6 +96,8 @@ def status_parts(status: AgentStatus, now_s: float, verbose: bool = False) -> li
     if not status.workloads:
         parts.append(text("No workload is declared. perphctl init proposes some; or perphctl lra add,"))
         parts.append(text("perphctl batch add."))
+    if status.queue is not None and (about := queue_lines(status.queue, time.time())):
+        parts.append(text(*(line for each in about for line in folded(each))))
     if status.changes:
         changes = (line for change in status.changes for line in folded(f"  {_change_line(change, now_s)}"))
         parts.append(text("Last changes:", *changes))

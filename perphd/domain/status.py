@@ -10,6 +10,7 @@ from perphd.domain.decision import Action, Decision, Outcome
 from perphd.domain.forecast import ForecastSummary
 from perphd.domain.host_account import HostAccount
 from perphd.domain.plan import NotEnforceable
+from perphd.domain.queue import QueueSummary
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.domain.sample import Sample
 from perphd.domain.workload import Mode, WorkloadSpec
@@ -115,7 +116,7 @@ class AgentStatus:
     in force. ``host``: who uses the host; None until two ticks were made. ``forecast``: of the forecast worker;
     None: it is switched off. ``changes``: the last ones, newest first. ``window``: the change window while it is
     closed, else empty. ``llc_ways``: ways of each last-level cache that can be given out, 0: none can;
-    ``llc_shareable``: mask of those that devices fill, too.
+    ``llc_shareable``: mask of those that devices fill, too. ``queue``: the batch queue; None: there is none.
     """
 
     version: str
@@ -142,3 +143,4 @@ class AgentStatus:
     window: str = ""
     llc_ways: int = 0
     llc_shareable: int = 0
+    queue: QueueSummary | None = None

@@ -11,6 +11,7 @@ from perphd.agent.batch_queue import BatchQueue
 from perphd.agent.config_queue import QueueConfig
 from perphd.batch.job import JobSpec, QueuedJob, UnitEvidence
 from perphd.batch.runner import UnitState
+from perphd.domain.control import Actor
 from perphd.domain.workload import WorkloadSpec
 
 GIB = 1 << 30
@@ -91,7 +92,7 @@ class FakeAgentSide:
     def enforced(self, name: str) -> bool:
         return self.enforces
 
-    def tell(self, text: str, workload: str = "") -> None:
+    def tell(self, text: str, workload: str = "", by: Actor | None = None) -> None:
         self.told.append(text)
 
     def problem(self, key: str, text: str | None) -> None:

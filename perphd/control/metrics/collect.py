@@ -9,6 +9,7 @@ from typing import Final
 
 from perphd.agent.tally import Tally
 from perphd.control.metrics.forecasts import add_forecasts
+from perphd.control.metrics.queue import add_queue
 from perphd.control.metrics.sizing import add_memory_fits, add_shaper
 from perphd.control.metrics.text import Page, labels
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, Settings
@@ -98,6 +99,7 @@ class Collector:
         if self._shaper is not None:
             add_shaper(page, self._shaper())
         add_memory_fits(page, self._memory_fits())
+        add_queue(page, status.queue)
         return page.text()
 
 

@@ -287,6 +287,20 @@ GROUPS: Final[Mapping[str, tuple[Series, ...]]] = {
         _gauge("perphd_memfit_recommended_bytes", "memory.high that the search recommends so far.", *_LRA),
         _gauge("perphd_memfit_applied", "1 if its result is kept in force.", *_LRA),
     ),
+    "The batch queue ([queue])": (
+        _gauge("perphd_queue_jobs", "Jobs that are kept, by state.", "state"),
+        _gauge("perphd_queue_copper_share", "Share of its offer that copper gets; below 1 in an event."),
+        _gauge("perphd_copper_offer_generation", "Number of the offer to copper; 0: there is none yet."),
+        _gauge("perphd_copper_offer_cpus", "CPUs that copper may use in the next five minutes."),
+        _gauge("perphd_copper_offer_bytes", "Memory that copper may use in the next five minutes."),
+        _counter("perphd_copper_offer_windows_total", "Offers that were evaluated.", "resource"),
+        _gauge(
+            "perphd_copper_offer_exceeded_ratio",
+            "Share of these in which everything but copper used more than was left to it.",
+            "resource",
+        ),
+        _gauge("perphd_copper_offer_given_ratio", "Share of the host that they offered.", "resource"),
+    ),
     "In force (absent: as perphd found it)": (
         _gauge("perphd_in_force_cpus", "Logical CPUs that perphd keeps the workload on.", *_OF),
         _gauge("perphd_in_force_cpu_weight", "CPU weight, 1 to 10000; 0 is the idle class.", *_OF),
