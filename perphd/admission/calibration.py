@@ -33,8 +33,6 @@ def expected(memory: object, name: str, settings: PolicySettings, period_s: floa
     memory = windowed.memory_within(memory_within(memory))
     if not isinstance(memory, PerphMemory):
         return Unavailable("the policy has no such detector")
-    if memory.crowd is not None and name in memory.crowd.members:
-        return expected_false_alarms(memory.crowd.members[name].detector, settings, period_s)
     if name in memory.lras:
         return expected_false_alarms(memory.lras[name].detector, settings, period_s)
     return NOT_MEASURED

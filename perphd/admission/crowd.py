@@ -23,13 +23,11 @@ from perphd.admission.core_curve import CoreCurve
 from perphd.admission.crowd_cores import SharedCores, Shares, divide
 from perphd.admission.crowd_records import Draft
 from perphd.admission.crowd_state import Crowd, Result, floor_cores, present
-from perphd.admission.detector import DetectorState
 from perphd.admission.domain_caches import DomainCaches
+from perphd.admission.lra_state import LraState, Trial
 from perphd.admission.member import (
     STEPS,
     Look,
-    Member,
-    Trial,
     TrialFinding,
     curve_of,
     demand_of,
@@ -64,14 +62,15 @@ class CrowdTick:
         settings: PolicySettings,
         snapshot: Snapshot,
         before: Crowd | None,
-        detectors: Mapping[str, DetectorState],
+        states: Mapping[str, LraState],
     ) -> None:
         self.settings, self.snapshot, self.now_s = settings, snapshot, snapshot.at_s
         self.new = before is None
         self.crowd = before if before is not None else Crowd(trouble_was_quiet=self._is_quiet(False))
         views = present(snapshot)
-        self.looks = {v.spec.name: self._look(v, detectors) for v in views}
-        self.members: dict[str, Member] = {}
+        self.before = {v.spec.name: _known(states.get(v.spec.name), snapshot.at_s) for v in views}
+        self.looks = {v.spec.name: self._look(v) for v in views}
+        self.members: dict[str, LraState] = {}
         self.curves: dict[str, CoreCurve] = {}
         self.drafts: dict[str, Draft] = {name: Draft() for name in self.looks}
         self.outcomes: list[Outcome] = []
@@ -108,39 +107,39 @@ class CrowdTick:
 
     # -- looking ------------------------------------------------------------------------------------
 
-    def _look(self, view: WorkloadView, detectors: Mapping[str, DetectorState]) -> Look:
-        known = self.crowd.members.get(view.spec.name)
-        state = known.detector if known is not None else detectors.get(view.spec.name, DetectorState())
-        target = known.target if known is not None else None
-        return look_at(self.snapshot, view, self.settings, state, is_apart=known is not None, known=target)
+    def _look(self, view: WorkloadView) -> Look:
+        known = self.before[view.spec.name]
+        apart, target = known.own.cores > 0, known.own.target
+        return look_at(self.snapshot, view, self.settings, known.detector, is_apart=apart, known=target)
 
     def _curve(self, name: str) -> CoreCurve:
         cores = self.cores
         cache = self.cache.protection(name)
         return curve_of(self.members[name], self.looks[name], cores.total, cores.most, cache)
 
-    def _seen(self, name: str, look: Look) -> Member:
+    def _seen(self, name: str, look: Look) -> LraState:
         """The member with what this sample tells, its trial judged."""
-        member = self.crowd.members.get(name)
-        if member is None:
+        member = self.before[name]
+        if member.own.cores == 0:
             demand = demand_of(look, self._host_busy(), self.cores.threads)
-            member = Member(0, look.judged.state, demand=demand if available(demand) else None)
+            member = replace(member, detector=look.judged.state)
+            member = member.with_own(demand=demand if available(demand) else None)
             self.drafts[name].reason = "it is new here"
             return member
         in_force = look.view.protection.cpu.own_cores if look.view.protection is not None else None
-        if in_force is not None and in_force != member.cores:
+        if in_force is not None and in_force != member.own.cores:
             # What was decided is not what is in force (refused, undone): what is counts.
-            member = replace(member, cores=in_force, trial=None)
+            member = member.with_own(cores=in_force, trial=None)
         sample = look.view.sample
         usage = sample.cpu_usage_cores if sample is not None else math.nan
-        busy = usage / (member.cores * self.cores.threads) if available(usage) else 0.0
+        busy = usage / (member.own.cores * self.cores.threads) if available(usage) else 0.0
         demand = demand_of(look, busy, self.cores.threads)
         member = take_in(member, look, demand, self.now_s, self.snapshot.period_s)
-        if member.trial is not None:
-            member = self._judged(name, member, member.trial, look)
+        if member.own.trial is not None:
+            member = self._judged(name, member, member.own.trial, look)
         return found_enough(member)
 
-    def _judged(self, name: str, member: Member, trial: Trial, look: Look) -> Member:
+    def _judged(self, name: str, member: LraState, trial: Trial, look: Look) -> LraState:
         came = judge_trial(member, look)
         if came is TrialFinding.OPEN:
             return member
@@ -152,16 +151,15 @@ class CrowdTick:
         self.outcomes.append(Outcome(self.now_s, name, trial.at_s, before, after, kept=kept, text=text))
         if shrunk and came is TrialFinding.TOO_FEW:
             member = found_too_few(member, look)
-        member = replace(member, trial=None)
+        member = member.with_own(trial=None)
         if shrunk and came is TrialFinding.TOO_FEW:
             self.undone.add(name)
             self.drafts[name] = Draft(Action.ROLLBACK, f"{text}: taken back")
         elif came is TrialFinding.NO_HELP:
-            wait_s = doubled_s(look.settings.regret_s, member.idle_times)
-            member = replace(
-                member,
+            wait_s = doubled_s(look.settings.regret_s, member.own.idle_times)
+            member = member.with_own(
                 idle_cores_until_s=self.now_s + wait_s,
-                idle_times=member.idle_times + 1,
+                idle_times=member.own.idle_times + 1,
                 rescues=0,
             )
             if self.cores.is_idle(member, trial.before):
@@ -175,51 +173,51 @@ class CrowdTick:
     def _wanted(self, name: str) -> int:
         """Cores that this LRA is to have if there are enough; says why in its draft."""
         member, look, draft = self.members[name], self.looks[name], self.drafts[name]
-        if member.cores == 0:
-            if member.demand is None:
+        if member.own.cores == 0:
+            if member.own.demand is None:
                 return max(1, self.cores.total // (len(self.looks) + 1))
             # Beside everybody else its use is not quite its own: a guess is made again when it is apart.
             return self.curves[name].fewest(SURE)
         if draft.action is Action.ROLLBACK and name not in self.undone:
-            return member.cores
+            return member.own.cores
         if name in self.undone:
-            before = self.crowd.members[name].trial
-            undo = before is not None and member.trial is None
-            return before.before if undo and before is not None else member.cores
+            before = self.before[name].own.trial
+            undo = before is not None and member.own.trial is None
+            return before.before if undo and before is not None else member.own.cores
         if isinstance(look.score, Unavailable):
             draft.reason = look.score.reason
             since_s = member.unknown_since_s if member.unknown_since_s is not None else self.now_s
-            if self.now_s - since_s < look.settings.unknown_release_s or member.demand is None:
-                return member.cores
-            fewest = min(member.cores, self.curves[name].fewest(LIKELY))
-            if fewest < member.cores:
+            if self.now_s - since_s < look.settings.unknown_release_s or member.own.demand is None:
+                return member.own.cores
+            fewest = min(member.own.cores, self.curves[name].fewest(LIKELY))
+            if fewest < member.own.cores:
                 draft.action = Action.SHRINK
                 draft.reason = f"not to be judged for long; by its use, {fewest} cores are likely enough"
             return fewest
         if not look.clean:
             draft.reason = "the last change is settling"
-            return member.cores
+            return member.own.cores
         if is_short(member, look):
             return self._rescued(name, member, look, draft)
         if look.score < 1.0:
             draft.reason = "below target, but no further than its samples scatter: watching"
         return self._spared(name, member, draft)
 
-    def _rescued(self, name: str, member: Member, look: Look, draft: Draft) -> int:
+    def _rescued(self, name: str, member: LraState, look: Look, draft: Draft) -> int:
         if why_not := nothing_to_give(look.judged.verdict.cause, self.snapshot.host.account):
             draft.reason = why_not
-            return member.cores
-        trial = member.trial
+            return member.own.cores
+        trial = member.own.trial
         if trial is not None and trial.after > trial.before and self.cores.is_idle(member, trial.before):
             # Its cores are not busy: first it is seen whether more of them helped at all.
             draft.reason = f"score {member.level:.2f}: whether more cores help is being judged"
-            return member.cores
+            return member.own.cores
         curve = self.curves[name]
-        guess = curve.belief(member.cores) if member.cores > curve.barred else 0.0
+        guess = curve.belief(member.own.cores) if member.own.cores > curve.barred else 0.0
         if not hierarchy_is_to_blame(look):
-            member, curve = found_too_few(member, look), curve.found_too_few(member.cores)
+            member, curve = found_too_few(member, look), curve.found_too_few(member.own.cores)
             self.curves[name] = curve
-        doubt = member.idle_cores_until_s > self.now_s
+        doubt = member.own.idle_cores_until_s > self.now_s
         # Busy cores are believed to be too few, whatever else is slow.
         blame = guess >= FAIR and (hierarchy_is_to_blame(look) or guess >= LIKELY or doubt)
         why = f"score {member.level:.2f}"
@@ -227,53 +225,53 @@ class CrowdTick:
             draft.action = Action.GROW
             draft.reason = f"{why}: its cores should be enough, so batch gets less cache and bandwidth"
             if doubt or hierarchy_is_to_blame(look) or member.level >= FAR_SHORT:
-                self.members[name] = replace(member, scores=(), calm_since_s=None)
-                return member.cores
-        if doubt and self.cores.is_idle(member, member.cores):
+                self.members[name] = replace(member, scores=()).with_own(calm_since_s=None)
+                return member.own.cores
+        if doubt and self.cores.is_idle(member, member.own.cores):
             draft.reason = f"{why}: more cores did not help; what it waits for is not found here"
-            return member.cores
-        step = STEPS[min(member.rescues, len(STEPS) - 1)]
+            return member.own.cores
+        step = STEPS[min(member.own.rescues, len(STEPS) - 1)]
         self.members[name] = member
         draft.action, draft.reason = Action.GROW, f"{why}: too few cores"
-        return curve.fewest(LIKELY, member.cores + step)
+        return curve.fewest(LIKELY, member.own.cores + step)
 
-    def _spared(self, name: str, member: Member, draft: Draft) -> int:
+    def _spared(self, name: str, member: LraState, draft: Draft) -> int:
         """Fewer cores where they can be spared and somebody can use them; else those it has."""
         short = self._somebody_is_short()
         if not short and self._batch_is_full():
-            return member.cores
+            return member.own.cores
         # Whoever is short and can take nothing from batch waits for what a neighbour can spare.
-        needed = short and sum(m.cores for m in self.members.values()) >= self.cores.for_lras
+        needed = short and sum(m.own.cores for m in self.members.values()) >= self.cores.for_lras
         settings, batch_cores = self.looks[name].settings, self.crowd.batch_cores
         cores, why = self.cores.spared(
             member, self.curves[name], settings, needed=needed, batch_cores=batch_cores
         )
         if why:
             draft.reason = why
-        if cores < member.cores:
+        if cores < member.own.cores:
             draft.action = Action.SHRINK
         return cores
 
     def _explain_shortage(self, counts: Mapping[str, int], lacks: Mapping[str, str]) -> None:
-        takers = [n for n in counts if counts[n] > self.members[n].cores]
+        takers = [n for n in counts if counts[n] > self.members[n].own.cores]
         for name, count in counts.items():
             draft, member = self.drafts[name], self.members[name]
             if name in lacks:
                 look = self.looks[name]
-                waits = member.cores and count == member.cores and is_short(member, look)
+                waits = member.own.cores and count == member.own.cores and is_short(member, look)
                 if waits and self.cache.tighten(member, look):
                     draft.action = Action.GROW
-                    self.members[name] = replace(member, scores=(), calm_since_s=None)
+                    self.members[name] = replace(member, scores=()).with_own(calm_since_s=None)
                     draft.reason += "; batch gets less cache and bandwidth instead"
                 draft.reason = f"{draft.reason}; {lacks[name]}"
-            if count < member.cores and draft.action is not Action.SHRINK:
+            if count < member.own.cores and draft.action is not Action.SHRINK:
                 draft.action = Action.SHRINK
                 kept = self.curves[name].chance(count)
                 draft.reason = (
-                    f"gives {member.cores - count} cores to {', '.join(takers)}, which is short; "
+                    f"gives {member.own.cores - count} cores to {', '.join(takers)}, which is short; "
                     f"a {kept:.0%} chance that it keeps its target"
                 )
-            elif count <= member.cores and draft.action is Action.GROW:
+            elif count <= member.own.cores and draft.action is Action.GROW:
                 draft.action = Action.GROW if self.cache.moved else Action.HOLD
 
     # -- cache and bandwidth ------------------------------------------------------------------------
@@ -282,20 +280,22 @@ class CrowdTick:
         """What came of the last change of cache or bandwidth."""
         for name in self.cache.judge_tightened(self.members, self.looks):
             until_s = self.now_s + self.looks[name].settings.regret_s
-            self.members[name] = replace(self.members[name], idle_cache_until_s=until_s)
+            self.members[name] = self.members[name].with_own(idle_cache_until_s=until_s)
             text = "less cache and bandwidth for batch did not help it: undone"
             self.drafts[name] = Draft(Action.ROLLBACK, text)
         for name in self.cache.judge_loosened(self.members, self.looks):
             text = "it misses the cache or bandwidth that batch was given back"
             self.drafts[name] = Draft(Action.ROLLBACK, text)
             # What was seen was not for want of cores.
-            self.members[name] = replace(self.members[name], scores=(), calm_since_s=None, trial=None)
+            self.members[name] = replace(self.members[name], scores=()).with_own(
+                calm_since_s=None, trial=None
+            )
 
     def _loosen(self, counts: Mapping[str, int]) -> None:
         """A step of cache or bandwidth back to batch, when nothing else moves."""
         if self.new or not self.cores.has_batch:
             return
-        if any(counts[n] != m.cores or m.trial is not None for n, m in self.members.items()):
+        if any(counts[n] != m.own.cores or m.own.trial is not None for n, m in self.members.items()):
             return
         if (name := self.cache.loosen(self.members)) is not None:
             text = "everybody has room: batch gets back some cache or bandwidth"
@@ -316,15 +316,17 @@ class CrowdTick:
         for name, count in counts.items():
             member, look, draft = self.members[name], self.looks[name], self.drafts[name]
             cache = self.cache.protection(name)
-            if count != member.cores:
+            if count != member.own.cores:
                 trial = None
-                if member.cores and draft.action is not Action.ROLLBACK:
-                    trial = Trial(self.now_s, member.cores, count, member.now, member.demand or 0.0)
+                if member.own.cores and draft.action is not Action.ROLLBACK:
+                    trial = Trial(
+                        self.now_s, member.own.cores, count, member.worst_lately, member.own.demand or 0.0
+                    )
                 shown = crowd_records.candidates(member, count, self.cores.total, cache, self.curves[name])
                 draft = crowd_records.moved(draft, member, count, left, shown)
-                rescues = member.rescues + (count > member.cores > 0)
-                member = replace(
-                    member, cores=count, scores=(), calm_since_s=None, trial=trial, rescues=rescues
+                rescues = member.own.rescues + (count > member.own.cores > 0)
+                member = replace(member, scores=()).with_own(
+                    cores=count, calm_since_s=None, trial=trial, rescues=rescues
                 )
                 self.members[name] = member
             grant = CpuGrant(self.cores.total, left, weight, exclusive=True, own_cores=count)
@@ -333,24 +335,23 @@ class CrowdTick:
             decisions.append(crowd_records.record(self.snapshot, look, draft, chosen))
         crowd = replace(
             self.crowd,
-            members=self.members,
             placed=placed,
             batch_cores=left,
             lent=lent,
             caches=self.cache.states,
         )
         decisions += crowd_records.waiting(self.snapshot, self.looks)
-        return Result(crowd, tuple(decisions), tuple(self.outcomes), protections)
+        return Result(crowd, self.members, tuple(decisions), tuple(self.outcomes), protections)
 
     def _lent(self, cores: int, placed: Mapping[str, Cores], counts: Mapping[str, int]) -> Cores:
         """Cores on which batch is a guest; whose guests come or go is measured anew."""
         priorities = {name: look.view.spec.priority for name, look in self.looks.items()}
-        known = {name: m for name, m in self.members.items() if m.scores and m.cores == counts[name]}
+        known = {name: m for name, m in self.members.items() if m.scores and m.own.cores == counts[name]}
         levels = {name: member.room for name, member in known.items()}
         lent = lend(cores, placed, priorities, levels, self.crowd.lent)
         for name, own in placed.items():
             if {*lent} & {*own} != {*self.crowd.lent} & {*own}:
-                self.members[name] = replace(self.members[name], scores=(), calm_since_s=None)
+                self.members[name] = replace(self.members[name], scores=()).with_own(calm_since_s=None)
         return lent
 
     def _memory(self, look: Look) -> int:
@@ -371,6 +372,7 @@ class CrowdTick:
         ]
         return Result(
             None,
+            self.before,
             (*decisions, *crowd_records.waiting(self.snapshot, self.looks)),
             (),
             dict.fromkeys(self.looks, nothing),
@@ -403,3 +405,10 @@ class CrowdTick:
     def _host_busy(self) -> float:
         busy = self.snapshot.host.busy_cores
         return busy / max(1, len(self.snapshot.host.topology.usable)) if available(busy) else 1.0
+
+
+def _known(state: LraState | None, now_s: float) -> LraState:
+    """What is remembered of an LRA here: all that was learned of it, and what is in hand if it has cores of its own."""
+    if state is None:
+        return LraState.new(now_s)
+    return state if state.own.cores > 0 else replace(state.anew(), detector=state.detector)

@@ -14,7 +14,8 @@ from typing import Final
 from perphd.admission import ladder
 from perphd.admission.backoff import doubled_s
 from perphd.admission.bandwidth import delivered_pct
-from perphd.admission.member import Look, Member, is_short
+from perphd.admission.lra_state import LraState
+from perphd.admission.member import Look, is_short
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import HELPED_RATIO
@@ -108,21 +109,21 @@ class CacheTurn:
 
     # -- taking ---------------------------------------------------------------------------------------
 
-    def tighten(self, member: Member, look: Look) -> bool:
+    def tighten(self, member: LraState, look: Look) -> bool:
         """Take cache or bandwidth from batch for this LRA, if there is something to take; True if it was done."""
         to = self._tighter(member, look)
         if to is None:
             return False
         state = self.state
-        tightened = Tightened(look.name, state.ways, state.pct, member.now)
+        tightened = Tightened(look.name, state.ways, state.pct, member.worst_lately)
         self.state = replace(
             state, ways=max(state.ways, to[0]), pct=min(state.pct, to[1]), tightened=tightened
         )
         return True
 
-    def _tighter(self, member: Member, look: Look) -> tuple[int, int] | None:
+    def _tighter(self, member: LraState, look: Look) -> tuple[int, int] | None:
         state = self.state
-        if state.tightened is not None or member.idle_cache_until_s > self.now_s:
+        if state.tightened is not None or member.own.idle_cache_until_s > self.now_s:
             return None
         found = look.judged.hierarchy
         cause = found if found in (Cause.LLC, Cause.MBW) else Cause.LLC
@@ -145,7 +146,7 @@ class CacheTurn:
             steps.reverse()
         return steps[0] if steps else None
 
-    def judge_tightened(self, members: Mapping[str, Member], looks: Mapping[str, Look]) -> str | None:
+    def judge_tightened(self, members: Mapping[str, LraState], looks: Mapping[str, Look]) -> str | None:
         """What was taken and did not help goes back at once: the name of the LRA that it did not help."""
         trial = self.state.tightened
         if trial is None:
@@ -165,7 +166,7 @@ class CacheTurn:
 
     # -- giving back ----------------------------------------------------------------------------------
 
-    def judge_loosened(self, members: Mapping[str, Member], looks: Mapping[str, Look]) -> tuple[str, ...]:
+    def judge_loosened(self, members: Mapping[str, LraState], looks: Mapping[str, Look]) -> tuple[str, ...]:
         """What was given back and is missed is taken again: the names of those who miss it."""
         before = self.state.loosened
         if before is None:
@@ -175,8 +176,8 @@ class CacheTurn:
         short = tuple(
             n
             for n, m in members.items()
-            if m.cores
-            and (is_short(m, looks[n]) or (due and m.scores and mean(m.rooms[-RECENT:]) < STILL_ROOM))
+            if m.own.cores
+            and (is_short(m, looks[n]) or (due and m.scores and mean(m.own.rooms[-RECENT:]) < STILL_ROOM))
         )
         far = any(available(look.score) and look.score < FAR_BELOW for look in looks.values())
         if short or far:
@@ -186,15 +187,15 @@ class CacheTurn:
             self.state = replace(self.state, loosened=None)
         return short
 
-    def loosen(self, members: Mapping[str, Member]) -> bool:
+    def loosen(self, members: Mapping[str, LraState]) -> bool:
         """A step back to batch where everybody has had room for a while; True if there is one."""
         state = self.state
         if self.moved or state.loosened is not None or not members:
             return False
         judged = [m for m in members.values() if m.unknown_since_s is None] or list(members.values())
         # Caches fill for seconds: the latest samples tell how it is by now.
-        rooms = [min(m.room, mean(m.rooms[-RECENT:])) if m.rooms else math.nan for m in judged]
-        calm = [m.calm_since_s if r >= ROOM else None for m, r in zip(judged, rooms, strict=True)]
+        rooms = [min(m.room, mean(m.own.rooms[-RECENT:])) if m.own.rooms else math.nan for m in judged]
+        calm = [m.own.calm_since_s if r >= ROOM else None for m, r in zip(judged, rooms, strict=True)]
         if any(since_s is None or self.now_s - since_s < self.settings.shrink_after_s for since_s in calm):
             return False
         steps = [(s.llc_ways, s.mbw_pct) for s in ladder.weaker(self._allocation(), self.host)]

@@ -13,7 +13,8 @@ from typing import Final
 
 from perphd.admission import partition
 from perphd.admission.core_curve import SHORT, CoreCurve
-from perphd.admission.member import Look, Member
+from perphd.admission.lra_state import LraState
+from perphd.admission.member import Look
 from perphd.admission.partition import Claim
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import BOLD, FAIR, LIKELY, SURE
@@ -58,12 +59,12 @@ class SharedCores:
         """Cores that one LRA can have at most: the others have one each."""
         return max(1, self.for_lras - self.lras + 1)
 
-    def is_idle(self, member: Member, cores: int) -> bool:
+    def is_idle(self, member: LraState, cores: int) -> bool:
         """True if so few cores would not be busy with what it wants."""
-        return member.demand is not None and partition.is_idle(member.demand, cores, self.threads)
+        return member.own.demand is not None and partition.is_idle(member.own.demand, cores, self.threads)
 
     def spared(
-        self, member: Member, curve: CoreCurve, settings: PolicySettings, *, needed: bool, batch_cores: int
+        self, member: LraState, curve: CoreCurve, settings: PolicySettings, *, needed: bool, batch_cores: int
     ) -> tuple[int, str]:
         """Fewer cores where that is as good as certain, or worth a trial, else those it has; and why, if that is news.
 
@@ -74,23 +75,23 @@ class SharedCores:
             needed: somebody is short who can take nothing from batch, and waits for what a neighbour can spare.
             batch_cores: what batch has now.
         """
-        if member.trial is not None or member.calm_since_s is None:
-            return member.cores, ""
-        if member.cores == 1 or len(member.scores) < 2:
-            return member.cores, ""
-        calm_s = self.now_s - member.calm_since_s
+        if member.own.trial is not None or member.own.calm_since_s is None:
+            return member.own.cores, ""
+        if member.own.cores == 1 or len(member.scores) < 2:
+            return member.own.cores, ""
+        calm_s = self.now_s - member.own.calm_since_s
         sure = curve.fewest(SURE)
-        if sure < member.cores:
+        if sure < member.own.cores:
             if calm_s < settings.shrink_sure_after_s:
-                return member.cores, "more than enough; waiting before cores are given back"
+                return member.own.cores, "more than enough; waiting before cores are given back"
             return sure, f"{sure} cores are as good as certain to be enough"
-        guess = curve.chance(member.cores - 1)
+        guess = curve.chance(member.own.cores - 1)
         if guess < (BOLD if needed else worth_a_trial(batch_cores)):
-            return member.cores, "just enough: with a core less it would likely miss its target"
+            return member.own.cores, "just enough: with a core less it would likely miss its target"
         waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
         if calm_s < waits_s[(guess < FAIR) + (not needed)]:
-            return member.cores, "perhaps more than enough; waiting before a core is given back"
-        return member.cores - 1, f"a {guess:.0%} chance that a core less is enough"
+            return member.own.cores, "perhaps more than enough; waiting before a core is given back"
+        return member.own.cores - 1, f"a {guess:.0%} chance that a core less is enough"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class Shares:
 def divide(
     cores: SharedCores,
     wanted: Mapping[str, int],
-    members: Mapping[str, Member],
+    members: Mapping[str, LraState],
     looks: Mapping[str, Look],
     curves: Mapping[str, CoreCurve],
 ) -> Shares:
@@ -125,7 +126,7 @@ def divide(
     if cores.can_lend and sum(wanted.values()) > room:
         # What batch would have for itself is worth more to them than its idle-class work on it costs.
         room, lends = cores.total, True
-    has = {name: member.cores for name, member in members.items()}
+    has = {name: member.own.cores for name, member in members.items()}
     if sum(wanted.values()) <= room:
         counts = dict(wanted)
         if not cores.has_batch and counts != has:
@@ -160,7 +161,7 @@ def _lack(claim: Claim, cores: int) -> str:
 def _claims(
     cores: SharedCores,
     wanted: Mapping[str, int],
-    members: Mapping[str, Member],
+    members: Mapping[str, LraState],
     looks: Mapping[str, Look],
     curves: Mapping[str, CoreCurve],
 ) -> list[Claim]:
@@ -168,13 +169,13 @@ def _claims(
     most, found = cores.most, []
     for name, look in looks.items():
         member, curve = members[name], curves[name]
-        scores = [_expected(curve, n, member.cores) for n in range(1, most + 1)]
-        if not available(look.score) or member.demand is None:
+        scores = [_expected(curve, n, member.own.cores) for n in range(1, most + 1)]
+        if not available(look.score) or member.own.demand is None:
             # Nobody can say how it does: it keeps what it has.
             scores = [1.0 if n >= min(wanted[name], most) else 0.5 for n in range(1, most + 1)]
         for n in range(1, most):
             scores[n] = max(scores[n], scores[n - 1])
-        found.append(Claim(name, look.view.spec.priority, member.cores, tuple(scores)))
+        found.append(Claim(name, look.view.spec.priority, member.own.cores, tuple(scores)))
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from perphd.admission.context import batches, lras, total_cores
 from perphd.admission.crowd_cache import CacheState
-from perphd.admission.member import Member
+from perphd.admission.lra_state import LraState
 from perphd.admission.origin import nothing_to_give
 from perphd.admission.placement import Cores
 from perphd.admission.scene import Scene
@@ -30,12 +30,11 @@ LEAST_LRAS: Final = 2
 class Crowd:
     """What is remembered of all of them together.
 
-    ``members``, ``placed``: by name; ``trouble_was_quiet``: batch was not even there when they got into each other's
+    ``placed``: by name; ``trouble_was_quiet``: batch was not even there when they got into each other's
     way; ``quiet_since_s``: since when batch is idle or gone; ``lent``: cores of an LRA on which batch, which has none
     of its own, is an idle guest; ``caches``: by L3 domain.
     """
 
-    members: Mapping[str, Member] = field(default_factory=dict)
     placed: Mapping[str, Cores] = field(default_factory=dict)
     batch_cores: int = 0
     lent: Cores = ()
@@ -46,9 +45,10 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a tick came to. ``crowd``: None when everybody shares again."""
+    """What a tick came to. ``crowd``: None when everybody shares again; ``states``: of the LRAs that are there."""
 
     crowd: Crowd | None
+    states: Mapping[str, LraState]
     decisions: tuple[Decision, ...]
     outcomes: tuple[Outcome, ...]
     protections: Mapping[str, Allocation]

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from perphd.admission.crowd_cache import CacheState, CacheTurn
 from perphd.admission.domains import domains_with
-from perphd.admission.member import Look, Member
+from perphd.admission.lra_state import LraState
+from perphd.admission.member import Look
 from perphd.admission.placement import Cores, cpus_of
 from perphd.admission.settings import PolicySettings
 from perphd.domain.policy import Snapshot, WorkloadView
@@ -54,12 +55,12 @@ class DomainCaches:
 
     # -- as CacheTurn, for the domains of one LRA or for each domain with the LRAs there --------------------------
 
-    def tighten(self, member: Member, look: Look) -> bool:
+    def tighten(self, member: LraState, look: Look) -> bool:
         """Take cache or bandwidth from batch for this LRA, wherever it is; True if it was done."""
         done = [turn.tighten(member, look) for _, turn in self._of(look.name)]  # in all of them
         return any(done)
 
-    def judge_tightened(self, members: Mapping[str, Member], looks: Mapping[str, Look]) -> tuple[str, ...]:
+    def judge_tightened(self, members: Mapping[str, LraState], looks: Mapping[str, Look]) -> tuple[str, ...]:
         """The LRAs that what was taken for them did not help: it goes back at once."""
         found = (
             turn.judge_tightened(self._in(domain, members), self._in(domain, looks))
@@ -67,7 +68,7 @@ class DomainCaches:
         )
         return tuple(dict.fromkeys(name for name in found if name is not None))
 
-    def judge_loosened(self, members: Mapping[str, Member], looks: Mapping[str, Look]) -> tuple[str, ...]:
+    def judge_loosened(self, members: Mapping[str, LraState], looks: Mapping[str, Look]) -> tuple[str, ...]:
         """Those who miss what was given back in their domain: it is taken again."""
         short: dict[str, None] = {}
         for domain, turn in self._turns.items():
@@ -75,7 +76,7 @@ class DomainCaches:
             short.update(dict.fromkeys(found))
         return tuple(short)
 
-    def loosen(self, members: Mapping[str, Member]) -> str | None:
+    def loosen(self, members: Mapping[str, LraState]) -> str | None:
         """A step back to batch in the first domain where everybody has had room: the first LRA there, or None."""
         for domain, turn in self._turns.items():
             here = self._in(domain, members)

@@ -1,4 +1,4 @@
-"""One LRA among several: what is remembered of it, and what its samples say. Pure."""
+"""One LRA among several: what its samples say. Pure."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from perphd.admission.context import cores_per_cpu, model_context
 from perphd.admission.core_curve import CoreCurve, core_curve, own_cores, unknown_curve
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, standing, target_of
 from perphd.admission.gathering import Awaiting, gathered_by
-from perphd.admission.outcomes import PATIENCE, Regret, Setting, is_often_short, regret
+from perphd.admission.lra_state import PATIENT, LraState
+from perphd.admission.outcomes import PATIENCE, Setting, is_often_short, regret
 from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings, at_pace, settings_for
 from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
+from perphd.domain.allocation import CpuGrant
 from perphd.domain.decision import Cause
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
@@ -27,8 +29,6 @@ from perphd.domain.signals import performance
 MOST_SCORES: Final = 30
 LEAST_MEASURED: Final = 2
 """Clean samples from which a level counts as measured."""
-PATIENT: Final = 6
-"""Samples on whose mean a small shortfall is believed."""
 MILD: Final = 3
 """Samples in a row below target that are believed without being far below."""
 FAR: Final = 0.85
@@ -45,61 +45,6 @@ UNSEEN: Final = 1.25
 """... and by what factor more it is then taken to want, where nothing tells."""
 STEPS: Final = (1, 1, 2, 4, 8)
 """Cores by which a rescue goes on when the last one was not enough."""
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A change of an LRA's cores that is not judged yet; ``score`` (NaN if not known), ``demand``: before it."""
-
-    at_s: float
-    before: int
-    after: int
-    score: float
-    demand: float
-
-
-@dataclass(frozen=True, slots=True)
-class Member:
-    """What is remembered of an LRA that has cores of its own.
-
-    ``scores``: clean ones since its last change, newest last; ``demand``: hardware threads that it keeps busy at full
-    speed; ``rescues``: changes in a row that left it short; ``idle_cores_until_s``, ``idle_cache_until_s``: so long
-    more cores, or less cache and bandwidth for batch, are taken not to help it, since they did not
-    (cores: ``idle_times`` in a row); ``unknown_since_s``: since when it cannot be judged; ``target``: of its last
-    sample; ``rooms``: with the ``scores``, the accepted delay over the one seen, which tells more of what it could
-    spare than a rate does that is as high as asked (the score where there is none).
-    """
-
-    cores: int
-    detector: DetectorState = DetectorState()
-    scores: tuple[float, ...] = ()
-    demand: float | None = None
-    regrets: tuple[Regret, ...] = ()
-    trial: Trial | None = None
-    rescues: int = 0
-    calm_since_s: float | None = None
-    idle_cores_until_s: float = -math.inf
-    idle_times: int = 0
-    idle_cache_until_s: float = -math.inf
-    unknown_since_s: float | None = None
-    rooms: tuple[float, ...] = ()
-    target: Target | None = None
-
-    @property
-    def room(self) -> float:
-        """Mean of how far its delay was within the accepted one, in its latest clean samples; NaN if there is none."""
-        n = min(len(self.scores), PATIENT)
-        return mean(self.rooms[-n:]) if n else math.nan
-
-    @property
-    def now(self) -> float:
-        """What a change is to cure: its latest score where that is worse than the mean; NaN if there is none."""
-        return min(self.level, self.scores[-1]) if self.scores else math.nan
-
-    @property
-    def level(self) -> float:
-        """Mean of its latest scores; NaN if there is none."""
-        return mean(self.scores[-PATIENT:]) if self.scores else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +133,12 @@ class TrialFinding(StrEnum):
     NO_HELP = "it did not help"
 
 
-def take_in(member: Member, look: Look, demand: Reading, now_s: float, period_s: float) -> Member:
+def take_in(member: LraState, look: Look, demand: Reading, now_s: float, period_s: float) -> LraState:
     """The member with one sample more; of a glance between two ticks only what is blatant counts."""
     judged = look.judged
     if look.awaits:
         return replace(member, detector=judged.state)
-    member = replace(member, target=look.target)
+    member = member.with_own(target=look.target)
     if not available(judged.score):
         unknown_s = member.unknown_since_s if member.unknown_since_s is not None else now_s
         return replace(member, detector=judged.state, unknown_since_s=unknown_s)
@@ -202,17 +147,17 @@ def take_in(member: Member, look: Look, demand: Reading, now_s: float, period_s:
     if sample is not None and is_glance(sample, period_s) and not judged.blatant:
         return replace(member, detector=judged.state)
     if available(demand):
-        old = member.demand
+        old = member.own.demand
         new = demand if old is None or demand >= old else old + FALLS * (demand - old)
-        member = replace(member, demand=new)
+        member = member.with_own(demand=new)
     if not look.clean:
         return replace(member, detector=rearm(judged.state))
     scores = (*member.scores, min(judged.score, 10.0))[-MOST_SCORES:]
-    rooms = (*member.rooms, _room_of(look, scores[-1]))[-MOST_SCORES:]
-    member = replace(member, detector=judged.state, scores=scores, rooms=rooms)
+    rooms = (*member.own.rooms, _room_of(look, scores[-1]))[-MOST_SCORES:]
+    member = replace(member, detector=judged.state, scores=scores).with_own(rooms=rooms)
     calm = judged.score >= 1.0 or (member.level >= 1.0 and judged.score >= FAR)
-    since_s = (member.calm_since_s if member.calm_since_s is not None else now_s) if calm else None
-    return replace(member, calm_since_s=since_s)
+    since_s = (member.own.calm_since_s if member.own.calm_since_s is not None else now_s) if calm else None
+    return member.with_own(calm_since_s=since_s)
 
 
 def _room_of(look: Look, score: float) -> float:
@@ -236,16 +181,16 @@ def demand_of(look: Look, busy: float, threads_per_core: int) -> Reading:
     return base * UNSEEN if busy >= SATURATED and not available(asked) else base
 
 
-def is_recovering(member: Member) -> bool:
+def is_recovering(member: LraState) -> bool:
     """True while its score still rises after it was given more: what had queued up is being worked off."""
-    trial, scores = member.trial, member.scores
+    trial, scores = member.own.trial, member.scores
     if trial is None or trial.after < trial.before or len(scores) > PATIENT:
         return False
     before = scores[-2] if len(scores) >= 2 else trial.score
     return math.isnan(before) or scores[-1] > RISING * before
 
 
-def is_short(member: Member, look: Look) -> bool:
+def is_short(member: LraState, look: Look) -> bool:
     """True if it is believed to be below its target now."""
     scores = member.scores
     if not scores or not look.clean or is_recovering(member):
@@ -262,9 +207,9 @@ def is_short(member: Member, look: Look) -> bool:
     return -math.log(mean(scores[-PATIENT:])) > max(doubt, 0.01)
 
 
-def judge_trial(member: Member, look: Look) -> TrialFinding:
+def judge_trial(member: LraState, look: Look) -> TrialFinding:
     """What came of the member's last change of cores."""
-    trial, settings = member.trial, look.settings
+    trial, settings = member.own.trial, look.settings
     if trial is None:
         return TrialFinding.OPEN
     shrunk = trial.after < trial.before
@@ -292,31 +237,32 @@ def judge_trial(member: Member, look: Look) -> TrialFinding:
     return TrialFinding.NO_HELP
 
 
-def found_enough(member: Member) -> Member:
+def found_enough(member: LraState) -> LraState:
     """The member with its rescues forgotten, if its scores say that its cores are enough."""
     if len(member.scores) < 3 or member.level < 1.0 or member.scores[-1] < 1.0:
         return member
-    return replace(member, rescues=0, idle_times=0)
+    return member.with_own(rescues=0, idle_times=0)
 
 
-def found_too_few(member: Member, look: Look) -> Member:
+def found_too_few(member: LraState, look: Look) -> LraState:
     """The member with its cores on the list of what is not tried again for a while."""
     scene = look.scene
-    failed = own_cores(scene.nothing.cpu.total_cores, member.cores, scene.nothing)
+    cores, total = member.own.cores, scene.nothing.cpu.total_cores
+    failed = replace(scene.nothing, cpu=CpuGrant(total, total - cores, exclusive=True, own_cores=cores))
     # On too few cores everything takes longer: what it wants is what it wanted before.
-    wants = member.demand
-    if wants is not None and member.trial is not None:
-        wants = min(wants, member.trial.demand)
+    wants = member.own.demand
+    if wants is not None and member.own.trial is not None:
+        wants = min(wants, member.own.trial.demand)
     regrets, _ = regret(member.regrets, failed, scene.now_s, look.settings.regret_s, _setting(wants, scene))
     return replace(member, regrets=regrets)
 
 
 def _setting(demand: float | None, scene: Scene) -> Setting:
     """Under what cores are enough or not: who is beside, and the CPU that it wants, which says more than its load."""
-    return Setting(scene.setting().beside, demand if demand is not None else NOT_MEASURED)
+    return Setting(scene.setting().beside, cpus=demand if demand is not None else NOT_MEASURED)
 
 
-def curve_of(member: Member, look: Look, total: int, most: int, cache: tuple[int, int]) -> CoreCurve:
+def curve_of(member: LraState, look: Look, total: int, most: int, cache: tuple[int, int]) -> CoreCurve:
     """What 1, 2, ... ``most`` of ``total`` cores would give it.
 
     Args:
@@ -329,17 +275,17 @@ def curve_of(member: Member, look: Look, total: int, most: int, cache: tuple[int
     scene, view = look.scene, look.view
     model, ways, pct = view.model, *cache
     like = replace(scene.nothing, llc_ways=ways, mbw_pct=pct)
-    if model is None or member.demand is None or not available(look.score):
-        return unknown_curve(max(member.cores, 1), most, total, like)
+    if model is None or member.own.demand is None or not available(look.score):
+        return unknown_curve(max(member.own.cores, 1), most, total, like)
     context = model_context(scene.snapshot, view, model)
     if model.reference("cpu_usage_cores", NOT_MEASURED) is None:
         # What it uses beside everybody else is no measure of what it wants.
-        wants = member.demand * cores_per_cpu(scene.snapshot)
+        wants = member.own.demand * cores_per_cpu(scene.snapshot)
         context = replace(context, lra_demand_cores=min(wants, context.total_cores))
     measured = None
-    if member.cores and len(member.scores) >= LEAST_MEASURED:
+    if member.own.cores and len(member.scores) >= LEAST_MEASURED:
         n = min(len(member.scores), PATIENT)
-        measured = member.cores, member.level, look.judged.noise_sd / math.sqrt(n)
+        measured = member.own.cores, member.level, look.judged.noise_sd / math.sqrt(n)
     curve = core_curve(
         model,
         context,
@@ -349,10 +295,14 @@ def curve_of(member: Member, look: Look, total: int, most: int, cache: tuple[int
         lambda n: own_cores(total, n, like),
         measured,
     )
-    setting, now_s = _setting(member.demand, scene), scene.now_s
-    failed = [r for r in member.regrets if setting.resembles(r.setting)]
-    barred = [total - r.allocation.cpu.batch_cores for r in failed if r.until_s > now_s]
-    doubted = [total - r.allocation.cpu.batch_cores for r in failed]
+    setting, now_s = _setting(member.own.demand, scene), scene.now_s
+    failed = [
+        (r.allocation.cpu.own_cores, r.until_s)
+        for r in member.regrets
+        if r.allocation.cpu.own_cores is not None and setting.resembles(r.setting)
+    ]
+    barred = [cores for cores, until_s in failed if until_s > now_s]
+    doubted = [cores for cores, _ in failed]
     return replace(curve, barred=max([curve.barred, *barred]), doubted=max(doubted, default=0))
 
 

@@ -209,10 +209,14 @@ def is_often_short(scores: Sequence[float], settings: PolicySettings) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Under what something has shown not to be enough: beside which batch (names), and what was asked of the LRA."""
+    """Under what something has shown not to be enough: beside which batch (names), and what was asked of the LRA.
+
+    ``load``: requests; ``cpus``: hardware threads that it keeps busy.
+    """
 
     beside: frozenset[str] = frozenset()
     load: Reading = NOT_MEASURED
+    cpus: Reading = NOT_MEASURED
 
     def resembles(self, other: Setting) -> bool:
         """True if what was too little under ``other`` is to be expected to be too little here."""
@@ -220,7 +224,8 @@ class Setting:
 
     def is_easier(self, other: Setting) -> bool:
         """True if clearly less is asked of the LRA than under ``other``."""
-        return available(self.load) and available(other.load) and self.load * LOAD_ROSE < other.load
+        pairs = (self.load, other.load), (self.cpus, other.cpus)
+        return any(available(a) and available(b) and a * LOAD_ROSE < b for a, b in pairs)
 
 
 ANYWHERE: Final = Setting()

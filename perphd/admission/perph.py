@@ -29,9 +29,8 @@ from perphd.domain.policy import Snapshot, TargetState
 
 @dataclass(frozen=True, slots=True)
 class PerphMemory:
-    """State of the policy: per LRA name, and of all together while each has cores of its own.
+    """State of the policy: per LRA name, and what all share while each has cores of its own (``crowd``).
 
-    What was learned of each (regrets, doubts of its model, what is usual) is kept for the time after that.
     ``streaming``: which batch jobs are kept to the least cache; ``own_ways``: which LRAs are kept apart in the cache;
     ``floor``: what batch jobs got done and are given for their floor.
     """
@@ -114,9 +113,8 @@ class PerphPolicy:
 
     def _together(self, snapshot: Snapshot, memory: PerphMemory, wanted: PolicySettings) -> TargetState:
         """Decide for several LRAs at once, each on cores of its own."""
-        detectors = {name: state.detector for name, state in memory.lras.items()}
         paced = at_pace(wanted, snapshot.period_s)
-        result: Result = CrowdTick(paced, snapshot, memory.crowd, detectors).run()
+        result: Result = CrowdTick(paced, snapshot, memory.crowd, memory.lras).run()
         decisions = tuple(replace(d, policy=self.name) for d in result.decisions)
         crowd = result.crowd if result.crowd is not None else Crowd()
         settings = arbiter.arbitrate(
@@ -128,10 +126,13 @@ class PerphPolicy:
             crowd.placed,
             crowd.lent,
         )
-        lras_known = (
-            memory.lras if result.crowd is not None else {n: s.anew() for n, s in memory.lras.items()}
-        )
-        return TargetState(settings, decisions, result.outcomes, PerphMemory(lras_known, result.crowd))
+        # Who does not run has no cores of its own; with whom they share again, nobody has.
+        states = {
+            n: result.states.get(n) or s.anew() for n, s in (*memory.lras.items(), *result.states.items())
+        }
+        if result.crowd is None:
+            states = {name: state.anew() for name, state in states.items()}
+        return TargetState(settings, decisions, result.outcomes, PerphMemory(states, result.crowd))
 
 
 def _with_bandwidth(snapshot: Snapshot, target: TargetState) -> tuple[Decision, ...]:

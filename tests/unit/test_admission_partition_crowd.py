@@ -12,7 +12,8 @@ from perphd.admission.core_curve import CoreCurve
 from perphd.admission.crowd_cores import SharedCores, Shares, divide, worth_a_trial
 from perphd.admission.detector import DetectorState, Judgement, Target
 from perphd.admission.inferer import Assessed
-from perphd.admission.member import Look, Member, Trial
+from perphd.admission.lra_state import LraState, OwnCores, Trial
+from perphd.admission.member import Look
 from perphd.admission.perph import PerphMemory
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
@@ -147,8 +148,8 @@ def curve(*scores: float, chances: tuple[float, ...] = ()) -> CoreCurve:
 PLENTY = curve(0.8, 1.1, 1.2, 1.2, 1.2, 1.2, 1.2, 1.2)
 
 
-def calm(cores: int, demand: float, since_s: float = 0.0, scores: tuple[float, ...] = (1.2, 1.2)) -> Member:
-    return Member(cores, scores=scores, rooms=scores, demand=demand, calm_since_s=since_s)
+def calm(cores: int, demand: float, since_s: float = 0.0, scores: tuple[float, ...] = (1.2, 1.2)) -> LraState:
+    return LraState(0.0, scores=scores, own=OwnCores(cores, demand, rooms=scores, calm_since_s=since_s))
 
 
 def test_what_all_want_is_what_they_get_while_there_is_enough() -> None:
@@ -182,7 +183,7 @@ def test_cores_are_spared_when_that_is_sure_or_was_waited_for() -> None:
     perhaps = curve(0.5, 1.0, 1.1, chances=(0.0, 0.5, 1.0))
 
     def spared(
-        member: Member, found: CoreCurve = ample, *, needed: bool = False, batch_cores: int = 4
+        member: LraState, found: CoreCurve = ample, *, needed: bool = False, batch_cores: int = 4
     ) -> tuple[int, str]:
         return cores.spared(member, found, settings, needed=needed, batch_cores=batch_cores)
 
@@ -190,7 +191,7 @@ def test_cores_are_spared_when_that_is_sure_or_was_waited_for() -> None:
     assert fewest == 2
     assert "as good as certain" in why
     assert spared(calm(8, 1.0, since_s=99.5))[0] == 8  # not yet
-    assert spared(replace(calm(8, 1.0), trial=Trial(99.0, 7, 8, 1.0, 1.0))) == (8, "")  # one thing at a time
+    assert spared(calm(8, 1.0).with_own(trial=Trial(99.0, 7, 8, 1.0, 1.0))) == (8, "")  # one thing at a time
     assert spared(calm(1, 0.1)) == (1, "")
     few, why = spared(calm(2, 1.8))
     assert (few, why[:11]) == (2, "just enough")
