@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-from perphd.admission import partition
+from perphd.admission import outcomes, partition
 from perphd.admission.cause import surroundings
 from perphd.admission.context import cores_per_cpu, model_context
 from perphd.admission.core_curve import CoreCurve, core_curve, own_cores, unknown_curve
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, standing, target_of
 from perphd.admission.gathering import Awaiting, gathered_by
 from perphd.admission.lra_state import PATIENT, LraState
-from perphd.admission.outcomes import PATIENCE, Setting, is_often_short, regret
+from perphd.admission.outcomes import PATIENCE, Setting, regret
 from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings, at_pace, settings_for
@@ -29,10 +29,8 @@ from perphd.domain.signals import performance
 MOST_SCORES: Final = 30
 LEAST_MEASURED: Final = 2
 """Clean samples from which a level counts as measured."""
-MILD: Final = 3
-"""Samples in a row below target that are believed without being far below."""
 FAR: Final = 0.85
-"""A score below this needs no second sample."""
+"""A score below this ends the time for which an LRA with a good mean counts as calm."""
 RISING: Final = 1.1
 """A score that grows by this factor from sample to sample is on its way."""
 AMPLE: Final = 1.08
@@ -192,19 +190,9 @@ def is_recovering(member: LraState) -> bool:
 
 def is_short(member: LraState, look: Look) -> bool:
     """True if it is believed to be below its target now."""
-    scores = member.scores
-    if not scores or not look.clean or is_recovering(member):
+    if not member.scores or not look.clean or is_recovering(member):
         return False
-    if scores[-1] < FAR or (len(scores) >= 2 and max(scores[-2:]) < 1.0 and mean(scores[-2:]) < 0.95):
-        return True
-    if len(scores) >= MILD and max(scores[-MILD:]) < 1.0 and mean(scores[-MILD:]) < 0.99:
-        return True
-    if is_often_short(scores, look.settings):
-        return True
-    if len(scores) < PATIENT:
-        return False
-    doubt = 0.5 * look.judged.noise_sd / math.sqrt(PATIENT)
-    return -math.log(mean(scores[-PATIENT:])) > max(doubt, 0.01)
+    return outcomes.is_short(look.judged, member.scores, look.settings)
 
 
 def judge_trial(member: LraState, look: Look) -> TrialFinding:

@@ -14,11 +14,12 @@ from typing import Final
 
 from perphd.admission import inferer
 from perphd.admission.backoff import doubled_s
+from perphd.admission.detector import Judgement
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import HELPED_RATIO, PILED_UP, WORSE_RATIO
 from perphd.domain.allocation import Allocation
-from perphd.domain.decision import Action
+from perphd.domain.decision import Action, Health
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 
 PATIENCE = 3
@@ -194,6 +195,20 @@ def still_short(scores: Sequence[float], noise_sd: float, settings: PolicySettin
     if len(last) < min(FEW, n):
         return False
     return -math.log(mean(last)) > (_DOUBTFUL if len(last) >= n else _CLEAR) * doubt
+
+
+def is_short(judged: Judgement, scores: Sequence[float], settings: PolicySettings) -> bool:
+    """True if an LRA is to be relieved: the verdict says so and no scatter explains it, or too many samples are below.
+
+    Args:
+        judged: the detector's answer now.
+        scores: clean scores since the last change, newest last.
+        settings: of the LRA.
+    """
+    if judged.verdict.health is Health.DEGRADED:
+        below = available(judged.score) and judged.score < 1.0
+        return below and (judged.confirmed or still_short(scores, judged.noise_sd, settings))
+    return judged.verdict.health is Health.SUSPECT and is_often_short(scores, settings)
 
 
 def is_often_short(scores: Sequence[float], settings: PolicySettings) -> bool:

@@ -206,8 +206,7 @@ class Turn:
         if judged.verdict.health is Health.DEGRADED:
             if judged.score >= 1.0:
                 return self._hold("back on target; watching")
-            short = outcomes.still_short(self.state.scores, judged.noise_sd, self.settings)
-            if not judged.confirmed and not short:
+            if not outcomes.is_short(judged, self.state.scores, self.settings):
                 return self._hold("below target, but no further than its samples scatter: watching")
             if self.current == self.nothing and self._does_as_undisturbed():
                 return self._hold(BELOW_UNDISTURBED)
@@ -270,7 +269,7 @@ class Turn:
         return (
             below
             and self.current != self.nothing
-            and outcomes.is_often_short(self.state.scores, self.settings)
+            and outcomes.is_short(judged, self.state.scores, self.settings)
         )
 
     def _relieved_after(
