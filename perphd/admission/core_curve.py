@@ -188,6 +188,12 @@ def own_cores(total: int, cores: int, like: Allocation) -> Allocation:
     return replace(like, cpu=CpuGrant(total, total - cores, exclusive=True))
 
 
+def apart(total: int, cores: int, like: Allocation) -> Allocation:
+    """The same as it is decided: the cores are its own, no other LRA's either."""
+    grant = CpuGrant(total, total - cores, exclusive=True, own_cores=cores)
+    return replace(like, cpu=grant)
+
+
 def _between(counts: Sequence[int], values: Sequence[float]) -> list[float]:
     """The values at every count from 1 to the last, linear in the logarithm of the count between those given."""
     found = [values[0]]

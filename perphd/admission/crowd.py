@@ -19,34 +19,35 @@ from typing import Final
 from perphd.admission import crowd_records, memory
 from perphd.admission.backoff import doubled_s
 from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, total_cores
-from perphd.admission.core_curve import CoreCurve
+from perphd.admission.core_curve import CoreCurve, apart
 from perphd.admission.crowd_cores import SharedCores, Shares, divide
 from perphd.admission.crowd_records import Draft
 from perphd.admission.crowd_state import Crowd, Result, floor_cores, present
 from perphd.admission.domain_caches import DomainCaches
-from perphd.admission.lra_state import LraState, Trial
+from perphd.admission.inferer import untouched
+from perphd.admission.lra_state import LraState
 from perphd.admission.member import (
     STEPS,
     Look,
-    TrialFinding,
     curve_of,
     demand_of,
     found_enough,
     found_too_few,
     hierarchy_is_to_blame,
     is_short,
-    judge_trial,
+    judge_pending,
     look_at,
     take_in,
 )
 from perphd.admission.origin import nothing_to_give
+from perphd.admission.outcomes import Came, Pending
 from perphd.admission.placement import Cores, lend, place
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import FAIR, LIKELY, SURE
 from perphd.domain.allocation import IDLE, Allocation, CpuGrant, Weight
 from perphd.domain.decision import Action, Decision, Outcome
 from perphd.domain.policy import Snapshot, WorkloadView
-from perphd.domain.reading import Unavailable, available
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
 
 WANTS_MORE: Final = 0.9
 """Share of its cores that batch must want, or none are given back to it."""
@@ -129,40 +130,41 @@ class CrowdTick:
         in_force = look.view.protection.cpu.own_cores if look.view.protection is not None else None
         if in_force is not None and in_force != member.own.cores:
             # What was decided is not what is in force (refused, undone): what is counts.
-            member = member.with_own(cores=in_force, trial=None)
+            member = replace(member, pending=None).with_own(cores=in_force)
         sample = look.view.sample
         usage = sample.cpu_usage_cores if sample is not None else math.nan
         busy = usage / (member.own.cores * self.cores.threads) if available(usage) else 0.0
         demand = demand_of(look, busy, self.cores.threads)
         member = take_in(member, look, demand, self.now_s, self.snapshot.period_s)
-        if member.own.trial is not None:
-            member = self._judged(name, member, member.own.trial, look)
+        if member.pending is not None:
+            member = self._judged(name, member, member.pending, look)
         return found_enough(member)
 
-    def _judged(self, name: str, member: LraState, trial: Trial, look: Look) -> LraState:
-        came = judge_trial(member, look)
-        if came is TrialFinding.OPEN:
+    def _judged(self, name: str, member: LraState, pending: Pending, look: Look) -> LraState:
+        came = judge_pending(member, look)
+        if came is Came.OPEN:
             return member
         after = member.level if member.scores else look.score
-        shrunk = trial.after < trial.before
-        kept = not (shrunk and came is TrialFinding.TOO_FEW)
-        text = f"{trial.before} -> {trial.after} cores of its own: {came}"
-        before = trial.score if not math.isnan(trial.score) else Unavailable("not known")
-        self.outcomes.append(Outcome(self.now_s, name, trial.at_s, before, after, kept=kept, text=text))
-        if shrunk and came is TrialFinding.TOO_FEW:
+        undone = pending.shrinks and came is Came.TOO_LITTLE
+        few, many = pending.before.cpu.lra_cores, pending.after.cpu.lra_cores
+        text = f"{few} -> {many} cores of its own: {came}"
+        self.outcomes.append(
+            Outcome(self.now_s, name, pending.at_s, pending.score_before, after, kept=not undone, text=text)
+        )
+        if undone:
             member = found_too_few(member, look)
-        member = member.with_own(trial=None)
-        if shrunk and came is TrialFinding.TOO_FEW:
+        member = replace(member, pending=None)
+        if undone:
             self.undone.add(name)
             self.drafts[name] = Draft(Action.ROLLBACK, f"{text}: taken back")
-        elif came is TrialFinding.NO_HELP:
+        elif came is Came.NO_HELP:
             wait_s = doubled_s(look.settings.regret_s, member.own.idle_times)
             member = member.with_own(
                 idle_cores_until_s=self.now_s + wait_s,
                 idle_times=member.own.idle_times + 1,
                 rescues=0,
             )
-            if self.cores.is_idle(member, trial.before):
+            if self.cores.is_idle(member, few):
                 # They were not busy, and more of them did not help: it is not for want of cores.
                 self.undone.add(name)
                 self.drafts[name] = Draft(Action.ROLLBACK, f"{text}: given back, it waits for something else")
@@ -181,9 +183,9 @@ class CrowdTick:
         if draft.action is Action.ROLLBACK and name not in self.undone:
             return member.own.cores
         if name in self.undone:
-            before = self.before[name].own.trial
-            undo = before is not None and member.own.trial is None
-            return before.before if undo and before is not None else member.own.cores
+            before = self.before[name].pending
+            undo = before is not None and member.pending is None
+            return before.before.cpu.lra_cores if undo and before is not None else member.own.cores
         if isinstance(look.score, Unavailable):
             draft.reason = look.score.reason
             since_s = member.unknown_since_s if member.unknown_since_s is not None else self.now_s
@@ -207,8 +209,8 @@ class CrowdTick:
         if why_not := nothing_to_give(look.judged.verdict.cause, self.snapshot.host.account):
             draft.reason = why_not
             return member.own.cores
-        trial = member.own.trial
-        if trial is not None and trial.after > trial.before and self.cores.is_idle(member, trial.before):
+        grown = member.pending if member.pending is not None and not member.pending.shrinks else None
+        if grown is not None and self.cores.is_idle(member, grown.before.cpu.lra_cores):
             # Its cores are not busy: first it is seen whether more of them helped at all.
             draft.reason = f"score {member.level:.2f}: whether more cores help is being judged"
             return member.own.cores
@@ -287,15 +289,15 @@ class CrowdTick:
             text = "it misses the cache or bandwidth that batch was given back"
             self.drafts[name] = Draft(Action.ROLLBACK, text)
             # What was seen was not for want of cores.
-            self.members[name] = replace(self.members[name], scores=()).with_own(
-                calm_since_s=None, trial=None
+            self.members[name] = replace(self.members[name], scores=(), pending=None).with_own(
+                calm_since_s=None
             )
 
     def _loosen(self, counts: Mapping[str, int]) -> None:
         """A step of cache or bandwidth back to batch, when nothing else moves."""
         if self.new or not self.cores.has_batch:
             return
-        if any(counts[n] != m.own.cores or m.own.trial is not None for n, m in self.members.items()):
+        if any(counts[n] != m.own.cores or m.pending is not None for n, m in self.members.items()):
             return
         if (name := self.cache.loosen(self.members)) is not None:
             text = "everybody has room: batch gets back some cache or bandwidth"
@@ -317,16 +319,14 @@ class CrowdTick:
             member, look, draft = self.members[name], self.looks[name], self.drafts[name]
             cache = self.cache.protection(name)
             if count != member.own.cores:
-                trial = None
+                pending = None
                 if member.own.cores and draft.action is not Action.ROLLBACK:
-                    trial = Trial(
-                        self.now_s, member.own.cores, count, member.worst_lately, member.own.demand or 0.0
-                    )
+                    pending = self._pending(member, count)
                 shown = crowd_records.candidates(member, count, self.cores.total, cache, self.curves[name])
                 draft = crowd_records.moved(draft, member, count, left, shown)
                 rescues = member.own.rescues + (count > member.own.cores > 0)
-                member = replace(member, scores=()).with_own(
-                    cores=count, calm_since_s=None, trial=trial, rescues=rescues
+                member = replace(member, scores=(), pending=pending).with_own(
+                    cores=count, calm_since_s=None, rescues=rescues
                 )
                 self.members[name] = member
             grant = CpuGrant(self.cores.total, left, weight, exclusive=True, own_cores=count)
@@ -342,6 +342,21 @@ class CrowdTick:
         )
         decisions += crowd_records.waiting(self.snapshot, self.looks)
         return Result(crowd, self.members, tuple(decisions), tuple(self.outcomes), protections)
+
+    def _pending(self, member: LraState, count: int) -> Pending:
+        """The change to so many cores, to be judged."""
+        total, nothing = self.cores.total, untouched(self.cores.total)
+        score: Reading = Unavailable("not known")
+        if member.scores:
+            score = member.worst_lately
+        return Pending(
+            self.now_s,
+            apart(total, member.own.cores, nothing),
+            apart(total, count, nothing),
+            Action.GROW if count > member.own.cores else Action.SHRINK,
+            score,
+            cpus=member.own.demand if member.own.demand is not None else NOT_MEASURED,
+        )
 
     def _lent(self, cores: int, placed: Mapping[str, Cores], counts: Mapping[str, int]) -> Cores:
         """Cores on which batch is a guest; whose guests come or go is measured anew."""

@@ -75,7 +75,7 @@ class SharedCores:
             needed: somebody is short who can take nothing from batch, and waits for what a neighbour can spare.
             batch_cores: what batch has now.
         """
-        if member.own.trial is not None or member.own.calm_since_s is None:
+        if member.pending is not None or member.own.calm_since_s is None:
             return member.own.cores, ""
         if member.own.cores == 1 or len(member.scores) < 2:
             return member.own.cores, ""

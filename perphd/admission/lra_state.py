@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from perphd.admission import culprit, pregrow, probing
 from perphd.admission.detector import DetectorState, Target, rearm
-from perphd.admission.outcomes import LOAD_ROSE, Harmed, Pending, Regret, Setting
+from perphd.admission.outcomes import LOAD_ROSE, PATIENT, Harmed, Pending, Regret, Setting
 from perphd.admission.quarantine import Quarantine
 from perphd.admission.reach import Reach
 from perphd.admission.scatter import mean
@@ -18,8 +18,6 @@ from perphd.domain.decision import Health
 from perphd.domain.reading import Reading, available
 from perphd.forecast.load import LoadForecast
 
-PATIENT: Final = 6
-"""Samples on whose mean a small shortfall is believed."""
 LOADS: Final = 5
 """Ticks whose median load is what was asked until now."""
 
@@ -37,17 +35,6 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class Trial:
-    """A change of an LRA's cores that is not judged yet; ``score`` (NaN if not known), ``demand``: before it."""
-
-    at_s: float
-    before: int
-    after: int
-    score: float
-    demand: float
-
-
-@dataclass(frozen=True, slots=True)
 class OwnCores:
     """What is remembered of an LRA with cores of its own. ``cores``: how many; 0: it has none, or not yet.
 
@@ -60,7 +47,6 @@ class OwnCores:
 
     cores: int = 0
     demand: float | None = None
-    trial: Trial | None = None
     rescues: int = 0
     calm_since_s: float | None = None
     idle_cores_until_s: float = -math.inf

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Final
 
 from perphd.admission import outcomes, partition
 from perphd.admission.cause import surroundings
 from perphd.admission.context import cores_per_cpu, model_context
-from perphd.admission.core_curve import CoreCurve, core_curve, own_cores, unknown_curve
+from perphd.admission.core_curve import CoreCurve, apart, core_curve, own_cores, unknown_curve
 from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, standing, target_of
 from perphd.admission.gathering import Awaiting, gathered_by
-from perphd.admission.lra_state import PATIENT, LraState
-from perphd.admission.outcomes import PATIENCE, Setting, regret
-from perphd.admission.scatter import mean
+from perphd.admission.lra_state import LraState
+from perphd.admission.outcomes import PATIENT, Came, Setting, regret
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings, at_pace, settings_for
-from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
-from perphd.domain.allocation import CpuGrant
+from perphd.admission.thresholds import WORSE_RATIO
 from perphd.domain.decision import Cause
 from perphd.domain.policy import Snapshot, WorkloadView
-from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available, value_or
 from perphd.domain.sample import is_short as is_glance
 from perphd.domain.signals import performance
 
@@ -33,8 +30,6 @@ FAR: Final = 0.85
 """A score below this ends the time for which an LRA with a good mean counts as calm."""
 RISING: Final = 1.1
 """A score that grows by this factor from sample to sample is on its way."""
-AMPLE: Final = 1.08
-"""From here on a core less is plainly enough."""
 FALLS: Final = 0.3
 """Part of a fall of demand that one sample is believed; a rise is believed at once."""
 SATURATED: Final = 0.9
@@ -122,15 +117,6 @@ def look_at(
     return Look(view, target, judged, scene.is_clean(), own, scene)
 
 
-class TrialFinding(StrEnum):
-    """What can be said of an LRA's last change of cores."""
-
-    OPEN = "open"
-    ENOUGH = "enough"
-    TOO_FEW = "too few"
-    NO_HELP = "it did not help"
-
-
 def take_in(member: LraState, look: Look, demand: Reading, now_s: float, period_s: float) -> LraState:
     """The member with one sample more; of a glance between two ticks only what is blatant counts."""
     judged = look.judged
@@ -181,10 +167,10 @@ def demand_of(look: Look, busy: float, threads_per_core: int) -> Reading:
 
 def is_recovering(member: LraState) -> bool:
     """True while its score still rises after it was given more: what had queued up is being worked off."""
-    trial, scores = member.own.trial, member.scores
-    if trial is None or trial.after < trial.before or len(scores) > PATIENT:
+    pending, scores = member.pending, member.scores
+    if pending is None or pending.shrinks or len(scores) > PATIENT:
         return False
-    before = scores[-2] if len(scores) >= 2 else trial.score
+    before = scores[-2] if len(scores) >= 2 else value_or(pending.score_before, math.nan)
     return math.isnan(before) or scores[-1] > RISING * before
 
 
@@ -192,37 +178,21 @@ def is_short(member: LraState, look: Look) -> bool:
     """True if it is believed to be below its target now."""
     if not member.scores or not look.clean or is_recovering(member):
         return False
-    return outcomes.is_short(look.judged, member.scores, look.settings)
+    return outcomes.is_short(look.judged, member.scores, look.settings, apart=True)
 
 
-def judge_trial(member: LraState, look: Look) -> TrialFinding:
-    """What came of the member's last change of cores."""
-    trial, settings = member.own.trial, look.settings
-    if trial is None:
-        return TrialFinding.OPEN
-    shrunk = trial.after < trial.before
+def judge_pending(member: LraState, look: Look) -> Came:
+    """What came of the last change of its cores."""
+    pending = member.pending
+    if pending is None:
+        return Came.OPEN
     if not look.clean:
         # Taking back does not wait for things to settle when far too little is left.
-        far = shrunk and available(look.score) and look.score < WORSE_RATIO
-        return TrialFinding.TOO_FEW if far else TrialFinding.OPEN
-    if not member.scores:
-        return TrialFinding.OPEN
-    if shrunk:
-        if is_short(member, look):
-            return TrialFinding.TOO_FEW
-        # What is hardly enough is watched for longer: while it is, the core comes back at the first doubt.
-        ticks = settings.evaluate_ticks * (1 if member.room >= AMPLE else PATIENCE)
-        return (
-            TrialFinding.ENOUGH if len(member.scores) >= ticks and member.level >= 1.0 else TrialFinding.OPEN
-        )
-    if len(member.scores) < settings.evaluate_ticks or (is_recovering(member) and member.scores[-1] < 1.0):
-        return TrialFinding.OPEN
-    level = mean(member.scores[-settings.evaluate_ticks :])
-    if level >= 1.0:
-        return TrialFinding.ENOUGH
-    if math.isnan(trial.score) or level >= trial.score * HELPED_RATIO:
-        return TrialFinding.TOO_FEW
-    return TrialFinding.NO_HELP
+        far = pending.shrinks and available(look.score) and look.score < WORSE_RATIO
+        return Came.TOO_LITTLE if far else Came.OPEN
+    if not member.scores or (is_recovering(member) and member.scores[-1] < 1.0):
+        return Came.OPEN
+    return outcomes.judge(pending, member.scores, look.judged.noise_sd, look.scene.nothing, look.settings)
 
 
 def found_enough(member: LraState) -> LraState:
@@ -236,11 +206,11 @@ def found_too_few(member: LraState, look: Look) -> LraState:
     """The member with its cores on the list of what is not tried again for a while."""
     scene = look.scene
     cores, total = member.own.cores, scene.nothing.cpu.total_cores
-    failed = replace(scene.nothing, cpu=CpuGrant(total, total - cores, exclusive=True, own_cores=cores))
+    failed = apart(total, cores, scene.nothing)
     # On too few cores everything takes longer: what it wants is what it wanted before.
     wants = member.own.demand
-    if wants is not None and member.own.trial is not None:
-        wants = min(wants, member.own.trial.demand)
+    if wants is not None and member.pending is not None:
+        wants = min(wants, value_or(member.pending.cpus, wants))
     regrets, _ = regret(member.regrets, failed, scene.now_s, look.settings.regret_s, _setting(wants, scene))
     return replace(member, regrets=regrets)
 

@@ -32,6 +32,11 @@ FEW = 3
 SLIGHTLY, OFTEN, OFTEN_OF = 0.98, 3, 8
 """So many of so many samples slightly below target are too many, whatever their mean."""
 _AMPLE = 0.05
+PATIENT: Final = 6
+"""Samples on whose mean a small shortfall is believed."""
+PLAINLY: Final = ((1, 0.85), (2, WORSE_RATIO), (3, 0.99))
+"""How many samples in a row, all below target, are believed where their mean is below this."""
+_LEAST_DOUBT = 0.01
 MOST_STRIDE = 8
 """Units of cores, ways or bandwidth that are given back in one step at most."""
 _COSTLIER = 1.5
@@ -52,7 +57,8 @@ LOAD_ROSE: Final = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A change whose outcome is not judged yet; ``load``: what was asked of the LRA when it was decided.
+    """A change whose outcome is not judged yet; ``load``: what was asked of the LRA when it was decided; ``cpus``: the
+    hardware threads that it kept busy, where it has cores of its own.
 
     ``unproven``: no model spoke for it, so that it stands only if it helps; ``home``: where it is taken back to, if not
     to ``before``.
@@ -66,6 +72,12 @@ class Pending:
     load: Reading = NOT_MEASURED
     unproven: bool = False
     home: Allocation | None = None
+    cpus: Reading = NOT_MEASURED
+
+    @property
+    def shrinks(self) -> bool:
+        """True if it gave something back."""
+        return self.action is Action.SHRINK
 
     @property
     def origin(self) -> Allocation:
@@ -197,18 +209,34 @@ def still_short(scores: Sequence[float], noise_sd: float, settings: PolicySettin
     return -math.log(mean(last)) > (_DOUBTFUL if len(last) >= n else _CLEAR) * doubt
 
 
-def is_short(judged: Judgement, scores: Sequence[float], settings: PolicySettings) -> bool:
+def is_short(
+    judged: Judgement, scores: Sequence[float], settings: PolicySettings, *, apart: bool = False
+) -> bool:
     """True if an LRA is to be relieved: the verdict says so and no scatter explains it, or too many samples are below.
 
     Args:
         judged: the detector's answer now.
         scores: clean scores since the last change, newest last.
         settings: of the LRA.
+        apart: it has only cores of its own. That it is short is then most likely perphd's doing: the mean of its scores
+            is believed before the verdict is.
     """
+    if apart:
+        return _is_plainly_short(scores, judged.noise_sd) or is_often_short(scores, settings)
     if judged.verdict.health is Health.DEGRADED:
         below = available(judged.score) and judged.score < 1.0
         return below and (judged.confirmed or still_short(scores, judged.noise_sd, settings))
     return judged.verdict.health is Health.SUSPECT and is_often_short(scores, settings)
+
+
+def _is_plainly_short(scores: Sequence[float], noise_sd: float) -> bool:
+    """True if the last one, two, three or six samples are below target, each by as much as so few can tell."""
+    for n, level in PLAINLY:
+        if len(scores) >= n and max(scores[-n:]) < 1.0 and mean(scores[-n:]) < level:
+            return True
+    if len(scores) < PATIENT:
+        return False
+    return -math.log(mean(scores[-PATIENT:])) > max(_DOUBTFUL * noise_sd / math.sqrt(PATIENT), _LEAST_DOUBT)
 
 
 def is_often_short(scores: Sequence[float], settings: PolicySettings) -> bool:

@@ -12,8 +12,9 @@ from perphd.admission.core_curve import CoreCurve
 from perphd.admission.crowd_cores import SharedCores, Shares, divide, worth_a_trial
 from perphd.admission.detector import DetectorState, Judgement, Target
 from perphd.admission.inferer import Assessed
-from perphd.admission.lra_state import LraState, OwnCores, Trial
+from perphd.admission.lra_state import LraState, OwnCores
 from perphd.admission.member import Look
+from perphd.admission.outcomes import Pending
 from perphd.admission.perph import PerphMemory
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
@@ -187,11 +188,13 @@ def test_cores_are_spared_when_that_is_sure_or_was_waited_for() -> None:
     ) -> tuple[int, str]:
         return cores.spared(member, found, settings, needed=needed, batch_cores=batch_cores)
 
+    seven, eight = (Allocation(CpuGrant(12, 12 - n, exclusive=True, own_cores=n)) for n in (7, 8))
+    grown = Pending(99.0, seven, eight, Action.GROW, 1.0)
     fewest, why = spared(calm(8, 1.0))
     assert fewest == 2
     assert "as good as certain" in why
     assert spared(calm(8, 1.0, since_s=99.5))[0] == 8  # not yet
-    assert spared(calm(8, 1.0).with_own(trial=Trial(99.0, 7, 8, 1.0, 1.0))) == (8, "")  # one thing at a time
+    assert spared(replace(calm(8, 1.0), pending=grown)) == (8, "")  # one thing at a time
     assert spared(calm(1, 0.1)) == (1, "")
     few, why = spared(calm(2, 1.8))
     assert (few, why[:11]) == (2, "just enough")
