@@ -1,4 +1,4 @@
-"""What is remembered about one LRA from tick to tick, as one value. What several share: ``crowd_state``."""
+"""What is remembered about one LRA from tick to tick, as one value. What several share: ``partitioned_state``."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Cores for several LRAs in one tick: what so many would do for each, who can spare some, how all are divided. Pure.
+"""Division of the host's cores in one tick: which LRA can spare some, and how all are divided. Pure.
 
-What a number of cores is worth is ``partition``'s to say; which ones they are, ``placement``'s. Here it is asked for
-everybody at once, beside batch, which has what the LRAs do not need, its floor at least: where it is promised more than
-is left, it can be an idle guest on their cores instead.
+What a number of cores is worth says ``core_curve``; which cores they are, ``placement``. Batch has what the LRAs do not
+need, its floor at least. Where that is promised more than is left, it can be an idle guest on their cores.
 """
 
 from __future__ import annotations
@@ -11,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from perphd.admission import partition
+from perphd.admission import max_min
 from perphd.admission.core_curve import SHORT, CoreCurve
+from perphd.admission.lra_observation import LraObservation
 from perphd.admission.lra_state import LraState
-from perphd.admission.member import Look
-from perphd.admission.partition import Claim
+from perphd.admission.max_min import Claim
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import BOLD, FAIR, LIKELY, SURE
 from perphd.domain.reading import available
@@ -59,39 +58,39 @@ class SharedCores:
         """Cores that one LRA can have at most: the others have one each."""
         return max(1, self.for_lras - self.lras + 1)
 
-    def is_idle(self, member: LraState, cores: int) -> bool:
+    def is_idle(self, lra: LraState, cores: int) -> bool:
         """True if so few cores would not be busy with what it wants."""
-        return member.own.demand is not None and partition.is_idle(member.own.demand, cores, self.threads)
+        return lra.own.demand is not None and max_min.is_idle(lra.own.demand, cores, self.threads)
 
     def spared(
-        self, member: LraState, curve: CoreCurve, settings: PolicySettings, *, needed: bool, batch_cores: int
+        self, lra: LraState, curve: CoreCurve, settings: PolicySettings, *, needed: bool, batch_cores: int
     ) -> tuple[int, str]:
         """Fewer cores where that is as good as certain, or worth a trial, else those it has; and why, if that is news.
 
         Args:
-            member: the LRA, on target.
+            lra: the LRA, on target.
             curve: what more or fewer cores would give it.
             settings: those for it.
             needed: somebody is short who can take nothing from batch, and waits for what a neighbour can spare.
             batch_cores: what batch has now.
         """
-        if member.pending is not None or member.own.calm_since_s is None:
-            return member.own.cores, ""
-        if member.own.cores == 1 or len(member.scores) < 2:
-            return member.own.cores, ""
-        calm_s = self.now_s - member.own.calm_since_s
+        if lra.pending is not None or lra.own.calm_since_s is None:
+            return lra.own.cores, ""
+        if lra.own.cores == 1 or len(lra.scores) < 2:
+            return lra.own.cores, ""
+        calm_s = self.now_s - lra.own.calm_since_s
         sure = curve.fewest(SURE)
-        if sure < member.own.cores:
+        if sure < lra.own.cores:
             if calm_s < settings.shrink_sure_after_s:
-                return member.own.cores, "more than enough; waiting before cores are given back"
+                return lra.own.cores, "more than enough; waiting before cores are given back"
             return sure, f"{sure} cores are as good as certain to be enough"
-        guess = curve.chance(member.own.cores - 1)
+        guess = curve.chance(lra.own.cores - 1)
         if guess < (BOLD if needed else worth_a_trial(batch_cores)):
-            return member.own.cores, "just enough: with a core less it would likely miss its target"
+            return lra.own.cores, "just enough: with a core less it would likely miss its target"
         waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
         if calm_s < waits_s[(guess < FAIR) + (not needed)]:
-            return member.own.cores, "perhaps more than enough; waiting before a core is given back"
-        return member.own.cores - 1, f"a {guess:.0%} chance that a core less is enough"
+            return lra.own.cores, "perhaps more than enough; waiting before a core is given back"
+        return lra.own.cores - 1, f"a {guess:.0%} chance that a core less is enough"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +108,8 @@ class Shares:
 def divide(
     cores: SharedCores,
     wanted: Mapping[str, int],
-    members: Mapping[str, LraState],
-    looks: Mapping[str, Look],
+    states: Mapping[str, LraState],
+    observations: Mapping[str, LraObservation],
     curves: Mapping[str, CoreCurve],
 ) -> Shares:
     """What everybody gets of what everybody wants.
@@ -118,34 +117,34 @@ def divide(
     Args:
         cores: what there is.
         wanted: cores for each LRA, by name.
-        members: what is remembered of each.
-        looks: how each is now.
+        states: what is remembered of each.
+        observations: how each is now.
         curves: what any number of cores would give each.
     """
     room, lends = cores.total - cores.floor, False
     if cores.can_lend and sum(wanted.values()) > room:
         # What batch would have for itself is worth more to them than its idle-class work on it costs.
         room, lends = cores.total, True
-    has = {name: member.own.cores for name, member in members.items()}
+    has = {name: lra.own.cores for name, lra in states.items()}
     if sum(wanted.values()) <= room:
         counts = dict(wanted)
         if not cores.has_batch and counts != has:
-            claims = _claims(cores, wanted, members, looks, curves)
-            counts = partition.spread(room - sum(counts.values()), counts, claims)
+            claims = _claims(cores, wanted, states, observations, curves)
+            counts = max_min.spread(room - sum(counts.values()), counts, claims)
         return Shares(counts, lends)
     # More is wanted than there is: by what each is expected to do with how many.
-    claims = _claims(cores, wanted, members, looks, curves)
-    counts = partition.share_out(room, claims)
-    for name in sorted(counts, key=lambda n: (-looks[n].view.spec.priority, n)):
+    claims = _claims(cores, wanted, states, observations, curves)
+    counts = max_min.max_min_shares(room, claims)
+    for name in sorted(counts, key=lambda n: (-observations[n].view.spec.priority, n)):
         # What is not needed to bring anybody on target stays where it is, and is not taken away from batch.
         spare = room - sum(counts.values())
         counts[name] += max(0, min(spare, min(wanted[name], has[name]) - counts[name]))
     if not cores.has_batch:
-        counts = partition.spread(room - sum(counts.values()), counts, claims)
+        counts = max_min.spread(room - sum(counts.values()), counts, claims)
     taken = [n for n in has if counts[n] < has[n]]
     if all(has.values()) and taken and len({claim.priority for claim in claims}) == 1:
-        old, new = partition.worst(has, claims), partition.worst(counts, claims)
-        if new < old * partition.LEAST_GAIN and sum(has.values()) <= room:
+        old, new = max_min.worst(has, claims), max_min.worst(counts, claims)
+        if new < old * max_min.LEAST_GAIN and sum(has.values()) <= room:
             counts = has
     lacks = {c.name: _lack(c, counts[c.name]) for c in claims if c.score(counts[c.name]) < 1.0}
     return Shares(counts, lends, lacks)
@@ -161,21 +160,21 @@ def _lack(claim: Claim, cores: int) -> str:
 def _claims(
     cores: SharedCores,
     wanted: Mapping[str, int],
-    members: Mapping[str, LraState],
-    looks: Mapping[str, Look],
+    states: Mapping[str, LraState],
+    observations: Mapping[str, LraObservation],
     curves: Mapping[str, CoreCurve],
 ) -> list[Claim]:
     """What is expected of each with 1, 2, ... cores; who is to have a number of them gets no less by asking."""
     most, found = cores.most, []
-    for name, look in looks.items():
-        member, curve = members[name], curves[name]
-        scores = [_expected(curve, n, member.own.cores) for n in range(1, most + 1)]
-        if not available(look.score) or member.own.demand is None:
+    for name, observed in observations.items():
+        lra, curve = states[name], curves[name]
+        scores = [_expected(curve, n, lra.own.cores) for n in range(1, most + 1)]
+        if not available(observed.score) or lra.own.demand is None:
             # Nobody can say how it does: it keeps what it has.
             scores = [1.0 if n >= min(wanted[name], most) else 0.5 for n in range(1, most + 1)]
         for n in range(1, most):
             scores[n] = max(scores[n], scores[n - 1])
-        found.append(Claim(name, look.view.spec.priority, member.own.cores, tuple(scores)))
+        found.append(Claim(name, observed.view.spec.priority, lra.own.cores, tuple(scores)))
     return found
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.admission.partition import Claim, busy_share, is_idle, share_out, worst
+from perphd.admission.max_min import Claim, busy_share, is_idle, max_min_shares, worst
 from perphd.admission.placement import ROOM, cpus_of, lend, place
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.topology import Core, L3Domain, Topology
@@ -43,7 +43,7 @@ def claims(draw: st.DrawFn) -> tuple[int, list[Claim]]:
 @given(claims())
 def test_nothing_is_given_twice_and_everybody_has_a_core(case: tuple[int, list[Claim]]) -> None:
     total, asked = case
-    got = share_out(total, asked)
+    got = max_min_shares(total, asked)
     assert set(got) == {c.name for c in asked}
     assert sum(got.values()) <= total
     for claim in asked:
@@ -58,7 +58,7 @@ def test_within_a_class_nobody_could_be_raised_without_lowering_somebody_to_less
     """Max-min: the worst score is the greatest that any division has; here against equal parts and one core each."""
     total, asked = case
     peers = [c for c in asked if c.priority == asked[0].priority]
-    got = share_out(total, peers)
+    got = max_min_shares(total, peers)
     equal = {c.name: total // len(peers) for c in peers}
     assert worst(got, peers) >= worst(equal, peers) - 1e-9
 
@@ -67,7 +67,7 @@ def test_within_a_class_nobody_could_be_raised_without_lowering_somebody_to_less
 @given(claims())
 def test_what_is_left_could_bring_nobody_further(case: tuple[int, list[Claim]]) -> None:
     total, asked = case
-    got = share_out(total, asked)
+    got = max_min_shares(total, asked)
     left = total - sum(got.values())
     for claim in asked:
         if claim.score(got[claim.name]) < 1.0:
@@ -77,10 +77,10 @@ def test_what_is_left_could_bring_nobody_further(case: tuple[int, list[Claim]]) 
 def test_who_is_more_important_is_served_first() -> None:
     steep = (0.1, 0.2, 0.4, 0.8, 1.1)
     asked = [Claim("gold", 200, 1, steep), Claim("iron", 100, 5, steep)]
-    assert share_out(6, asked) == {"gold": 5, "iron": 1}
-    assert share_out(8, asked) == {"gold": 5, "iron": 3}
+    assert max_min_shares(6, asked) == {"gold": 5, "iron": 1}
+    assert max_min_shares(8, asked) == {"gold": 5, "iron": 3}
     with pytest.raises(ValueError, match="at least one"):
-        share_out(1, asked)
+        max_min_shares(1, asked)
 
 
 @given(st.floats(0.0, 100.0), st.integers(1, 64), st.integers(1, 2))

@@ -1,8 +1,9 @@
-"""Cores for several LRAs: how many each needs, and who gets what when they want more than there is. Pure.
+"""Max-min division of cores among LRAs that want more than there are, and how busy cores are. Pure.
 
-What an LRA needs is known by experience as far as that reaches (fewer cores under no less demand are no better than
-what was seen to be too few, more under no more demand no worse than what was enough), and guessed by how busy its
-cores would be beyond that: an open loop's delay hardly grows until they are half busy, and explodes soon after.
+Problem: each LRA has a curve of scores over its number of cores (``core_curve``), which never falls; 1 is its target.
+Approach: water-filling, by priority class. Within a class the level rises until the cores that all need for it are
+spent: the worst score is the greatest that any division has. What is left goes to the LRA that the fewest cores bring
+on target, then to whoever it brings furthest.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ class Claim:
         return next(n for n, score in enumerate(self.scores, 1) if score >= level)
 
 
-def share_out(cores: int, claims: Sequence[Claim]) -> dict[str, int]:
+def max_min_shares(cores: int, claims: Sequence[Claim]) -> dict[str, int]:
     """Cores for every claim: one each, then by priority class, and within a class by max-min of the score.
 
     The greatest level that all of a class can reach is met with the fewest cores; what is left of them goes to whoever

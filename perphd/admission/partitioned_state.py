@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from perphd.admission.cache_control import CacheState
 from perphd.admission.context import batches, lras, total_cores
-from perphd.admission.crowd_cache import CacheState
 from perphd.admission.lra_state import LraState
 from perphd.admission.origin import nothing_to_give
 from perphd.admission.placement import Cores
@@ -27,7 +27,7 @@ LEAST_LRAS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class Partitioning:
     """What is remembered of all of them together.
 
     ``placed``: by name; ``trouble_was_quiet``: batch was not even there when they got into each other's
@@ -45,9 +45,9 @@ class Crowd:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a tick came to. ``crowd``: None when everybody shares again; ``states``: of the LRAs that are there."""
+    """Outcome of a tick. ``partitioning``: None when all share again; ``states``: of the LRAs that are there."""
 
-    crowd: Crowd | None
+    partitioning: Partitioning | None
     states: Mapping[str, LraState]
     decisions: tuple[Decision, ...]
     outcomes: tuple[Outcome, ...]

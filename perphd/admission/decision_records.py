@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from perphd.admission import inferer
 from perphd.admission.context import lras, total_cores
 from perphd.admission.core_curve import CoreCurve
+from perphd.admission.lra_observation import LraObservation
 from perphd.admission.lra_state import LraState
-from perphd.admission.member import Look
 from perphd.domain.allocation import Allocation, CpuGrant
 from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, Verdict
 from perphd.domain.policy import Snapshot
@@ -25,23 +25,23 @@ class Draft:
     candidates: tuple[Candidate, ...] = ()
 
 
-def moved(draft: Draft, member: LraState, count: int, left: int, candidates: tuple[Candidate, ...]) -> Draft:
+def moved(draft: Draft, lra: LraState, count: int, left: int, candidates: tuple[Candidate, ...]) -> Draft:
     """The same with what it does to its cores. ``count``: its cores from now on; ``left``: batch's."""
     action = draft.action
     if action is Action.HOLD:
-        action = Action.GROW if count > member.own.cores else Action.SHRINK
-    text = f"{member.own.cores or 'no'} -> {count} cores of its own, batch has {left}: {draft.reason}"
+        action = Action.GROW if count > lra.own.cores else Action.SHRINK
+    text = f"{lra.own.cores or 'no'} -> {count} cores of its own, batch has {left}: {draft.reason}"
     return Draft(action, text, candidates)
 
 
 def candidates(
-    member: LraState, count: int, total: int, cache: tuple[int, int], curve: CoreCurve
+    lra: LraState, count: int, total: int, cache: tuple[int, int], curve: CoreCurve
 ) -> tuple[Candidate, ...]:
     """Its present cores, its new ones, and their neighbours, each with what the model says of it."""
     found = []
-    for cores in sorted({member.own.cores, count, max(1, count - 1), count + 1} - {0}):
+    for cores in sorted({lra.own.cores, count, max(1, count - 1), count + 1} - {0}):
         grant = CpuGrant(total, max(0, total - cores), exclusive=True, own_cores=cores)
-        verdict = "chosen" if cores == count else "in force" if cores == member.own.cores else "considered"
+        verdict = "chosen" if cores == count else "in force" if cores == lra.own.cores else "considered"
         if (item := curve.assessed(cores)) is None:
             continue
         shown = replace(item, allocation=Allocation(grant, 0, *cache))
@@ -49,14 +49,14 @@ def candidates(
     return tuple(found)
 
 
-def record(snapshot: Snapshot, look: Look, draft: Draft, chosen: Allocation) -> Decision:
+def record(snapshot: Snapshot, observed: LraObservation, draft: Draft, chosen: Allocation) -> Decision:
     """The decision about one of them. The policy's name is not known here."""
-    current = look.view.protection
+    current = observed.view.protection
     if current is None:
         current = _nothing(snapshot)
     return Decision(
-        snapshot.at_s, look.name, look.judged.verdict, draft.action, look.target.work, look.target.delay,
-        current, chosen, draft.candidates, draft.reason, "",
+        snapshot.at_s, observed.name, observed.judged.verdict, draft.action,
+        observed.target.work, observed.target.delay, current, chosen, draft.candidates, draft.reason, "",
     )  # fmt: skip
 
 

@@ -1,12 +1,12 @@
 """Several LRAs on one host: each on cores of its own, batch on the rest in what cache and bandwidth are left to it.
 
 Protecting all of them from batch does not protect them from each other, so each gets cores that nobody else may use.
-How many is guessed from how busy it keeps them and learned from what came of it (``partition``); who is short gets
-enough for its target at once, from batch first, then from whoever can spare it; what is more than enough goes back to
-batch, a core at a time where that is a guess (``crowd_cores``). Cache and bandwidth are taken from batch in each L3
-domain by what the LRAs there need (``domain_caches``).
+How many is asked of its model (``core_curve``). An LRA that is short gets enough for its target at once, from batch
+first, then from others that can spare it. What is more than enough goes back to batch, one core at a time where that is
+a guess (``core_division``). Where more is wanted than there is, priority comes first, then max-min (``max_min``).
+Cache and bandwidth are taken from batch in each L3 domain by what the LRAs there need (``domain_caches``).
 
-One tick is one pass over values: ``Crowd`` goes in and comes out, nothing else is remembered.
+One tick is one pass over values: ``Partitioning`` and the LRAs' states go in and come out.
 """
 
 from __future__ import annotations
@@ -16,19 +16,17 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
-from perphd.admission import crowd_records, memory
+from perphd.admission import decision_records, memory
 from perphd.admission.backoff import doubled_s
 from perphd.admission.context import batch_demand_cores, batch_is_quiet, batches, total_cores
 from perphd.admission.core_curve import CoreCurve, apart
-from perphd.admission.crowd_cores import SharedCores, Shares, divide
-from perphd.admission.crowd_records import Draft
-from perphd.admission.crowd_state import Crowd, Result, floor_cores, present
+from perphd.admission.core_division import SharedCores, Shares, divide
+from perphd.admission.decision_records import Draft
 from perphd.admission.domain_caches import DomainCaches
 from perphd.admission.inferer import untouched
-from perphd.admission.lra_state import LraState
-from perphd.admission.member import (
+from perphd.admission.lra_observation import (
     STEPS,
-    Look,
+    LraObservation,
     curve_of,
     demand_of,
     found_enough,
@@ -36,11 +34,13 @@ from perphd.admission.member import (
     hierarchy_is_to_blame,
     is_short,
     judge_pending,
-    look_at,
+    observe,
     take_in,
 )
+from perphd.admission.lra_state import LraState
 from perphd.admission.origin import nothing_to_give
 from perphd.admission.outcomes import Came, Pending
+from perphd.admission.partitioned_state import Partitioning, Result, floor_cores, present
 from perphd.admission.placement import Cores, lend, place
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import FAIR, LIKELY, SURE
@@ -55,25 +55,27 @@ FAR_SHORT: Final = 0.8
 """Below this score, cores are added beside what is done about the cache: relief first."""
 
 
-class CrowdTick:
+class PartitionedController:
     """One tick of all LRAs together. Holds the working values of a single decision; never outlives it."""
 
     def __init__(
         self,
         settings: PolicySettings,
         snapshot: Snapshot,
-        before: Crowd | None,
+        before: Partitioning | None,
         states: Mapping[str, LraState],
     ) -> None:
         self.settings, self.snapshot, self.now_s = settings, snapshot, snapshot.at_s
         self.new = before is None
-        self.crowd = before if before is not None else Crowd(trouble_was_quiet=self._is_quiet(False))
+        self.partitioning = (
+            before if before is not None else Partitioning(trouble_was_quiet=self._is_quiet(False))
+        )
         views = present(snapshot)
         self.before = {v.spec.name: _known(states.get(v.spec.name), snapshot.at_s) for v in views}
-        self.looks = {v.spec.name: self._look(v) for v in views}
-        self.members: dict[str, LraState] = {}
+        self.observations = {v.spec.name: self._observe(v) for v in views}
+        self.states: dict[str, LraState] = {}
         self.curves: dict[str, CoreCurve] = {}
-        self.drafts: dict[str, Draft] = {name: Draft() for name in self.looks}
+        self.drafts: dict[str, Draft] = {name: Draft() for name in self.observations}
         self.outcomes: list[Outcome] = []
         self.undone: set[str] = set()
         giving = [v for v in batches(snapshot) if v.enforced and v.sample is not None]
@@ -82,25 +84,27 @@ class CrowdTick:
             total,
             threads=max(1, round(len(snapshot.host.topology.usable) / total)),
             floor=floor_cores(snapshot, views[0], settings) if views else 0,
-            lras=len(self.looks),
+            lras=len(self.observations),
             has_batch=bool(giving),
             can_lend=bool(giving) and all("cpu_weight" in v.enforceable for v in giving),
             now_s=self.now_s,
         )
-        self.cache = DomainCaches(settings, snapshot, self.crowd.caches, self.crowd.placed, giving)
+        self.cache = DomainCaches(
+            settings, snapshot, self.partitioning.caches, self.partitioning.placed, giving
+        )
 
     def run(self) -> Result:
         """Learn from the samples, decide, and say what is to be in force."""
         quiet_since_s = self._quiet_since()
-        self.crowd = replace(self.crowd, quiet_since_s=quiet_since_s)
+        self.partitioning = replace(self.partitioning, quiet_since_s=quiet_since_s)
         if self._is_over():
             return self._released()
-        for name, look in self.looks.items():
-            self.members[name] = self._seen(name, look)
+        for name, observed in self.observations.items():
+            self.states[name] = self._seen(name, observed)
         self._judge_cache()
-        self.curves = {name: self._curve(name) for name in self.looks}
-        wanted = {name: self._wanted(name) for name in self.looks}
-        shares = divide(self.cores, wanted, self.members, self.looks, self.curves)
+        self.curves = {name: self._curve(name) for name in self.observations}
+        wanted = {name: self._wanted(name) for name in self.observations}
+        shares = divide(self.cores, wanted, self.states, self.observations, self.curves)
         if shares.lacks is not None:
             self._explain_shortage(shares.counts, shares.lacks)
         self._loosen(shares.counts)
@@ -108,43 +112,43 @@ class CrowdTick:
 
     # -- looking ------------------------------------------------------------------------------------
 
-    def _look(self, view: WorkloadView) -> Look:
+    def _observe(self, view: WorkloadView) -> LraObservation:
         known = self.before[view.spec.name]
         apart, target = known.own.cores > 0, known.own.target
-        return look_at(self.snapshot, view, self.settings, known.detector, is_apart=apart, known=target)
+        return observe(self.snapshot, view, self.settings, known.detector, is_apart=apart, known=target)
 
     def _curve(self, name: str) -> CoreCurve:
         cores = self.cores
         cache = self.cache.protection(name)
-        return curve_of(self.members[name], self.looks[name], cores.total, cores.most, cache)
+        return curve_of(self.states[name], self.observations[name], cores.total, cores.most, cache)
 
-    def _seen(self, name: str, look: Look) -> LraState:
-        """The member with what this sample tells, its trial judged."""
-        member = self.before[name]
-        if member.own.cores == 0:
-            demand = demand_of(look, self._host_busy(), self.cores.threads)
-            member = replace(member, detector=look.judged.state)
-            member = member.with_own(demand=demand if available(demand) else None)
+    def _seen(self, name: str, observed: LraObservation) -> LraState:
+        """The lra with what this sample tells, its trial judged."""
+        lra = self.before[name]
+        if lra.own.cores == 0:
+            demand = demand_of(observed, self._host_busy(), self.cores.threads)
+            lra = replace(lra, detector=observed.judged.state)
+            lra = lra.with_own(demand=demand if available(demand) else None)
             self.drafts[name].reason = "it is new here"
-            return member
-        in_force = look.view.protection.cpu.own_cores if look.view.protection is not None else None
-        if in_force is not None and in_force != member.own.cores:
+            return lra
+        in_force = observed.view.protection.cpu.own_cores if observed.view.protection is not None else None
+        if in_force is not None and in_force != lra.own.cores:
             # What was decided is not what is in force (refused, undone): what is counts.
-            member = replace(member, pending=None).with_own(cores=in_force)
-        sample = look.view.sample
+            lra = replace(lra, pending=None).with_own(cores=in_force)
+        sample = observed.view.sample
         usage = sample.cpu_usage_cores if sample is not None else math.nan
-        busy = usage / (member.own.cores * self.cores.threads) if available(usage) else 0.0
-        demand = demand_of(look, busy, self.cores.threads)
-        member = take_in(member, look, demand, self.now_s, self.snapshot.period_s)
-        if member.pending is not None:
-            member = self._judged(name, member, member.pending, look)
-        return found_enough(member)
+        busy = usage / (lra.own.cores * self.cores.threads) if available(usage) else 0.0
+        demand = demand_of(observed, busy, self.cores.threads)
+        lra = take_in(lra, observed, demand, self.now_s, self.snapshot.period_s)
+        if lra.pending is not None:
+            lra = self._judged(name, lra, lra.pending, observed)
+        return found_enough(lra)
 
-    def _judged(self, name: str, member: LraState, pending: Pending, look: Look) -> LraState:
-        came = judge_pending(member, look)
+    def _judged(self, name: str, lra: LraState, pending: Pending, observed: LraObservation) -> LraState:
+        came = judge_pending(lra, observed)
         if came is Came.OPEN:
-            return member
-        after = member.level if member.scores else look.score
+            return lra
+        after = lra.level if lra.scores else observed.score
         undone = pending.shrinks and came is Came.TOO_LITTLE
         few, many = pending.before.cpu.lra_cores, pending.after.cpu.lra_cores
         text = f"{few} -> {many} cores of its own: {came}"
@@ -152,144 +156,144 @@ class CrowdTick:
             Outcome(self.now_s, name, pending.at_s, pending.score_before, after, kept=not undone, text=text)
         )
         if undone:
-            member = found_too_few(member, look)
-        member = replace(member, pending=None)
+            lra = found_too_few(lra, observed)
+        lra = replace(lra, pending=None)
         if undone:
             self.undone.add(name)
             self.drafts[name] = Draft(Action.ROLLBACK, f"{text}: taken back")
         elif came is Came.NO_HELP:
-            wait_s = doubled_s(look.settings.regret_s, member.own.idle_times)
-            member = member.with_own(
+            wait_s = doubled_s(observed.settings.regret_s, lra.own.idle_times)
+            lra = lra.with_own(
                 idle_cores_until_s=self.now_s + wait_s,
-                idle_times=member.own.idle_times + 1,
+                idle_times=lra.own.idle_times + 1,
                 rescues=0,
             )
-            if self.cores.is_idle(member, few):
+            if self.cores.is_idle(lra, few):
                 # They were not busy, and more of them did not help: it is not for want of cores.
                 self.undone.add(name)
                 self.drafts[name] = Draft(Action.ROLLBACK, f"{text}: given back, it waits for something else")
-        return member
+        return lra
 
     # -- what everybody needs -----------------------------------------------------------------------
 
     def _wanted(self, name: str) -> int:
         """Cores that this LRA is to have if there are enough; says why in its draft."""
-        member, look, draft = self.members[name], self.looks[name], self.drafts[name]
-        if member.own.cores == 0:
-            if member.own.demand is None:
-                return max(1, self.cores.total // (len(self.looks) + 1))
+        lra, observed, draft = self.states[name], self.observations[name], self.drafts[name]
+        if lra.own.cores == 0:
+            if lra.own.demand is None:
+                return max(1, self.cores.total // (len(self.observations) + 1))
             # Beside everybody else its use is not quite its own: a guess is made again when it is apart.
             return self.curves[name].fewest(SURE)
         if draft.action is Action.ROLLBACK and name not in self.undone:
-            return member.own.cores
+            return lra.own.cores
         if name in self.undone:
             before = self.before[name].pending
-            undo = before is not None and member.pending is None
-            return before.before.cpu.lra_cores if undo and before is not None else member.own.cores
-        if isinstance(look.score, Unavailable):
-            draft.reason = look.score.reason
-            since_s = member.unknown_since_s if member.unknown_since_s is not None else self.now_s
-            if self.now_s - since_s < look.settings.unknown_release_s or member.own.demand is None:
-                return member.own.cores
-            fewest = min(member.own.cores, self.curves[name].fewest(LIKELY))
-            if fewest < member.own.cores:
+            undo = before is not None and lra.pending is None
+            return before.before.cpu.lra_cores if undo and before is not None else lra.own.cores
+        if isinstance(observed.score, Unavailable):
+            draft.reason = observed.score.reason
+            since_s = lra.unknown_since_s if lra.unknown_since_s is not None else self.now_s
+            if self.now_s - since_s < observed.settings.unknown_release_s or lra.own.demand is None:
+                return lra.own.cores
+            fewest = min(lra.own.cores, self.curves[name].fewest(LIKELY))
+            if fewest < lra.own.cores:
                 draft.action = Action.SHRINK
                 draft.reason = f"not to be judged for long; by its use, {fewest} cores are likely enough"
             return fewest
-        if not look.clean:
+        if not observed.clean:
             draft.reason = "the last change is settling"
-            return member.own.cores
-        if is_short(member, look):
-            return self._rescued(name, member, look, draft)
-        if look.score < 1.0:
+            return lra.own.cores
+        if is_short(lra, observed):
+            return self._rescued(name, lra, observed, draft)
+        if observed.score < 1.0:
             draft.reason = "below target, but no further than its samples scatter: watching"
-        return self._spared(name, member, draft)
+        return self._spared(name, lra, draft)
 
-    def _rescued(self, name: str, member: LraState, look: Look, draft: Draft) -> int:
-        if why_not := nothing_to_give(look.judged.verdict.cause, self.snapshot.host.account):
+    def _rescued(self, name: str, lra: LraState, observed: LraObservation, draft: Draft) -> int:
+        if why_not := nothing_to_give(observed.judged.verdict.cause, self.snapshot.host.account):
             draft.reason = why_not
-            return member.own.cores
-        grown = member.pending if member.pending is not None and not member.pending.shrinks else None
-        if grown is not None and self.cores.is_idle(member, grown.before.cpu.lra_cores):
+            return lra.own.cores
+        grown = lra.pending if lra.pending is not None and not lra.pending.shrinks else None
+        if grown is not None and self.cores.is_idle(lra, grown.before.cpu.lra_cores):
             # Its cores are not busy: first it is seen whether more of them helped at all.
-            draft.reason = f"score {member.level:.2f}: whether more cores help is being judged"
-            return member.own.cores
+            draft.reason = f"score {lra.level:.2f}: whether more cores help is being judged"
+            return lra.own.cores
         curve = self.curves[name]
-        guess = curve.belief(member.own.cores) if member.own.cores > curve.barred else 0.0
-        if not hierarchy_is_to_blame(look):
-            member, curve = found_too_few(member, look), curve.found_too_few(member.own.cores)
+        guess = curve.belief(lra.own.cores) if lra.own.cores > curve.barred else 0.0
+        if not hierarchy_is_to_blame(observed):
+            lra, curve = found_too_few(lra, observed), curve.found_too_few(lra.own.cores)
             self.curves[name] = curve
-        doubt = member.own.idle_cores_until_s > self.now_s
+        doubt = lra.own.idle_cores_until_s > self.now_s
         # Busy cores are believed to be too few, whatever else is slow.
-        blame = guess >= FAIR and (hierarchy_is_to_blame(look) or guess >= LIKELY or doubt)
-        why = f"score {member.level:.2f}"
-        if blame and self.cache.tighten(member, look):
+        blame = guess >= FAIR and (hierarchy_is_to_blame(observed) or guess >= LIKELY or doubt)
+        why = f"score {lra.level:.2f}"
+        if blame and self.cache.tighten(lra, observed):
             draft.action = Action.GROW
             draft.reason = f"{why}: its cores should be enough, so batch gets less cache and bandwidth"
-            if doubt or hierarchy_is_to_blame(look) or member.level >= FAR_SHORT:
-                self.members[name] = replace(member, scores=()).with_own(calm_since_s=None)
-                return member.own.cores
-        if doubt and self.cores.is_idle(member, member.own.cores):
+            if doubt or hierarchy_is_to_blame(observed) or lra.level >= FAR_SHORT:
+                self.states[name] = replace(lra, scores=()).with_own(calm_since_s=None)
+                return lra.own.cores
+        if doubt and self.cores.is_idle(lra, lra.own.cores):
             draft.reason = f"{why}: more cores did not help; what it waits for is not found here"
-            return member.own.cores
-        step = STEPS[min(member.own.rescues, len(STEPS) - 1)]
-        self.members[name] = member
+            return lra.own.cores
+        step = STEPS[min(lra.own.rescues, len(STEPS) - 1)]
+        self.states[name] = lra
         draft.action, draft.reason = Action.GROW, f"{why}: too few cores"
-        return curve.fewest(LIKELY, member.own.cores + step)
+        return curve.fewest(LIKELY, lra.own.cores + step)
 
-    def _spared(self, name: str, member: LraState, draft: Draft) -> int:
+    def _spared(self, name: str, lra: LraState, draft: Draft) -> int:
         """Fewer cores where they can be spared and somebody can use them; else those it has."""
         short = self._somebody_is_short()
         if not short and self._batch_is_full():
-            return member.own.cores
+            return lra.own.cores
         # Whoever is short and can take nothing from batch waits for what a neighbour can spare.
-        needed = short and sum(m.own.cores for m in self.members.values()) >= self.cores.for_lras
-        settings, batch_cores = self.looks[name].settings, self.crowd.batch_cores
+        needed = short and sum(m.own.cores for m in self.states.values()) >= self.cores.for_lras
+        settings, batch_cores = self.observations[name].settings, self.partitioning.batch_cores
         cores, why = self.cores.spared(
-            member, self.curves[name], settings, needed=needed, batch_cores=batch_cores
+            lra, self.curves[name], settings, needed=needed, batch_cores=batch_cores
         )
         if why:
             draft.reason = why
-        if cores < member.own.cores:
+        if cores < lra.own.cores:
             draft.action = Action.SHRINK
         return cores
 
     def _explain_shortage(self, counts: Mapping[str, int], lacks: Mapping[str, str]) -> None:
-        takers = [n for n in counts if counts[n] > self.members[n].own.cores]
+        takers = [n for n in counts if counts[n] > self.states[n].own.cores]
         for name, count in counts.items():
-            draft, member = self.drafts[name], self.members[name]
+            draft, lra = self.drafts[name], self.states[name]
             if name in lacks:
-                look = self.looks[name]
-                waits = member.own.cores and count == member.own.cores and is_short(member, look)
-                if waits and self.cache.tighten(member, look):
+                observed = self.observations[name]
+                waits = lra.own.cores and count == lra.own.cores and is_short(lra, observed)
+                if waits and self.cache.tighten(lra, observed):
                     draft.action = Action.GROW
-                    self.members[name] = replace(member, scores=()).with_own(calm_since_s=None)
+                    self.states[name] = replace(lra, scores=()).with_own(calm_since_s=None)
                     draft.reason += "; batch gets less cache and bandwidth instead"
                 draft.reason = f"{draft.reason}; {lacks[name]}"
-            if count < member.own.cores and draft.action is not Action.SHRINK:
+            if count < lra.own.cores and draft.action is not Action.SHRINK:
                 draft.action = Action.SHRINK
                 kept = self.curves[name].chance(count)
                 draft.reason = (
-                    f"gives {member.own.cores - count} cores to {', '.join(takers)}, which is short; "
+                    f"gives {lra.own.cores - count} cores to {', '.join(takers)}, which is short; "
                     f"a {kept:.0%} chance that it keeps its target"
                 )
-            elif count <= member.own.cores and draft.action is Action.GROW:
+            elif count <= lra.own.cores and draft.action is Action.GROW:
                 draft.action = Action.GROW if self.cache.moved else Action.HOLD
 
     # -- cache and bandwidth ------------------------------------------------------------------------
 
     def _judge_cache(self) -> None:
         """What came of the last change of cache or bandwidth."""
-        for name in self.cache.judge_tightened(self.members, self.looks):
-            until_s = self.now_s + self.looks[name].settings.regret_s
-            self.members[name] = self.members[name].with_own(idle_cache_until_s=until_s)
+        for name in self.cache.judge_tightened(self.states, self.observations):
+            until_s = self.now_s + self.observations[name].settings.regret_s
+            self.states[name] = self.states[name].with_own(idle_cache_until_s=until_s)
             text = "less cache and bandwidth for batch did not help it: undone"
             self.drafts[name] = Draft(Action.ROLLBACK, text)
-        for name in self.cache.judge_loosened(self.members, self.looks):
+        for name in self.cache.judge_loosened(self.states, self.observations):
             text = "it misses the cache or bandwidth that batch was given back"
             self.drafts[name] = Draft(Action.ROLLBACK, text)
             # What was seen was not for want of cores.
-            self.members[name] = replace(self.members[name], scores=(), pending=None).with_own(
+            self.states[name] = replace(self.states[name], scores=(), pending=None).with_own(
                 calm_since_s=None
             )
 
@@ -297,9 +301,9 @@ class CrowdTick:
         """A step of cache or bandwidth back to batch, when nothing else moves."""
         if self.new or not self.cores.has_batch:
             return
-        if any(counts[n] != m.own.cores or m.pending is not None for n, m in self.members.items()):
+        if any(counts[n] != m.own.cores or m.pending is not None for n, m in self.states.items()):
             return
-        if (name := self.cache.loosen(self.members)) is not None:
+        if (name := self.cache.loosen(self.states)) is not None:
             text = "everybody has room: batch gets back some cache or bandwidth"
             self.drafts[name] = Draft(Action.SHRINK, text)
 
@@ -307,7 +311,7 @@ class CrowdTick:
 
     def _finish(self, shares: Shares) -> Result:
         topology, counts, floor = self.snapshot.host.topology, shares.counts, self.cores.floor
-        placed = place(topology, counts, self.crowd.placed)
+        placed = place(topology, counts, self.partitioning.placed)
         self.cache.move(placed, self.cores.has_batch)
         left = self.cores.total - sum(counts.values())
         lent = self._lent(floor - left, placed, counts) if shares.lends and left < floor else ()
@@ -316,106 +320,106 @@ class CrowdTick:
         decisions: list[Decision] = []
         protections: dict[str, Allocation] = {}
         for name, count in counts.items():
-            member, look, draft = self.members[name], self.looks[name], self.drafts[name]
+            lra, observed, draft = self.states[name], self.observations[name], self.drafts[name]
             cache = self.cache.protection(name)
-            if count != member.own.cores:
+            if count != lra.own.cores:
                 pending = None
-                if member.own.cores and draft.action is not Action.ROLLBACK:
-                    pending = self._pending(member, count)
-                shown = crowd_records.candidates(member, count, self.cores.total, cache, self.curves[name])
-                draft = crowd_records.moved(draft, member, count, left, shown)
-                rescues = member.own.rescues + (count > member.own.cores > 0)
-                member = replace(member, scores=(), pending=pending).with_own(
+                if lra.own.cores and draft.action is not Action.ROLLBACK:
+                    pending = self._pending(lra, count)
+                shown = decision_records.candidates(lra, count, self.cores.total, cache, self.curves[name])
+                draft = decision_records.moved(draft, lra, count, left, shown)
+                rescues = lra.own.rescues + (count > lra.own.cores > 0)
+                lra = replace(lra, scores=(), pending=pending).with_own(
                     cores=count, calm_since_s=None, rescues=rescues
                 )
-                self.members[name] = member
+                self.states[name] = lra
             grant = CpuGrant(self.cores.total, left, weight, exclusive=True, own_cores=count)
-            chosen = Allocation(grant, self._memory(look), *cache)
+            chosen = Allocation(grant, self._memory(observed), *cache)
             protections[name] = chosen
-            decisions.append(crowd_records.record(self.snapshot, look, draft, chosen))
-        crowd = replace(
-            self.crowd,
+            decisions.append(decision_records.record(self.snapshot, observed, draft, chosen))
+        partitioning = replace(
+            self.partitioning,
             placed=placed,
             batch_cores=left,
             lent=lent,
             caches=self.cache.states,
         )
-        decisions += crowd_records.waiting(self.snapshot, self.looks)
-        return Result(crowd, self.members, tuple(decisions), tuple(self.outcomes), protections)
+        decisions += decision_records.waiting(self.snapshot, self.observations)
+        return Result(partitioning, self.states, tuple(decisions), tuple(self.outcomes), protections)
 
-    def _pending(self, member: LraState, count: int) -> Pending:
+    def _pending(self, lra: LraState, count: int) -> Pending:
         """The change to so many cores, to be judged."""
         total, nothing = self.cores.total, untouched(self.cores.total)
         score: Reading = Unavailable("not known")
-        if member.scores:
-            score = member.worst_lately
+        if lra.scores:
+            score = lra.worst_lately
         return Pending(
             self.now_s,
-            apart(total, member.own.cores, nothing),
+            apart(total, lra.own.cores, nothing),
             apart(total, count, nothing),
-            Action.GROW if count > member.own.cores else Action.SHRINK,
+            Action.GROW if count > lra.own.cores else Action.SHRINK,
             score,
-            cpus=member.own.demand if member.own.demand is not None else NOT_MEASURED,
+            cpus=lra.own.demand if lra.own.demand is not None else NOT_MEASURED,
         )
 
     def _lent(self, cores: int, placed: Mapping[str, Cores], counts: Mapping[str, int]) -> Cores:
         """Cores on which batch is a guest; whose guests come or go is measured anew."""
-        priorities = {name: look.view.spec.priority for name, look in self.looks.items()}
-        known = {name: m for name, m in self.members.items() if m.scores and m.own.cores == counts[name]}
-        levels = {name: member.room for name, member in known.items()}
-        lent = lend(cores, placed, priorities, levels, self.crowd.lent)
+        priorities = {name: observed.view.spec.priority for name, observed in self.observations.items()}
+        known = {name: m for name, m in self.states.items() if m.scores and m.own.cores == counts[name]}
+        levels = {name: lra.room for name, lra in known.items()}
+        lent = lend(cores, placed, priorities, levels, self.partitioning.lent)
         for name, own in placed.items():
-            if {*lent} & {*own} != {*self.crowd.lent} & {*own}:
-                self.members[name] = replace(self.members[name], scores=()).with_own(calm_since_s=None)
+            if {*lent} & {*own} != {*self.partitioning.lent} & {*own}:
+                self.states[name] = replace(self.states[name], scores=()).with_own(calm_since_s=None)
         return lent
 
-    def _memory(self, look: Look) -> int:
+    def _memory(self, observed: LraObservation) -> int:
         """Bytes to protect: the working set of who stalls for memory; what is protected stays so."""
-        view = look.view
+        view = observed.view
         has = view.protection.memory_bytes if view.protection is not None else 0
-        if not available(look.score) or look.score >= 1.0:
+        if not available(observed.score) or observed.score >= 1.0:
             return has
         # From nothing: here nobody waits for what the last step did before the next is asked for.
-        return max(has, memory.wanted_bytes(view, 0, look.settings) or 0)
+        return max(has, memory.wanted_bytes(view, 0, observed.settings) or 0)
 
     def _released(self) -> Result:
         nothing = Allocation(CpuGrant(self.cores.total, self.cores.total))
         reason = "batch is idle or gone, and they did not disturb each other: everything is given back"
         decisions = [
-            crowd_records.record(self.snapshot, look, Draft(Action.RELEASE, reason), nothing)
-            for look in self.looks.values()
+            decision_records.record(self.snapshot, observed, Draft(Action.RELEASE, reason), nothing)
+            for observed in self.observations.values()
         ]
         return Result(
             None,
             self.before,
-            (*decisions, *crowd_records.waiting(self.snapshot, self.looks)),
+            (*decisions, *decision_records.waiting(self.snapshot, self.observations)),
             (),
-            dict.fromkeys(self.looks, nothing),
+            dict.fromkeys(self.observations, nothing),
         )
 
     def _quiet_since(self) -> float | None:
         if not self._is_quiet(True):
             return None
-        known = self.crowd.quiet_since_s
+        known = self.partitioning.quiet_since_s
         return known if known is not None else self.now_s
 
     def _is_quiet(self, protected: bool) -> bool:
         return batch_is_quiet(self.snapshot, self.settings.batch_idle_cores, protected)
 
     def _is_over(self) -> bool:
-        since_s = self.crowd.quiet_since_s
-        if self.new or self.crowd.trouble_was_quiet or since_s is None:
+        since_s = self.partitioning.quiet_since_s
+        if self.new or self.partitioning.trouble_was_quiet or since_s is None:
             return False
         return self.now_s - since_s >= self.settings.release_after_s
 
     def _somebody_is_short(self) -> bool:
-        return any(is_short(m, self.looks[n]) for n, m in self.members.items())
+        return any(is_short(m, self.observations[n]) for n, m in self.states.items())
 
     def _batch_is_full(self) -> bool:
         """True if batch has no use for more cores."""
         if not self.cores.has_batch:
             return True
-        return batch_demand_cores(self.snapshot) < WANTS_MORE * self.crowd.batch_cores
+        return batch_demand_cores(self.snapshot) < WANTS_MORE * self.partitioning.batch_cores
 
     def _host_busy(self) -> float:
         busy = self.snapshot.host.busy_cores

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
-from perphd.admission import outcomes, partition
+from perphd.admission import max_min, outcomes
 from perphd.admission.cause import surroundings
 from perphd.admission.context import cores_per_cpu, model_context
 from perphd.admission.core_curve import CoreCurve, apart, core_curve, own_cores, unknown_curve
@@ -20,7 +20,7 @@ from perphd.admission.thresholds import WORSE_RATIO
 from perphd.domain.decision import Cause
 from perphd.domain.policy import Snapshot, WorkloadView
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, available, value_or
-from perphd.domain.sample import is_short as is_glance
+from perphd.domain.sample import is_short as is_between_ticks
 from perphd.domain.signals import performance
 
 MOST_SCORES: Final = 30
@@ -41,7 +41,7 @@ STEPS: Final = (1, 1, 2, 4, 8)
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class LraObservation:
     """One LRA at one tick. ``clean``: the sample lies wholly after the last change; ``settings``: those for it.
 
     ``awaits``: its sample cannot be judged yet, and what was found before stands.
@@ -66,7 +66,7 @@ class Look:
         return self.judged.score
 
 
-def look_at(
+def observe(
     snapshot: Snapshot,
     view: WorkloadView,
     settings: PolicySettings,
@@ -74,7 +74,7 @@ def look_at(
     *,
     is_apart: bool,
     known: Target | None = None,
-) -> Look:
+) -> LraObservation:
     """One LRA as this tick shows it.
 
     Args:
@@ -95,7 +95,7 @@ def look_at(
         waits = Unavailable(found.text)
         judged = Judgement(standing(state, found), state, waits)
         scene = Scene(own, snapshot, view)
-        return Look(view, known or Target(waits, waits), judged, False, own, scene, awaits=True)
+        return LraObservation(view, known or Target(waits, waits), judged, False, own, scene, awaits=True)
     if found is not view.sample:
         view = replace(view, sample=found)
     model = view.model
@@ -114,105 +114,109 @@ def look_at(
         period_s=snapshot.period_s,
     )
     scene = Scene(own, snapshot, view)
-    return Look(view, target, judged, scene.is_clean(), own, scene)
+    return LraObservation(view, target, judged, scene.is_clean(), own, scene)
 
 
-def take_in(member: LraState, look: Look, demand: Reading, now_s: float, period_s: float) -> LraState:
-    """The member with one sample more; of a glance between two ticks only what is blatant counts."""
-    judged = look.judged
-    if look.awaits:
-        return replace(member, detector=judged.state)
-    member = member.with_own(target=look.target)
+def take_in(
+    lra: LraState, observed: LraObservation, demand: Reading, now_s: float, period_s: float
+) -> LraState:
+    """The lra with one sample more; of a glance between two ticks only what is blatant counts."""
+    judged = observed.judged
+    if observed.awaits:
+        return replace(lra, detector=judged.state)
+    lra = lra.with_own(target=observed.target)
     if not available(judged.score):
-        unknown_s = member.unknown_since_s if member.unknown_since_s is not None else now_s
-        return replace(member, detector=judged.state, unknown_since_s=unknown_s)
-    member = replace(member, unknown_since_s=None)
-    sample = look.view.sample
-    if sample is not None and is_glance(sample, period_s) and not judged.blatant:
-        return replace(member, detector=judged.state)
+        unknown_s = lra.unknown_since_s if lra.unknown_since_s is not None else now_s
+        return replace(lra, detector=judged.state, unknown_since_s=unknown_s)
+    lra = replace(lra, unknown_since_s=None)
+    sample = observed.view.sample
+    if sample is not None and is_between_ticks(sample, period_s) and not judged.blatant:
+        return replace(lra, detector=judged.state)
     if available(demand):
-        old = member.own.demand
+        old = lra.own.demand
         new = demand if old is None or demand >= old else old + FALLS * (demand - old)
-        member = member.with_own(demand=new)
-    if not look.clean:
-        return replace(member, detector=rearm(judged.state))
-    scores = (*member.scores, min(judged.score, 10.0))[-MOST_SCORES:]
-    rooms = (*member.own.rooms, _room_of(look, scores[-1]))[-MOST_SCORES:]
-    member = replace(member, detector=judged.state, scores=scores).with_own(rooms=rooms)
-    calm = judged.score >= 1.0 or (member.level >= 1.0 and judged.score >= FAR)
-    since_s = (member.own.calm_since_s if member.own.calm_since_s is not None else now_s) if calm else None
-    return member.with_own(calm_since_s=since_s)
+        lra = lra.with_own(demand=new)
+    if not observed.clean:
+        return replace(lra, detector=rearm(judged.state))
+    scores = (*lra.scores, min(judged.score, 10.0))[-MOST_SCORES:]
+    rooms = (*lra.own.rooms, _room_of(observed, scores[-1]))[-MOST_SCORES:]
+    lra = replace(lra, detector=judged.state, scores=scores).with_own(rooms=rooms)
+    calm = judged.score >= 1.0 or (lra.level >= 1.0 and judged.score >= FAR)
+    since_s = (lra.own.calm_since_s if lra.own.calm_since_s is not None else now_s) if calm else None
+    return lra.with_own(calm_since_s=since_s)
 
 
-def _room_of(look: Look, score: float) -> float:
+def _room_of(observed: LraObservation, score: float) -> float:
     """The accepted delay over the one seen, of this sample; its score where no delay is judged."""
-    sample, target = look.view.sample, look.target.delay
+    sample, target = observed.view.sample, observed.target.delay
     if sample is None or not available(target):
         return score
-    delay = performance(sample, look.view.spec.objective.latency_percentile).delay
+    delay = performance(sample, observed.view.spec.objective.latency_percentile).delay
     return min(target / delay, 10.0) if available(delay) and delay > 0 else score
 
 
-def demand_of(look: Look, busy: float, threads_per_core: int) -> Reading:
+def demand_of(observed: LraObservation, busy: float, threads_per_core: int) -> Reading:
     """Hardware threads that the LRA wants to keep busy, from its use and how busy its CPUs (a share) are."""
-    sample = look.view.sample
+    sample = observed.view.sample
     if sample is None or not available(sample.cpu_usage_cores):
-        return sample.cpu_usage_cores if sample is not None else look.judged.score
-    base = partition.base_demand(sample.cpu_usage_cores, busy, threads_per_core)
+        return sample.cpu_usage_cores if sample is not None else observed.judged.score
+    base = max_min.base_demand(sample.cpu_usage_cores, busy, threads_per_core)
     asked, done = sample.load_per_s, sample.work_rate_per_s
     if available(asked) and available(done) and done > 0 and asked > done:
         return base * min(asked / done, 10.0)
     return base * UNSEEN if busy >= SATURATED and not available(asked) else base
 
 
-def is_recovering(member: LraState) -> bool:
+def is_recovering(lra: LraState) -> bool:
     """True while its score still rises after it was given more: what had queued up is being worked off."""
-    pending, scores = member.pending, member.scores
+    pending, scores = lra.pending, lra.scores
     if pending is None or pending.shrinks or len(scores) > PATIENT:
         return False
     before = scores[-2] if len(scores) >= 2 else value_or(pending.score_before, math.nan)
     return math.isnan(before) or scores[-1] > RISING * before
 
 
-def is_short(member: LraState, look: Look) -> bool:
+def is_short(lra: LraState, observed: LraObservation) -> bool:
     """True if it is believed to be below its target now."""
-    if not member.scores or not look.clean or is_recovering(member):
+    if not lra.scores or not observed.clean or is_recovering(lra):
         return False
-    return outcomes.is_short(look.judged, member.scores, look.settings, apart=True)
+    return outcomes.is_short(observed.judged, lra.scores, observed.settings, apart=True)
 
 
-def judge_pending(member: LraState, look: Look) -> Came:
+def judge_pending(lra: LraState, observed: LraObservation) -> Came:
     """What came of the last change of its cores."""
-    pending = member.pending
+    pending = lra.pending
     if pending is None:
         return Came.OPEN
-    if not look.clean:
+    if not observed.clean:
         # Taking back does not wait for things to settle when far too little is left.
-        far = pending.shrinks and available(look.score) and look.score < WORSE_RATIO
+        far = pending.shrinks and available(observed.score) and observed.score < WORSE_RATIO
         return Came.TOO_LITTLE if far else Came.OPEN
-    if not member.scores or (is_recovering(member) and member.scores[-1] < 1.0):
+    if not lra.scores or (is_recovering(lra) and lra.scores[-1] < 1.0):
         return Came.OPEN
-    return outcomes.judge(pending, member.scores, look.judged.noise_sd, look.scene.nothing, look.settings)
+    return outcomes.judge(
+        pending, lra.scores, observed.judged.noise_sd, observed.scene.nothing, observed.settings
+    )
 
 
-def found_enough(member: LraState) -> LraState:
-    """The member with its rescues forgotten, if its scores say that its cores are enough."""
-    if len(member.scores) < 3 or member.level < 1.0 or member.scores[-1] < 1.0:
-        return member
-    return member.with_own(rescues=0, idle_times=0)
+def found_enough(lra: LraState) -> LraState:
+    """The lra with its rescues forgotten, if its scores say that its cores are enough."""
+    if len(lra.scores) < 3 or lra.level < 1.0 or lra.scores[-1] < 1.0:
+        return lra
+    return lra.with_own(rescues=0, idle_times=0)
 
 
-def found_too_few(member: LraState, look: Look) -> LraState:
-    """The member with its cores on the list of what is not tried again for a while."""
-    scene = look.scene
-    cores, total = member.own.cores, scene.nothing.cpu.total_cores
+def found_too_few(lra: LraState, observed: LraObservation) -> LraState:
+    """The lra with its cores on the list of what is not tried again for a while."""
+    scene = observed.scene
+    cores, total = lra.own.cores, scene.nothing.cpu.total_cores
     failed = apart(total, cores, scene.nothing)
     # On too few cores everything takes longer: what it wants is what it wanted before.
-    wants = member.own.demand
-    if wants is not None and member.pending is not None:
-        wants = min(wants, value_or(member.pending.cpus, wants))
-    regrets, _ = regret(member.regrets, failed, scene.now_s, look.settings.regret_s, _setting(wants, scene))
-    return replace(member, regrets=regrets)
+    wants = lra.own.demand
+    if wants is not None and lra.pending is not None:
+        wants = min(wants, value_or(lra.pending.cpus, wants))
+    regrets, _ = regret(lra.regrets, failed, scene.now_s, observed.settings.regret_s, _setting(wants, scene))
+    return replace(lra, regrets=regrets)
 
 
 def _setting(demand: float | None, scene: Scene) -> Setting:
@@ -220,43 +224,45 @@ def _setting(demand: float | None, scene: Scene) -> Setting:
     return Setting(scene.setting().beside, cpus=demand if demand is not None else NOT_MEASURED)
 
 
-def curve_of(member: LraState, look: Look, total: int, most: int, cache: tuple[int, int]) -> CoreCurve:
+def curve_of(
+    lra: LraState, observed: LraObservation, total: int, most: int, cache: tuple[int, int]
+) -> CoreCurve:
     """What 1, 2, ... ``most`` of ``total`` cores would give it.
 
     Args:
-        member: what is remembered of it.
-        look: how it is now.
+        lra: what is remembered of it.
+        observed: how it is now.
         total: usable cores.
         most: cores that it can have at most.
         cache: ways that batch may not use, and the throttle of its bandwidth (%), where it is.
     """
-    scene, view = look.scene, look.view
+    scene, view = observed.scene, observed.view
     model, ways, pct = view.model, *cache
     like = replace(scene.nothing, llc_ways=ways, mbw_pct=pct)
-    if model is None or member.own.demand is None or not available(look.score):
-        return unknown_curve(max(member.own.cores, 1), most, total, like)
+    if model is None or lra.own.demand is None or not available(observed.score):
+        return unknown_curve(max(lra.own.cores, 1), most, total, like)
     context = model_context(scene.snapshot, view, model)
     if model.reference("cpu_usage_cores", NOT_MEASURED) is None:
         # What it uses beside everybody else is no measure of what it wants.
-        wants = member.own.demand * cores_per_cpu(scene.snapshot)
+        wants = lra.own.demand * cores_per_cpu(scene.snapshot)
         context = replace(context, lra_demand_cores=min(wants, context.total_cores))
     measured = None
-    if member.own.cores and len(member.scores) >= LEAST_MEASURED:
-        n = min(len(member.scores), PATIENT)
-        measured = member.own.cores, member.level, look.judged.noise_sd / math.sqrt(n)
+    if lra.own.cores and len(lra.scores) >= LEAST_MEASURED:
+        n = min(len(lra.scores), PATIENT)
+        measured = lra.own.cores, lra.level, observed.judged.noise_sd / math.sqrt(n)
     curve = core_curve(
         model,
         context,
-        look.target,
-        look.settings.confidence_z,
+        observed.target,
+        observed.settings.confidence_z,
         most,
         lambda n: own_cores(total, n, like),
         measured,
     )
-    setting, now_s = _setting(member.own.demand, scene), scene.now_s
+    setting, now_s = _setting(lra.own.demand, scene), scene.now_s
     failed = [
         (r.allocation.cpu.own_cores, r.until_s)
-        for r in member.regrets
+        for r in lra.regrets
         if r.allocation.cpu.own_cores is not None and setting.resembles(r.setting)
     ]
     barred = [cores for cores, until_s in failed if until_s > now_s]
@@ -264,6 +270,6 @@ def curve_of(member: LraState, look: Look, total: int, most: int, cache: tuple[i
     return replace(curve, barred=max([curve.barred, *barred]), doubted=max(doubted, default=0))
 
 
-def hierarchy_is_to_blame(look: Look) -> bool:
+def hierarchy_is_to_blame(observed: LraObservation) -> bool:
     """True if instructions take clearly longer because of cache or memory bandwidth."""
-    return look.judged.hierarchy in (Cause.LLC, Cause.MBW)
+    return observed.judged.hierarchy in (Cause.LLC, Cause.MBW)

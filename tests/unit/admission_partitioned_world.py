@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from perphd.admission.partition import busy_share
+from perphd.admission.max_min import busy_share
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import KEEP, Allocation, Settings
@@ -55,7 +55,7 @@ class Service:
 
 
 @dataclass
-class CrowdWorld:
+class PartitionedWorld:
     """``services`` by name and one batch job that takes what it can."""
 
     topology: Topology
@@ -179,7 +179,7 @@ class CrowdWorld:
         )  # fmt: skip
 
 
-def actions(world: CrowdWorld, name: str) -> list[Action]:
+def actions(world: PartitionedWorld, name: str) -> list[Action]:
     """What was done to one LRA, holding aside."""
     return [
         d.action for row in world.history for d in row if d.workload == name and d.action is not Action.HOLD
