@@ -30,6 +30,7 @@ LEAST_MPKI: Final = 0.5
 MANY_MORE: Final = 2.0
 """Growth of misses that no hyperthread explains: then whatever a miss may cost counts, not what it is believed to."""
 _MOSTLY: Final = 0.5  # of what an instruction takes longer
+_PARTLY: Final = 0.3
 _KEEP: Final = 0.5  # weight of the ledger so far against the newest sample's
 _MOST_SHARE: Final = 0.99  # a stall share from which the number of stalled threads can no longer be told
 _TAIL: Final = 2.0
@@ -293,17 +294,24 @@ def _by_misses(
     """Why instructions take longer, by how many misses they make: LLC, MBW, SMT or NONE; and in words."""
     crowded = around.is_crowded(settings)
     more, slower = mpki / usual_mpki, cpi - usual_cpi
-    explained = (mpki - usual_mpki) * cost.band[0] / 1000.0 / slower
-    if more >= MANY_MORE and (not crowded or not available(around.traffic_bytes_per_s)):
-        explained = max(explained, (mpki - usual_mpki) * MOST_CYCLES / 1000.0 / slower)
-    if mpki >= LEAST_MPKI and more >= settings.mpki_witness_ratio and explained >= _MOSTLY:
+    mean, sd = cost.band
+    many = more >= MANY_MORE
+    per_cycle = (mpki - usual_mpki) / 1000.0 / slower
+    explained = mean * per_cycle
+    if many and (not crowded or not available(around.traffic_bytes_per_s)):
+        explained = max(explained, MOST_CYCLES * per_cycle)
+    missing_more = mpki >= LEAST_MPKI and more >= settings.mpki_witness_ratio
+    # Many more misses crowd the bus themselves: then a part of what they cost is called dearer.
+    if missing_more and explained >= (_PARTLY if many else _MOSTLY):
         return Cause.LLC, f"with more misses ({more:.2f} x)"
     if around.siblings_busy and (mpki < LEAST_MPKI or not crowded):
         text = "with no more misses and a memory bus that is not crowded: a busy hyperthread beside it"
         return Cause.SMT, text
     if mpki >= LEAST_MPKI and crowded:
         return Cause.MBW, f"with dearer misses ({more:.2f} x as many)"
-    if mpki >= LEAST_MPKI and more >= settings.mpki_witness_ratio:
+    # Who shares processors with batch that waits for them shares their private caches, and that makes misses, too.
+    enough = (mean + 2.0 * sd) * per_cycle >= _MOSTLY and not around.batch_waits
+    if missing_more and enough:
         return Cause.LLC, f"with more misses ({more:.2f} x)"
     return Cause.NONE, ""
 
@@ -439,7 +447,9 @@ def _without_misses(
         return Cause.NONE, ""
     if around.siblings_busy and not crowded:
         return Cause.SMT, "with misses not counted: a busy hyperthread beside it"
-    return shared, f"with no busy hyperthread to blame: {place}" if not crowded else f"with {place}"
+    if crowded:
+        return shared, f"with {place}"
+    return shared, f"with no busy hyperthread to blame: {place}"
 
 
 def cause(

@@ -18,7 +18,8 @@ occupancy or disk traffic rises, and a contrast counts if it is too large for th
 
 and if it is harm: more than the tolerance. So the rate of false alarms is kept whatever the phases are, and neighbours
 that come often without harm accuse themselves less each time. When neighbours become quiet (by themselves, or because
-perphd held them back) and the contrast stays, it was a phase: that acquits them. Pure; all state is a value.
+perphd held them back) and the contrast stays, it was a phase: that acquits them. So does a contrast that loses its
+significance while samples gather. Pure; all state is a value.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ RELIEF: Final = 1.0 / 3.0
 """Share of the harm that must go when neighbours become quiet, else they were not its cause."""
 RELIEF_SAMPLES: Final = 4
 OVER_SAMPLES: Final = 8
+SMOOTHED: Final = 6
+"""Samples over whose mean harm is told."""
 _DAY_S: Final = 86_400.0
 _LEAST_REST: Final = 0.1  # of the cycles are never misses
 _MOST_STALL: Final = 0.99
@@ -111,11 +114,13 @@ class Watch:
 class Blame:
     """Harm that coincided with neighbours.
 
-    ``channel``: by which it was found; ``usual``: expected values of all channels; ``age``: samples since the onset;
+    ``channel``: by which it was found; ``onset``: of that channel; ``usual``: expected values of all channels; ``age``:
+    samples since the onset;
     ``quiet``: samples since neighbours became quiet, 0 while they are not; ``harm``: before that (log units).
     """
 
     channel: int
+    onset: Onset
     usual: tuple[float, ...]
     chance: float
     age: int
@@ -230,7 +235,9 @@ def step(
         state.onsets + (1.0 if opens else 0.0),
         state.days + seconds / _DAY_S,
     )
-    state = _accused(state, settings, tolerances_pct) if state.blame is None else _tried(state, rise)
+    state = (
+        _accused(state, settings, tolerances_pct) if state.blame is None else _tried(state, rise, settings)
+    )
     return state, told(state, tolerances_pct)
 
 
@@ -239,8 +246,9 @@ def told(state: Channels, tolerances_pct: Tolerances) -> Slowdown | None:
     blame = state.blame
     if blame is None:
         return None
-    harm = _harm(state, blame, min(blame.age, RELIEF_SAMPLES))
-    now = [each.mean(min(blame.age, RELIEF_SAMPLES)) for each in state.series]
+    count = min(blame.age, SMOOTHED)
+    harm = _harm(state, blame, count)
+    now = [each.mean(count) for each in state.series]
     return Slowdown(
         math.exp(harm),
         math.exp(needed(blame.channel, tolerances_pct) - harm),
@@ -279,7 +287,7 @@ def _accused(state: Channels, settings: PolicySettings, tolerances_pct: Toleranc
             each.expected(began, h) if began is not None else math.nan
             for each, began in zip(state.series, watch.onsets, strict=True)
         )
-        blame = Blame(channel, usual, chance, watch.age)
+        blame = Blame(channel, onset, usual, chance, watch.age)
         harm = _harm(state, blame, h)
         if harm >= needed(channel, tolerances_pct) and _is_consistent(state, watch, channel, harm, h):
             return replace(state, blame=replace(blame, harm=harm), watch=None)
@@ -308,11 +316,20 @@ def _harm(state: Channels, blame: Blame, count: int) -> float:
     return math.log(max(1.0 + math.exp(blame.usual[REST]) * math.expm1(grown) / usual, _TINY))
 
 
-def _tried(state: Channels, rise: int) -> Channels:
-    """The state after one more sample under blame: over, acquitted, or as it was."""
+def _tried(state: Channels, rise: int, settings: PolicySettings) -> Channels:
+    """The state after one more sample under blame: over, acquitted, or as it was.
+
+    Harm becomes surer with every sample; a phase that was taken for it becomes less sure, and is dropped.
+    """
     blame = state.blame
     assert blame is not None
     blame = replace(blame, age=blame.age + 1)
+    series = state.series[blame.channel]
+    if (h := series.tested(blame.age)) and not blame.quiet:
+        chance = series.chance(series.contrast(blame.onset, h), h)
+        if chance > accepted_chance(state, settings):
+            return replace(state, blame=None)
+        blame = replace(blame, chance=chance)
     if blame.quiet:
         blame = replace(blame, quiet=blame.quiet + 1) if rise <= 0 else replace(blame, quiet=0)
     elif rise < 0:
@@ -323,10 +340,10 @@ def _tried(state: Channels, rise: int) -> Channels:
     ):
         # Neighbours are quiet, and nothing has become better: a change of phase.
         channel = blame.channel
-        series = state.series
-        grown = max(series[channel].mean(RELIEF_SAMPLES) - blame.usual[channel], blame.harm)
-        series = (*series[:channel], series[channel].surprised(grown), *series[channel + 1 :])
-        return replace(state, series=series, blame=None)
+        known = state.series
+        grown = max(series.mean(RELIEF_SAMPLES) - blame.usual[channel], blame.harm)
+        known = (*known[:channel], series.surprised(grown), *known[channel + 1 :])
+        return replace(state, series=known, blame=None)
     if blame.age > OVER_SAMPLES and _harm(state, blame, OVER_SAMPLES) < 0.02:
         return replace(state, blame=None)
     return replace(state, blame=blame)

@@ -165,7 +165,9 @@ def target_of(
         delay = Unavailable("closed loop: the work rate tells the delay as well")
     elif firm_delay is not None:
         delay = _cautious(firm_delay, 1.0) * (1.0 + objective.delay_tolerance_pct / 100.0)
-    return Target(work, delay, work_band, delay_band, (objective.tolerance_pct, objective.delay_tolerance_pct))
+    return Target(
+        work, delay, work_band, delay_band, (objective.tolerance_pct, objective.delay_tolerance_pct)
+    )
 
 
 def _cautious(band: Band, z: float) -> float:

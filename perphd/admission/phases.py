@@ -35,7 +35,7 @@ MEMORY: Final = 600
 LEAST_SAMPLES: Final = 24
 """Before so many samples no contrast is tested."""
 _CLIP: Final = 4.0  # times the mean deviation that one placebo adds to the spread at most
-_EAGER: Final = 300  # samples until which every horizon learns from every sample; then one at a time
+_EAGER: Final = 300  # samples until which every horizon learns from every sample; then one from every other
 _LAW_MEMORY: Final = 2000  # placebos over which spread and regression forget
 _TAIL_MEMORY: Final = 20_000  # placebos over which the share of changes of phase forgets
 _JUMPS: Final = 200  # changes of phase over which their size forgets
@@ -159,7 +159,8 @@ class Series:
         """The laws after the placebos of this moment, as far as nothing happened within them."""
         laws = self.laws
         have = min(quiet, len(recent))
-        for k in range(len(HORIZONS)) if self.n < _EAGER else (self.n % len(HORIZONS),):
+        turn = self.n // 2 % len(HORIZONS)
+        for k in range(len(HORIZONS)) if self.n < _EAGER else (turn,) if self.n % 2 else ():
             h = HORIZONS[k]
             if have >= BEFORE + GAP + h:
                 late = sum(recent[-h:]) / h - level

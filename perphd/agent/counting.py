@@ -7,7 +7,7 @@ from perphd.agent.state import State
 from perphd.domain.capability import Area, Capabilities, Capability
 from perphd.domain.reading import available, value_or
 from perphd.domain.sample import Quality
-from perphd.domain.signals import CPU_TIME_ONLY, performance
+from perphd.domain.signals import CPU_TIME_ONLY, NO_MISSES, performance
 from perphd.domain.workload import Kind, Mode
 from perphd.host.capabilities.resctrl_counters import MONITORING, MONITORING_COST
 from perphd.isolation.monitor_groups import NO_THREADS, NOT_ASKED, Asked
@@ -48,8 +48,8 @@ def notes(state: State, modes: Modes) -> tuple[str, ...]:
 
 
 def _blind(state: State) -> list[str]:
-    """LRAs of which neither an indicator nor the processor's counters say anything."""
-    names = []
+    """What neither an indicator nor the processor's counters say of LRAs."""
+    names, causeless = [], []
     for spec in state.all_specs():
         sample = state.samples.get(spec.name)
         if spec.kind is not Kind.LRA or sample is None or sample.has(Quality.GONE):
@@ -57,7 +57,10 @@ def _blind(state: State) -> list[str]:
         perf = performance(sample, spec.objective.latency_percentile)
         if perf.work_source == "cpu" and available(perf.work):
             names.append(spec.name)
-    return [f"{_names(names)}: {CPU_TIME_ONLY}; an SLI shows it"] if names else []
+        if perf.work_source == "mips" and available(sample.cpi) and not available(sample.llc_mpki):
+            causeless.append(spec.name)
+    lines = [f"{_names(names)}: {CPU_TIME_ONLY}; an SLI shows it"] if names else []
+    return [*lines, f"{_names(causeless)}: {NO_MISSES}"] if causeless else lines
 
 
 def with_measured(found: Capabilities, state: State) -> Capabilities:

@@ -105,6 +105,10 @@ def work_unit(source: str) -> str:
 
 
 CPU_TIME_ONLY = "judged by CPU time only: a slowdown by cache or memory bandwidth cannot be seen"
+NO_MISSES = (
+    "cache misses are not counted: instructions that take longer beside others are seen, but cache, memory bandwidth "
+    "and hyperthreads are told apart by traffic and busy siblings alone"
+)
 """What must be said wherever work is CPU time: whoever needs more of it for the same work seems to do more."""
 WAITING_RATIO = 1.15
 """Growth of delay from which something is believed to wait."""

@@ -142,6 +142,16 @@ def test_neighbours_that_become_quiet_without_relief_are_acquitted() -> None:
     )
 
 
+def test_a_phase_that_began_with_the_neighbours_is_dropped_when_it_ends() -> None:
+    rng, n = np.random.default_rng(5), 300
+    logs = correlated(rng, n + 60, 0.19)
+    logs[n - 20 : n + 2] = 0.0
+    logs[n + 2 : n + 6] += 0.8
+    state, blamed = play(logs, [0.1] * n + [6.0] * 60)
+    assert state.blame is None
+    assert len(blamed) <= 30
+
+
 def test_harm_that_goes_with_the_neighbours_is_over_and_not_learned() -> None:
     rng, n = np.random.default_rng(5), 120
     logs = rng.normal(0.0, 0.02, n + 60)
