@@ -21,7 +21,7 @@ SUITE ?= bookworm
 PMU_SUITES ?= bookworm trixie
 
 # Not every target is for people: only those with ## are listed.
-.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab docs bench bench-policies bench-costs bench-smoke bench-detector bench-predictor bench-forecasts bench-trials soak faults deb test-vm test-rdt test-pmu pmu-tests format lock clean
+.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab docs bench bench-policies bench-costs bench-smoke bench-guard bench-detector bench-predictor bench-forecasts bench-trials soak faults deb test-vm test-rdt test-pmu pmu-tests format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
@@ -51,16 +51,19 @@ lab: $(VENV)/.stamp-dev ## the real experiment: MariaDB beside batch jobs, schem
 	@packaging/apt-install lab
 	$(SUDO) $(PY) -m tools.lab --out $(OUT)/lab $(LAB_ARGS)
 
-bench: bench-policies bench-costs ## both of the next: half an hour on two cores, and some minutes as root
+bench: bench-policies bench-costs ## both of the next: a night on two cores, and some minutes as root
 
-bench-policies: $(VENV)/.stamp-dev ## policies beside each other and the optimum, simulated; interrupted, it goes on where it was
+bench-policies: $(VENV)/.stamp-dev ## policies beside each other and the optimum, simulated, ten seeds: a night; interrupted, it goes on
 	$(PY) -m tools.bench.policies --out $(OUT)/policies $(POLICY_ARGS)
 
 bench-costs: $(VENV)/.stamp-dev ## what perphd itself costs: tick, CPU share, memory, reaction (root)
 	$(SUDO) $(PY) -m tools.bench --out $(OUT)/bench $(BENCH_ARGS)
 
-bench-smoke: $(VENV)/.stamp-dev ## a few short scenarios of the policy bench: two minutes
+bench-smoke: $(VENV)/.stamp-dev ## a few short scenarios of the policy bench, everybody: three minutes
 	$(PY) -m tools.bench.policies --quick --out $(OUT)/policies-smoke
+
+bench-guard: $(VENV)/.stamp-dev ## the same with perph and PARTIES alone, to see whether a change alters decisions: a minute
+	$(PY) -m tools.bench.policies --quick --policies perph,parties --out $(OUT)/policies-guard
 
 bench-detector: $(VENV)/.stamp-dev ## how soon, how surely and how rightly trouble is seen; the quiet week takes minutes
 	$(PY) -m tools.bench.detector --out $(OUT)/detector.md

@@ -140,3 +140,28 @@ def answer(memory):
     mine, theirs = memory.asked
     latency = 10.0 * 5.0 / mine[0] * (1.0 + 0.5 / mine[1])
     return lra("a", latency), batch(mips=1000.0 * theirs[0] * (0.5 + 0.05 * theirs[1]))
+
+
+def test_what_a_search_has_seen_is_kept_for_when_the_same_jobs_are_back():
+    policy = clite.ClitePolicy(0, most_samples=8)
+    world = Play(policy, period_s=clite.PERIOD_S)
+
+    def until_kept(*views) -> int:
+        for steps in range(1, 200):
+            world.step(*views)
+            if world.memory.kept:
+                return steps
+        raise AssertionError("it never ends")
+
+    both = lra("a", 5.0), batch()
+    first = until_kept(*both)
+    world.step(lra("a", 5.0))
+    world.step(lra("a", 5.0))
+    again = until_kept(*both)
+    assert again < first
+    forgetful = Play(clite.ClitePolicy(0, most_samples=8, forgets=True), period_s=clite.PERIOD_S)
+    for views in (both, both[:1], both):
+        for _ in range(2):
+            forgetful.step(*views)
+    assert forgetful.memory.seen == ()
+    assert len(forgetful.memory.todo) == 2, "two more points of the bootstrap are to come"

@@ -364,7 +364,7 @@ def test_every_scenario_has_the_same_weight_however_often_it_was_run():
     often = [result("often", seed, float(seed)) for seed in range(6)]
     runs = [*often, result("once", 0, 10.0)]
     assert report_text.over(runs, missed) == pytest.approx((2.5 + 10.0) / 2)
-    assert report_text.scatter(runs, missed) == pytest.approx(statistics.stdev(range(6)) / 2)
+    assert report_text.scatter(runs, missed) == pytest.approx(2.571 * statistics.stdev(range(6)) / 2 / 6**0.5)
     assert math.isnan(report_text.scatter(often[:2], missed)), "two seeds say nothing about scatter"
 
 

@@ -1,17 +1,23 @@
 """The policy bench.
 
 python -m tools.bench.policies --out out/policies [--quick] [--scenarios paper,mix-1lra-1batch-50] [--policies a,b]
-                               [--seeds 2] [--jobs 2] [--grids fig12] [--full-grids] [--no-agent] [--report-only]
+                               [--seeds 10] [--cadence 0.25] [--told all|none] [--counted] [--jobs 2]
+                               [--grids fig12] [--full-grids] [--no-agent] [--report-only]
 
 Every scenario with every policy and seed, CLITE's grids, the knees around what was chosen, and the whole agent on
-simulated kernel trees. Interrupted, it goes on where it was: results of the same code are kept. Ends with status 1 if
-something could not be computed; the report is then of the rest.
+simulated kernel trees: a night on two cores. ``--seeds 2`` is a first look; ``--quick`` a few short scenarios.
+Interrupted, it goes on where it was, seed by seed: results of the same code are kept as JSON lines. Ends with status 1
+if something could not be computed; the report is then of the rest.
+
+A policy's name may end in ``@0.25`` (asked every quarter of a second, whatever its paper or its daemon does), in
+``+told`` or ``+untold`` (asked at once as batch starts, or not). ``--cadence`` and ``--told`` do so to all.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -36,20 +42,18 @@ from tools.bench.policies import (  # noqa: E402
     results,
     scenarios,
 )
-from tools.bench.policies.catalogue import ENTRANTS  # noqa: E402
+from tools.bench.policies.catalogue import ENTRANTS, VARIANTS, entrant  # noqa: E402
 from tools.bench.policies.oracle import Optimum, Situation  # noqa: E402
 from tools.bench.policies.pool import Progress, Task, work  # noqa: E402
-from tools.bench.policies.scene import Scenario  # noqa: E402
+from tools.bench.policies.scene import Noise, Scenario  # noqa: E402
 
 KNEE_OF = ("perph", "parties")
 _COSTS = {"clite": 4.0, "perph": 2.0, "perph-literal": 1.5}
 """What a virtual second of a policy costs, beside that of one which does nothing."""
-SPREAD_SEEDS = 5
-"""Runs of each policy in a few scenarios, so that the spread between runs can be told."""
-COMPARED_SEEDS = 10
-"""Runs of ``COMPARED`` in every scenario."""
-COMPARED = ("perph", "parties")
-"""Whose figures are held against each other: run with more seeds in every scenario."""
+SEEDS = 10
+"""Runs of each policy in each scenario."""
+MOST_JOBS = 2
+"""Processes at once, unless more are asked for: somebody else uses the machine, too."""
 
 
 def main() -> int:
@@ -84,7 +88,7 @@ def main() -> int:
                 print("\nInterrupted; the same command goes on from here.", file=sys.stderr)
                 return 130
     wanted = {
-        _run_key(s.name, p, n) for s in chosen for p in options.policies for n in range(_seeds(s, p, options))
+        _run_key(s.name, p, n) for s in chosen for p in options.policies for n in range(_seeds(s, options))
     }
     kept = [measure.Result.from_dict(v) for k, v in runs.known.items() if k in wanted]
     results.write_csv(out / "results.csv", (item.as_dict() for item in kept))
@@ -133,7 +137,16 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--policies", type=_names, default=list(ENTRANTS), help="policies, by name")
     parser.add_argument("--seeds", type=int, default=0, help="runs of each policy in each scenario")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes at once")
+    parser.add_argument("--cadence", type=float, help="one pace for every policy, in seconds")
+    parser.add_argument("--told", choices=("all", "none"), help="who is asked at once as batch starts")
+    parser.add_argument(
+        "--counted",
+        action="store_true",
+        help="noise by counting on every channel, nothing on a grid of ticks",
+    )
+    parser.add_argument(
+        "--jobs", type=int, default=min(MOST_JOBS, os.cpu_count() or 1), help="processes at once"
+    )
     parser.add_argument("--grids", type=_names, default=None, help=f"of {','.join(grids.GRIDS)}, or none")
     parser.add_argument("--full-grids", action="store_true", help="ten loads on each axis, not five")
     parser.add_argument(
@@ -141,36 +154,41 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument("--report-only", action="store_true", help="compute nothing, write the report anew")
     options = parser.parse_args()
-    if unknown := set(options.policies) - set(ENTRANTS):
-        parser.error(f"--policies {','.join(sorted(unknown))}: known are {', '.join(ENTRANTS)}")
+    options.policies = [_paced(name, options, parser) for name in options.policies]
     if options.grids is None:
         options.grids = [] if options.quick or options.scenarios else list(grids.GRIDS)
     options.grids = [] if options.grids == ["none"] else options.grids
     if unknown := set(options.grids) - set(grids.GRIDS):
         parser.error(f"--grids {','.join(sorted(unknown))}: known are {', '.join(grids.GRIDS)}, none")
-    options.spread = not options.seeds and not options.quick
-    options.seeds = options.seeds or (1 if options.quick else 2)
+    options.seeds = options.seeds or (1 if options.quick else SEEDS)
     if options.scenarios or options.quick:
         options.agent = False
     return options
 
 
-def _seeds(scenario: Scenario, policy: str, options: argparse.Namespace) -> int:
+def _paced(name: str, options: argparse.Namespace, parser: argparse.ArgumentParser) -> str:
+    """The policy's name with the pace and the telling that were asked for all."""
+    if options.cadence is not None and "@" not in name and not name.startswith("oracle"):
+        base, plus, told = name.partition("+")
+        name = f"{base}@{options.cadence:g}{plus}{told}"
+    if options.told is not None and "+" not in name and not name.startswith("oracle"):
+        name += "+told" if options.told == "all" else "+untold"
+    try:
+        entrant(name)
+    except KeyError:
+        parser.error(f"--policies {name}: known are {', '.join((*ENTRANTS, *VARIANTS))}")
+    return name
+
+
+def _seeds(scenario: Scenario, options: argparse.Namespace) -> int:
     """How many runs of a policy."""
     wanted: int = options.seeds
-    if options.spread and scenario.name in scenarios.SPREAD:
-        wanted = max(wanted, SPREAD_SEEDS)
-    if options.spread and policy in COMPARED:
-        wanted = max(wanted, COMPARED_SEEDS)
     return min(wanted, scenario.most_seeds)
 
 
 def _cut(options: argparse.Namespace) -> str:
     """What was left out to keep it short, in a sentence."""
     text = f"{options.seeds} seed{'s' if options.seeds > 1 else ''} a scenario and policy"
-    if options.spread:
-        text += f" ({COMPARED_SEEDS} of {' and '.join(COMPARED)}; "
-        text += f"{SPREAD_SEEDS} of all in {', '.join(scenarios.SPREAD)})"
     if options.grids and not options.full_grids:
         text += (
             "; five of the ten loads on each axis of the grids, one seed, four loads of memcached by halving"
@@ -187,6 +205,11 @@ def _command() -> str:
 
 
 def _scenarios(options: argparse.Namespace) -> list[Scenario]:
+    chosen = _named(options)
+    return [s.counted() if s.noise is Noise.PLAIN else s for s in chosen] if options.counted else chosen
+
+
+def _named(options: argparse.Namespace) -> list[Scenario]:
     known = scenarios.quick() if options.quick else scenarios.standard()
     if not options.scenarios:
         return known
@@ -228,24 +251,26 @@ def _run_tasks(
         }
         seconds = scenario.duration_s * len(scenario.actors) ** 0.5
         for policy in [p for p in options.policies if not scenario.only or p in scenario.only]:
-            for seed in range(_seeds(scenario, policy, options)):
+            for seed in range(_seeds(scenario, options)):
                 key = _run_key(scenario.name, policy, seed)
                 if key not in known.known:
-                    cost = seconds * _COSTS.get(policy, 1.0)
-                    yield Task(key, one_run, (scenario, policy, seed, own), cost)
+                    cost = seconds * _COSTS.get(re.split("[@+]", policy)[0], 1.0)
+                    yield Task(key, one_run, (scenario, policy, seed, own), cost, seed)
 
 
 def one_run(scenario: Scenario, policy: str, seed: int, optima: dict[str, Optimum]) -> dict[str, object]:
     """One run, measured; of the policies of ``KNEE_OF`` also every step away from what they settled on."""
-    entrant, judged = ENTRANTS[policy], policy in KNEE_OF and scenario.family != "quiet"
+    scenario = scenario.drawn(seed)
+    who, judged = entrant(policy), policy in KNEE_OF and scenario.family != "quiet"
     if policy in (held.NAME, held.LATE):
         ruler: Policy = held.HeldPolicy(scenario, optima, late=policy == held.LATE)
     else:
-        ruler = entrant.make(scenario, seed)
+        ruler = who.make(scenario, seed)
     watcher = enough.Watcher() if judged else None
-    done = entrant.run(scenario, ruler, seed, watch=watcher)
+    done = who.run(scenario, ruler, seed, watch=watcher)
     steps = enough.steps_of(done, watcher) if watcher is not None else []
-    return measure.measure(done, optima).as_dict() | {"steps": [step.as_dict() for step in steps]}
+    found = replace(measure.measure(done, optima), policy=policy)
+    return found.as_dict() | {"steps": [step.as_dict() for step in steps]}
 
 
 def _knee_tasks(chosen: list[Scenario], options: argparse.Namespace, known: results.Lines) -> Iterator[Task]:
@@ -259,9 +284,9 @@ def _knee_tasks(chosen: list[Scenario], options: argparse.Namespace, known: resu
 
 
 def _knee(scenario: Scenario, policy: str) -> list[dict[str, object]]:
-    entrant = ENTRANTS[policy]
+    who = entrant(policy)
     endless = replace(scenario, actors=tuple(replace(a, job=None) for a in scenario.actors))
-    done = entrant.run(endless, entrant.make(endless, 0), 0)
+    done = who.run(endless, who.make(endless, 0), 0)
     settings = done.last.settings if done.last is not None else {}
     return [point.as_dict() for point in knee.around(endless, policy, settings)]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.admission.baselines import NonePolicy, StaticPolicy
 from perphd.admission.perph import PerphPolicy
 from perphd.domain.policy import Policy
-from tools.bench.policies import held, measure, oracle
+from perphd.domain.workload import Touch
+from perphd.predictor import Registry
+from tools.bench.policies import ablation, held, measure, oracle
 from tools.bench.policies.driver import Run, Watch, run
 from tools.bench.policies.peers import clite
 from tools.bench.policies.peers.heracles import HeraclesPolicy
@@ -22,30 +25,41 @@ from tools.bench.policies.scene import Scenario
 
 @dataclass(frozen=True, slots=True)
 class Entrant:
-    """``period_s``: time between its decisions, its own as published. ``models``: it asks the Res-Perf model.
-    ``attentive``: it decides more often while something is in flux.
+    """``period_s``: time between its decisions, its own as published. ``models``: it asks the Res-Perf models that
+    ``registry`` makes. ``attentive``: it decides more often while something is in flux. ``told``: it is asked at once
+    when batch starts. ``touch``: what it may change for the sake of an LRA, and try.
     """
 
     make: Callable[[Scenario, int], Policy]
     period_s: float = 1.0
     models: bool = False
     attentive: bool = False
+    told: bool = False
+    touch: Touch = Touch.ALL
+    registry: Callable[[], Registry] = Registry
 
     def run(self, scenario: Scenario, policy: Policy, seed: int, watch: Watch | None = None) -> Run:
         """Let ``policy``, one of this entrant's, rule a scenario at this entrant's pace."""
         return run(
-            scenario,
+            self._with_touch(scenario),
             policy,
             self.period_s,
             seed,
             models=self.models,
             attentive=self.attentive,
+            told=self.told,
+            registry=self.registry,
             watch=watch,
         )
 
+    def _with_touch(self, scenario: Scenario) -> Scenario:
+        if self.touch is Touch.ALL:
+            return scenario
+        return replace(scenario, actors=tuple(replace(a, touch=self.touch) for a in scenario.actors))
 
-CLITE_SAMPLES: Final = 50
-"""More than it ever takes as published (20 on average, always below 30), fewer than its own limit of 100."""
+
+CLITE_SAMPLES: Final = 20
+"""As many as it takes on average as published (always below 30)."""
 
 
 def _heracles(scene: Scenario, *, literal: bool) -> Policy:
@@ -63,6 +77,7 @@ def _held(scene: Scenario, *, late: bool) -> Policy:
     return held.HeldPolicy(scene, optima, late=late)
 
 
+PERPH: Final = Entrant(lambda scene, seed: PerphPolicy(), models=True, attentive=True, told=True)
 ENTRANTS: Final[dict[str, Entrant]] = {
     held.NAME: Entrant(lambda scene, seed: _held(scene, late=False), period_s=held.PERIOD_S),
     held.LATE: Entrant(lambda scene, seed: _held(scene, late=True), period_s=held.PERIOD_S),
@@ -76,5 +91,37 @@ ENTRANTS: Final[dict[str, Entrant]] = {
     "parties-literal": Entrant(lambda scene, seed: PartiesPolicy(seed, literal=True), period_s=0.5),
     "clite": Entrant(lambda scene, seed: clite.ClitePolicy(seed, CLITE_SAMPLES), period_s=clite.PERIOD_S),
     "perph-literal": Entrant(lambda scene, seed: PerphLiteralPolicy(), models=True),
-    "perph": Entrant(lambda scene, seed: PerphPolicy(), models=True, attentive=True),
+    "perph": PERPH,
 }
+"""Everybody as published, or as shipped."""
+VARIANTS: Final[dict[str, Entrant]] = {
+    "perph-batch": replace(PERPH, touch=Touch.BATCH),
+    "perph-no-trees": replace(PERPH, registry=ablation.without_trees),
+    "perph-prior": replace(PERPH, registry=ablation.prior_only),
+    "clite-50": replace(
+        ENTRANTS["clite"], make=lambda scene, seed: clite.ClitePolicy(seed, 50, forgets=True)
+    ),
+}
+"""perph with the setting that ships, and with parts of its model taken out; CLITE with a longer search. On request."""
+_PACE: Final = re.compile(r"(?P<base>[a-z0-9-]+?)(?:@(?P<period>[0-9.]+))?(?P<told>[+](?:told|untold))?")
+
+
+def entrant(name: str) -> Entrant:
+    """By name; ``@0.25`` behind it: at this one pace in seconds, ``+told``, ``+untold``: of batch starts.
+
+    Raises KeyError for a name that nobody has.
+    """
+    parts = _PACE.fullmatch(name)
+    if parts is None:
+        raise KeyError(name)
+    found = (ENTRANTS | VARIANTS)[parts["base"]]
+    if parts["period"]:
+        found = replace(found, period_s=float(parts["period"]), attentive=False)
+    return replace(found, told=parts["told"] == "+told") if parts["told"] else found
+
+
+def place(name: str) -> tuple[int, str]:
+    """Where a name stands in tables: in the order of the catalogue, its paces behind it."""
+    order = [*ENTRANTS, *VARIANTS]
+    base = re.split("[@+]", name)[0]
+    return order.index(base) if base in order else len(order), name

@@ -41,13 +41,17 @@ Watch: TypeAlias = Callable[[Snapshot, TargetState], None]
 
 @dataclass(slots=True)
 class Round:
-    """One round: how everybody truly fared in its interval, and what the policy then did."""
+    """One round: how everybody truly fared in its interval, and what the policy then did.
+
+    ``searching``: the settings of the interval were samples of a search that its policy had not ended.
+    """
 
     interval: Interval
     moved: int
     acted: bool
     decide_s: float
     learn_s: float
+    searching: bool = False
 
 
 @dataclass(slots=True)
@@ -62,20 +66,31 @@ class Run:
     last: TargetState | None = None
 
 
+START_LOOK_S: Final = 0.25
+"""A policy that keeps one pace and is told of batch starts is asked as batch starts, and once more so much later."""
+
+
 class Seat:
-    """The agent's bookkeeping around a policy, without kernel and clock (``perphd.agent.loop`` is the original)."""
+    """The agent's bookkeeping around a policy, without kernel and clock (``perphd.agent.loop`` is the original).
+
+    ``told``: it is asked at once when batch starts. ``registry``: makes the Res-Perf models where it asks any.
+    """
 
     def __init__(
-        self, scenario: Scenario, policy: Policy, period_s: float, *, models: bool, attentive: bool = False
-    ) -> None:
+        self, scenario: Scenario, policy: Policy, period_s: float, *, models: bool, attentive: bool = False,
+        told: bool = False, registry: Callable[[], Registry] = Registry,
+    ) -> None:  # fmt: skip
         self._scenario, self._policy, self._period_s = scenario, policy, period_s
         daemon = DaemonConfig()
         self._fast_s = daemon.attentive_period_s if attentive else period_s
         self._fast_for_s, self._attention = daemon.attentive_for_s, Attention()
         self._pace_s = self._fast_s  # whoever is there at the start has just come, and was read once
-        self._starts_s = {a.name: a.starts_s for a in scenario.batch} if attentive else {}
+        self._attentive = attentive
+        self._starts_s = {a.name: a.starts_s for a in scenario.batch} if told else {}
+        looks_s = [0.0] if attentive else [0.0, START_LOOK_S]
+        self._looks_s = sorted(at_s + later_s for at_s in self._starts_s.values() for later_s in looks_s)
         self._settings = PolicySettings()
-        self._registry = Registry() if models else None
+        self._registry = registry() if models else None
         self._protections: dict[str, tuple[Allocation, float]] = {}
         self._memory: Any = None
         self._in_force: Mapping[str, Settings] = {}
@@ -101,7 +116,8 @@ class Seat:
         self._memory, self._in_force = target.memory, target.settings
         self._tick += 1
         now_s = snapshot.at_s
-        started = [name for name, at_s in self._starts_s.items() if abs(now_s - at_s) < 1e-6]
+        starts = self._starts_s.items() if self._attentive else ()
+        started = [name for name, at_s in starts if abs(now_s - at_s) < 1e-6]
         self._attention = advance(
             self._attention, snapshot, target, self._fast_s, self._fast_for_s, started=started
         )
@@ -111,8 +127,7 @@ class Seat:
     def next_in_s(self, now_s: float) -> float:
         """Time to the next tick: they keep to the grid of their pace, and batch that starts is looked at at once."""
         due_s = (math.floor(now_s / self._pace_s + 1e-6) + 1) * self._pace_s
-        starts_s = [at_s for at_s in self._starts_s.values() if now_s + 1e-6 < at_s]
-        return min([due_s, *starts_s]) - now_s
+        return min([due_s, *(at_s for at_s in self._looks_s if now_s + 1e-6 < at_s)]) - now_s
 
     def note(self, target: TargetState, now_s: float, changed: bool) -> None:
         """Remember what is now in force for each LRA."""
@@ -164,15 +179,21 @@ def run(
     *,
     models: bool = False,
     attentive: bool = False,
+    told: bool | None = None,
+    registry: Callable[[], Registry] = Registry,
     watch: Watch | None = None,
 ) -> Run:
-    """Let ``policy`` rule ``scenario``. ``models``: it asks the Res-Perf model; ``watch``: told of every decision.
+    """Let ``policy`` rule ``scenario``. ``models``: it asks those that ``registry`` makes.
 
-    ``attentive``: it is asked more often while something is in flux, as the agent does by default.
+    ``attentive``: it is asked more often while something is in flux, as the agent does by default. ``told``: it is
+    asked at once when batch starts; None: if it is attentive. ``watch``: told of every decision.
     """
+    scenario = scenario.drawn(seed)
     world = World(scenario, seed)
-    seat = Seat(scenario, policy, period_s, models=models, attentive=attentive)
+    told = attentive if told is None else told
+    seat = Seat(scenario, policy, period_s, models=models, attentive=attentive, told=told, registry=registry)
     result = Run(scenario, policy.name, seed)
+    searching = False
     while world.now_s < scenario.duration_s - 1e-9:
         interval = world.advance(seat.next_in_s(world.now_s))
         snapshot = seat.snapshot(world.samples(interval), world.busy_cores(interval), world.now_s)
@@ -182,7 +203,8 @@ def run(
         moved = world.apply(target.settings)
         seat.note(target, world.now_s, moved > 0)
         acted = any(d.action is not Action.HOLD for d in target.decisions) or moved > 0
-        result.rounds.append(Round(interval, moved, acted, seat.decide_s, seat.learn_s))
+        result.rounds.append(Round(interval, moved, acted, seat.decide_s, seat.learn_s, searching))
+        searching = bool(getattr(target.memory, "searching", False))
         result.last = target
     result.finished_s = dict(world.finished_s)
     return result

@@ -15,7 +15,7 @@ from tools.bench.policies.scene import GRACE, Scenario
 LOAD_STEP = 0.05
 """Loads are rounded to this before the optimum is looked for: it hardly changes in between."""
 STEADY_SHARE = 0.5
-"""The last part of the counted time, in which a policy should have settled."""
+"""The last part of the counted time, in which a policy should have settled: less what is a sample of a search there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,8 @@ class Result:
     which the optimum would have met all; ``depth``: mean shortfall (1 - score) while missed; ``first_ok_s``,
     ``first_ok_samples``: from when batch is there until all targets are met for three rounds (nan: never).
     ``batch``: mean batch work (see ``oracle``); ``of_oracle``: the same over the optimum's, where that is feasible;
-    ``steady_batch_of_oracle``, ``steady_violation_share``: of the last half only. ``good_of_oracle``: batch work over
+    ``steady_of_oracle``, ``steady_violation_share``: of the last half only, without samples of a search (nan: it never
+    ended); ``search_share``: of the counted time, what such samples took. ``good_of_oracle``: batch work over
     the optimum's, counting none of what was done while a target was missed; ``good_of_one_class``: the same over
     the best setting that treats all batch as one class. ``makespan_s``: mean of the jobs' (nan:
     none was done). ``churn``: knobs changed per minute; ``actions``: rounds in which something was changed.
@@ -56,6 +57,7 @@ class Result:
     decide_ms: float
     decide_p99_ms: float
     learn_ms: float
+    search_share: float = 0.0
 
     def as_dict(self) -> dict[str, object]:
         """For JSON; nan becomes None."""
@@ -64,7 +66,7 @@ class Result:
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Result:
         """The opposite of ``as_dict``."""
-        values = {f.name: data[f.name] for f in fields(cls)}
+        values = {f.name: data[f.name] for f in fields(cls) if f.name in data}
         return cls(**{k: math.nan if v is None else v for k, v in values.items()})  # type: ignore[arg-type]
 
 
@@ -101,7 +103,7 @@ def measure(run: Run, optima: Mapping[str, Optimum]) -> Result:
     tally = _Tally(scenario, optima)
     for item in counted:
         tally.add(item, run.finished_s)
-    half = tally.moments[int(len(tally.moments) * (1.0 - STEADY_SHARE)) :]
+    half = [m for m in tally.moments[int(len(tally.moments) * (1.0 - STEADY_SHARE)) :] if not m.searching]
     decide = sorted(r.decide_s * 1000.0 for r in run.rounds)
     jobs = [a for a in scenario.batch if a.job is not None]
     spans = [run.finished_s[a.name] - a.starts_s for a in jobs if a.name in run.finished_s]
@@ -132,6 +134,7 @@ def measure(run: Run, optima: Mapping[str, Optimum]) -> Result:
         decide_ms=statistics.fmean(decide) if decide else math.nan,
         decide_p99_ms=decide[int(0.99 * (len(decide) - 1))] if decide else math.nan,
         learn_ms=statistics.fmean(r.learn_s * 1000.0 for r in run.rounds) if run.rounds else math.nan,
+        search_share=_weighted([(float(m.searching), m.seconds) for m in tally.moments]),
     )
 
 
@@ -147,6 +150,7 @@ class _Moment:
     batch: float
     has_batch: bool
     work: float
+    searching: bool = False
 
 
 class _Tally:
@@ -188,6 +192,7 @@ class _Tally:
                 batch=statistics.fmean(shares) if shares else 0.0,
                 has_batch=bool(shares),
                 work=statistics.fmean(works) if works else math.nan,
+                searching=item.searching,
             )
         )
 

@@ -15,12 +15,16 @@ from tools.bench.policies.results import Lines
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One computation: its key among the results, and about how long it takes (in any unit, the same for all)."""
+    """One computation: its key among the results, and about how long it takes (in any unit, the same for all).
+
+    ``rank``: those of a lower one are done first, so that what an interruption leaves is whole as far as it goes.
+    """
 
     key: str
     call: Callable[..., Any]
     args: tuple[Any, ...]
     cost: float = 1.0
+    rank: int = 0
 
 
 @dataclass(slots=True)
@@ -51,11 +55,11 @@ def timed(call: Callable[..., Any], args: tuple[Any, ...]) -> tuple[Any, float]:
 def work(
     pool: ProcessPoolExecutor, what: str, lines: Lines, tasks: Iterable[Task], progress: Progress
 ) -> None:
-    """Do all of them, the longest first, and keep every result at once: an interruption loses only what is under way.
+    """Do all of them, of each rank the longest first, and keep every result at once.
 
-    A task that fails is told of and left out; the others go on.
+    An interruption loses only what is under way. A task that fails is told of and left out; the others go on.
     """
-    todo = sorted(tasks, key=lambda task: -task.cost)
+    todo = sorted(tasks, key=lambda task: (task.rank, -task.cost))
     if not todo:
         return
     total, reached, began = sum(task.cost for task in todo), 0.0, time.monotonic()

@@ -62,10 +62,10 @@ def _head(about: About) -> list[str]:
         "A target counts as missed if it is missed by more than 2 %. *missed*: share of the time in which a target is",
         "missed although ORACLE meets all; *depth*: by how much, on average, while it is missed. *batch*: batch's work",
         "over ORACLE's; *good batch*: the same without what was done while a target was missed; *one class*: that over",
-        "the best setting in which all batch is one class (ORACLE may divide it); *settled*: both in the",
-        "last half of each run. *found*: runs in which all targets were met for three rounds, the median time until",
-        "then. *spread*: standard deviation over seeds over the mean, of good batch. Means over scenarios of means",
-        "over seeds; ±: standard deviation of that mean between seeds, from five seeds on.",
+        "the best setting in which all batch is one class (ORACLE may divide it); *settled*: both in the last half of",
+        "each run, without samples of a search. *found*: runs in which all targets were met for three rounds, the",
+        "median time until then. *spread*: standard deviation over seeds over the mean, of good batch. Means over",
+        "scenarios of means over seeds; ±: half of the 95 % interval of that mean over seeds, from five seeds on.",
         floor.TOLD,
         "",
     ]
@@ -114,8 +114,8 @@ def _headline(runs: Sequence[Result]) -> list[str]:
             pct(over(mine, lambda r: r.of_oracle)),
             pct_with(over(mine, _good), scatter(mine, _good)),
             pct(over(mine, lambda r: r.good_of_one_class)),
-            pct(over(mine, lambda r: r.steady_violation_share)),
-            pct(over(mine, lambda r: r.steady_of_oracle)),
+            pct_with(over(mine, _settled_missed), scatter(mine, _settled_missed)),
+            pct_with(over(mine, _settled_batch), scatter(mine, _settled_batch)),
             f"{len(found)}/{len(mine)}, {median}",
             f"{over(mine, lambda r: r.churn):.1f}",
             pct(spread(mine)),
@@ -131,6 +131,14 @@ def _missed(run: Result) -> float:
 
 def _depth(run: Result) -> float:
     return run.depth
+
+
+def _settled_missed(run: Result) -> float:
+    return run.steady_violation_share
+
+
+def _settled_batch(run: Result) -> float:
+    return run.steady_of_oracle
 
 
 def _good(run: Result) -> float:

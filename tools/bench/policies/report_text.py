@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
+from typing import Final
 
-from tools.bench.policies.catalogue import ENTRANTS
+from tools.bench.policies.catalogue import place
 from tools.bench.policies.measure import Result
+
+_T95: Final = {5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}
+_T95_MANY: Final = 2.228
+"""Student's t for a two-sided 95 % interval, by the number of values; more than ten: that of eleven."""
 
 
 def present(runs: Sequence[Result]) -> list[str]:
     """Those of the runs, in the catalogue's order."""
-    found = {r.policy for r in runs}
-    return [name for name in ENTRANTS if name in found]
+    return sorted({r.policy for r in runs}, key=place)
 
 
 def mean(values: Iterable[float]) -> float:
@@ -31,9 +35,10 @@ def over(runs: Iterable[Result], value: Callable[[Result], float]) -> float:
 
 
 def scatter(runs: Sequence[Result], value: Callable[[Result], float]) -> float:
-    """Standard deviation between seeds of the mean over scenarios; nan with fewer than five seeds.
+    """Half of the 95 % interval of the mean over scenarios and seeds (Student's t); nan with fewer than five seeds.
 
-    A scenario that was run less often than others has its mean in every seed's stead.
+    Seeds are what is drawn; the scenarios are given. A scenario that was run less often than others has its mean in
+    every seed's stead.
     """
     seeds = min(
         (n for s in {r.scenario for r in runs} if (n := sum(r.scenario == s for r in runs)) > 1), default=0
@@ -42,9 +47,10 @@ def scatter(runs: Sequence[Result], value: Callable[[Result], float]) -> float:
         return math.nan
     known = {(r.scenario, r.seed): value(r) for r in runs}
     middle = {s: mean(v for (name, _), v in known.items() if name == s) for s in {r.scenario for r in runs}}
-    return statistics.stdev(
+    spread = statistics.stdev(
         mean(known.get((scenario, seed), middle[scenario]) for scenario in middle) for seed in range(seeds)
     )
+    return _T95.get(seeds, _T95_MANY) * spread / math.sqrt(seeds)
 
 
 def pct(value: float) -> str:

@@ -261,8 +261,6 @@ FAMILIES: Final[dict[str, Callable[[], list[Scenario]]]] = {
     "infeasible": infeasible,
     "big": big,
 }
-SPREAD: Final = ("paper-tpcc", "paper-kafka", "mix-2lra-1batch-50", "antagonists")
-"""Run more often than the others, to tell how much a policy's runs differ."""
 _QUICK_MIXES: Final = ("mix-1lra-1batch-50", "mix-2lra-1batch-30", "mix-3lra-1batch-30")
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from random import Random
 
-from perphd.domain.workload import Kind, Objective, WorkloadSpec
+from perphd.domain.workload import Exploration, Kind, Objective, Touch, WorkloadSpec
 from perphd.sim.node.load import LoadTrace, Steps
 from perphd.sim.node.machine import Machine
 from perphd.sim.node.workload import NodeWorkload
@@ -55,6 +57,7 @@ class Actor:
     job: float | None = None
     priority: int = 100
     peak_load_per_s: float | None = None
+    touch: Touch = Touch.ALL
 
     @property
     def name(self) -> str:
@@ -82,9 +85,18 @@ class Actor:
     def spec(self) -> WorkloadSpec:
         """As an operator would declare it."""
         objective = self.goal.objective if self.goal is not None else Objective()
+        trials = Exploration.ALL if self.touch is Touch.ALL else Exploration.BATCH
         return WorkloadSpec(
-            self.name, self.work.kind, f"/bench/{self.name}", priority=self.priority, objective=objective
-        )
+            self.name, self.work.kind, f"/bench/{self.name}", priority=self.priority, objective=objective,
+            touch=self.touch, exploration=trials,
+        )  # fmt: skip
+
+
+class Noise(StrEnum):
+    """How much of what is measured is chance."""
+
+    PLAIN = "plain"  # 6 % on a quarter of a second's latencies, little on the processor's counters, none on the rest
+    COUNTED = "counted"  # by counting: what n events say of a rate or a percentile, on every channel
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +108,9 @@ class Scenario:
     ``oracle``: whether the optimum is computed. ``partition``: whether it also looks at disjoint parts for
     every workload (CLITE's space). ``step_s``: resolution of the physics. ``kind``: of host: what is
     measured and can be set there. ``only``: policies that run it, by name
-    (empty: all). ``most_seeds``: runs of each policy at most.
+    (empty: all). ``most_seeds``: runs of each policy at most. ``off_grid_s``: what comes, goes and changes does so
+    later by a time below this that each seed draws: no policy's ticks then stand right behind it. ``noise``: how much
+    of what is measured is chance.
     """
 
     name: str
@@ -113,6 +127,29 @@ class Scenario:
     kind: HostKind = HostKind.METAL
     only: tuple[str, ...] = ()
     most_seeds: int = 100
+    off_grid_s: float = 0.0
+    noise: Noise = Noise.PLAIN
+
+    def drawn(self, seed: int) -> Scenario:
+        """The scenario as this seed has it: with every arrival, departure and change moved."""
+        if not self.off_grid_s:
+            return self
+        random = Random(f"{self.name}:{seed}:off the grid")
+
+        def later(actor: Actor) -> Actor:
+            come_s, go_s = (random.random() * self.off_grid_s for _ in range(2))
+            return replace(
+                actor,
+                starts_s=actor.starts_s + come_s if actor.starts_s > 0.0 else 0.0,
+                ends_s=actor.ends_s + go_s,
+                becomes=tuple((at_s + come_s, work) for at_s, work in actor.becomes),
+            )
+
+        return replace(self, actors=tuple(later(actor) for actor in self.actors), off_grid_s=0.0)
+
+    def counted(self) -> Scenario:
+        """The same with the noise of counting on every channel, and nothing on the grid of anybody's ticks."""
+        return replace(self, name=f"{self.name}/counted", noise=Noise.COUNTED, off_grid_s=1.0)
 
     @property
     def lras(self) -> tuple[Actor, ...]:

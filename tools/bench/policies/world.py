@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Final
 
@@ -24,7 +24,8 @@ from perphd.sim.node.model import Node
 from perphd.sim.node.outcome import Outcome
 from perphd.sim.node.state import State
 from perphd.sim.node.workload import NodeWorkload
-from tools.bench.policies.scene import Actor, Scenario
+from tools.bench.policies.counting import SLICE_S, STALL_S, count, factor, percentiles
+from tools.bench.policies.scene import Actor, Noise, Scenario
 
 _LATENCY_NOISE: Final = 0.06  # of a quarter of a second, less of a longer time
 _NOISE_S: Final = 0.25
@@ -157,7 +158,10 @@ class World:
                 noises.setdefault(name, []).append(math.exp(self._random.gauss(0.0, noise)))
             self.now_s += dt_s
         outcomes = {name: _mean(items) for name, items in told.items()}
-        self._latency = {name: _latencies(items, noises[name]) for name, items in told.items()}
+        if self.scenario.noise is Noise.COUNTED:
+            self._count_latencies(outcomes, seconds)
+        else:
+            self._latency = {name: _latencies(items, noises[name]) for name, items in told.items()}
         loads = {name: sum(items) / len(items) for name, items in asked.items()}
         return Interval(self.now_s, seconds, outcomes, loads)
 
@@ -167,6 +171,13 @@ class World:
         """What a monitor would have read over the interval."""
         kind = self.scenario.kind
         return tuple(kind.seen(self._sample(interval, name)) for name in interval.outcomes)
+
+    def _count_latencies(self, outcomes: Mapping[str, Outcome], seconds: float) -> None:
+        for name, outcome in outcomes.items():
+            truth = outcome.p50_ms, outcome.p95_ms, outcome.p99_ms
+            asked = outcome.work_per_s * seconds
+            counts = min(truth) > 0.0 and asked > 0.0
+            self._latency[name] = percentiles(self._random, asked, truth) if counts else (0.0, 0.0, 0.0)
 
     def busy_cores(self, interval: Interval) -> float:
         """CPU used by everybody."""
@@ -178,6 +189,8 @@ class World:
         actor = next(a for a in self.scenario.actors if a.name == name)
         p50, p95, p99 = self._latency[name]
         lra, nothing = actor.is_lra, Unavailable("a batch job tells nothing about itself")
+        if self.scenario.noise is Noise.COUNTED:
+            outcome = _counted(self._random, outcome, interval.seconds, lra)
         answered = outcome.work_per_s > 0
         silent = Unavailable("nothing was answered")
         is_open = lra and actor.work.requests is not None and not actor.work.requests.closed
@@ -296,6 +309,41 @@ class World:
             wanted = wanted - spare * min(1.0, over / max(float(spare.sum()), 1.0))
         fill = _PAGE_FILL_BYTES_PER_S * dt_s
         self._state.resident = np.minimum(wanted, self._state.resident + fill)
+
+
+def _counted(random: Random, truth: Outcome, seconds: float, lra: bool) -> Outcome:
+    """What counters and clocks give over the interval: every quantity as far as its events tell it.
+
+    Requests are counted; they are not alike, so that the CPU time of n of them scatters once more by 1 / sqrt(n). What
+    batch uses comes in slices.
+    """
+    if lra:
+        asked = truth.work_per_s * seconds
+        done = count(random, asked)
+        work, alike = done / max(asked, 1e-9), factor(random, done)
+    else:
+        work, alike = factor(random, truth.usage_cores * seconds / SLICE_S), 1.0
+    used = work * alike
+    waits = factor(random, truth.run_delay_cores * seconds / SLICE_S)
+    memory = factor(random, truth.memory_some * seconds / STALL_S)
+    disk = factor(random, truth.io_some * seconds / STALL_S)
+    return replace(
+        truth,
+        work_per_s=truth.work_per_s * work,
+        offered_per_s=truth.offered_per_s * work,
+        usage_cores=truth.usage_cores * used,
+        mips=truth.mips * used,
+        run_delay_cores=truth.run_delay_cores * waits,
+        runnable=truth.runnable * used,
+        cpu_some=min(1.0, truth.cpu_some * waits),
+        cpu_full=min(1.0, truth.cpu_full * waits),
+        memory_some=min(1.0, truth.memory_some * memory),
+        memory_full=min(1.0, truth.memory_full * memory),
+        io_some=min(1.0, truth.io_some * disk),
+        io_full=min(1.0, truth.io_full * disk),
+        refaults_per_s=count(random, truth.refaults_per_s * seconds) / seconds,
+        bandwidth_bytes_per_s=truth.bandwidth_bytes_per_s * used,
+    )
 
 
 _LATENCIES: Final = frozenset({"p50_ms", "p95_ms", "p99_ms"})
