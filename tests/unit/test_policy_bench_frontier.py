@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from perphd.domain.allocation import UNTOUCHED, Settings
 from tests.unit.test_policy_bench_floor import PAIR, SMALL, stepped
 from tools.bench.policies import enough, frontier, measure, oracle, scenarios
-from tools.bench.policies.frontier import Point, least_missed, table, tightened
+from tools.bench.policies.frontier import Point, least_missed, table
 from tools.bench.policies.scene import Goal, Scenario
 
 WHOLE = st.floats(1e-3, 1e6)
@@ -18,15 +18,12 @@ WHOLE = st.floats(1e-3, 1e6)
 @given(WHOLE, WHOLE, WHOLE, WHOLE, st.floats(0.0, 1.0))
 def test_a_tighter_goal_is_met_with_the_margin(p95_ms, rate, most_ms, least, margin):
     goal = Goal(most_ms, least)
-    tight = tightened(goal, margin)
-    assert tight is not None
+    tight = goal.tightened(margin)
     assert tight.score(rate, p95_ms) == pytest.approx(goal.score(rate, p95_ms) / (1.0 + margin))
 
 
 def test_what_is_missing_in_a_goal_stays_missing():
-    assert tightened(None, 0.1) is None
-    tight = tightened(Goal(min_work_per_s=100.0), 0.25)
-    assert tight == Goal(min_work_per_s=125.0)
+    assert Goal(min_work_per_s=100.0).tightened(0.25) == Goal(min_work_per_s=125.0)
 
 
 def test_a_margin_misses_less_and_leaves_batch_less():

@@ -105,7 +105,7 @@ class Balance:
         """Once through the balance: CPU time of an operation, rates, traffic."""
         people, machine = self._people, self._machine
         # Instructions per second of a busy CPU: base, misses on channels as crowded as they are, throttle.
-        mpki = cache.misses_pki(people, state.occupancy)
+        mpki = cache.misses_pki(people, state.occupancy, machine.physics)
         per_miss = self._miss_cycles + self._queueing * state.channels[:, None, :]
         cpi = self._cpi + per_miss * mpki / 1000.0
         missed = mpki * self._written
@@ -140,6 +140,8 @@ class Balance:
         wake = _WAKE_FLOOR_S * cpu.hit + _WAKE_S * np.minimum(cpu.ratio**_WAKE_POWER, _WAKE_CEILING)
         # Rates.
         waits = people.wait_s + people.think_s + stall_memory + stall_io
+        if machine.physics.halt_ms > 0.0:
+            waits = waits + machine.physics.halt_ms / 1000.0 * cpu.idle
         servers = np.maximum(1.0, cpu.most)
         clients = np.maximum(people.clients * load, _TINY)
         shared = (service, people.serial_s, waits + wake, cpu.entitled, servers)
@@ -158,6 +160,7 @@ class Balance:
                 cpu.entitled,
                 servers,
                 people.bursts,
+                machine.physics,
             )
             loop = _chosen(self._is_closed, loop, opened)
         free = latency.closed_step(
@@ -216,6 +219,7 @@ class Balance:
             state.channels,
             flow.bandwidth.sum(1) / peak,
             -(flow.bandwidth * share * yields[..., None]).sum(1) / peak,
+            machine.physics,
         )
         cycle = np.where(is_batch, flow.service + state.stalled, flow.loop.response_s)
         disk = flow.rate * (self._own_use + flow.faults * self._page_use)
@@ -235,7 +239,7 @@ class Balance:
         )
         size = float(machine.l3_bytes)
         target = cache.occupancy_target(people, rows.mask, flow.pressure, machine.way_bytes)
-        share = cache.safe_share(people, flow.mpki, target, size)
+        share = cache.safe_share(people, flow.mpki, state.occupancy, target, size, machine.physics)
         if dt_s is not None:
             share = np.minimum(share, cache.settled_share(flow.pressure, size, dt_s))
         state.occupancy = state.occupancy + share * (target - state.occupancy)

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 
 from perphd.sim.node.grant import Array
+from perphd.sim.node.physics import PRESENT, Physics
 from perphd.sim.node.population import Population
 
 LINE: Final = 64
@@ -15,10 +16,10 @@ _SETTLE_MIN_S: Final = 0.02
 _SETTLE_MAX_S: Final = 5.0  # a quiet cache ages slowly
 
 
-def misses_pki(people: Population, occupancy: Array) -> Array:
-    """Misses per kilo-instruction [B,W,D] with these bytes of cache: an exponential curve per program."""
+def misses_pki(people: Population, occupancy: Array, physics: Physics = PRESENT) -> Array:
+    """Misses per kilo-instruction [B,W,D] with these bytes of cache: a curve per program, exponential at present."""
     swing, scale = people.mpki_swing[:, None], people.mpki_scale[:, None]
-    curve: Array = people.mpki_floor[:, None] + swing * np.exp(-occupancy / scale)
+    curve: Array = people.mpki_floor[:, None] + swing * physics.missing(occupancy / scale)
     return curve
 
 
@@ -46,13 +47,21 @@ def settled_share(pressure: Array, size_bytes: float, dt_s: float) -> Array:
     return share[:, None, :]
 
 
-def safe_share(people: Population, mpki: Array, target: Array, size_bytes: float) -> Array:
+def safe_share(
+    people: Population,
+    mpki: Array,
+    occupancy: Array,
+    target: Array,
+    size_bytes: float,
+    physics: Physics = PRESENT,
+) -> Array:
     """The largest share of the way to the target that does not overshoot, one per cache [B,1,D].
 
     A target falls as its owner's contents grow (fewer misses, less pressure); the step is Newton's, with the sum of
     all slopes as bound.
     """
     curved = 1.0 - people.mpki_floor[:, None] / np.maximum(mpki, 1e-12)
-    slope = target * (1.0 - target / size_bytes) * curved / people.mpki_scale[:, None]
+    scale = people.mpki_scale[:, None]
+    slope = target * (1.0 - target / size_bytes) * curved / scale * physics.steepness(occupancy / scale)
     share: Array = 0.9 / (1.0 + np.maximum(slope, 0.0).sum(1))
     return share[:, None, :]

@@ -1,7 +1,8 @@
 """Shared queues (memory channels, disk, link): delay as a function of use, and the price that balances both.
 
-The delay factor of a resource is 1 + its congestion ``x``, with x = u^2 / (1 - u) at utilisation u. Each user's
-demand falls as x rises; the balance is found by Newton steps on log x, which also carries over from tick to tick.
+The delay factor of a resource is 1 + its congestion ``x``, at present with x = u^2 / (1 - u) at utilisation u. Each
+user's demand falls as x rises; the balance is found by Newton steps on log x, which also carries over from tick to
+tick.
 """
 
 from __future__ import annotations
@@ -11,30 +12,24 @@ from typing import Final
 import numpy as np
 
 from perphd.sim.node.grant import Array
+from perphd.sim.node.physics import PRESENT, Physics
 
 MIN: Final = 1e-6
 MAX: Final = 1e4
 _STEP: Final = 2.0  # largest change of log x at once
 
 
-def utilisation(congestion: Array) -> Array:
-    """The utilisation at which a queue has this congestion."""
-    x = congestion
-    used: Array = 0.5 * (np.sqrt(x * x + 4.0 * x) - x)
-    return used
-
-
-def balance(congestion: Array, offered: Array, slope: Array) -> Array:
+def balance(congestion: Array, offered: Array, slope: Array, physics: Physics = PRESENT) -> Array:
     """One step towards the congestion at which what is offered equals the utilisation.
 
     Args:
         congestion: x now.
         offered: demand over capacity at x.
         slope: its derivative by x (not positive).
+        physics: has the form of the queue.
     """
     x = congestion
-    used = utilisation(x)
-    rise = (x + 2.0) / (2.0 * np.sqrt(x * x + 4.0 * x)) - 0.5
+    used, rise = physics.utilisation(x), physics.utilisation_slope(x)
     # On log(offered) - log(used): both are nearly straight in log x over decades.
     gap = np.log(np.maximum(offered, 1e-9) / np.maximum(used, 1e-12))
     bend = slope * x / np.maximum(offered, 1e-9) - rise * x / np.maximum(used, 1e-12)

@@ -15,7 +15,6 @@ from perphd.sim.node.state import DRAIN_S, State
 
 _WAKER_BONUS: Final = 1.5  # in shares, for those that sleep between bursts
 _LRA_RIVAL: Final = 0.3  # of the wake-up delay, when the neighbour is an LRA: it soon sleeps again
-_MIX_HALF: Final = 0.10  # share of batch at which half of the damage to private caches is done
 _PLAIN_SIZE: Final = 40  # workloads x classes up to which plain numbers are faster than arrays
 _TINY: Final = 1e-12
 
@@ -27,7 +26,8 @@ class Cpu:
     ``entitled``: cores that each gets if it asks for all that it can use (``most``); ``usage``: with what everybody
     wants now; ``domain`` [B,W,D]: share of each one's time in each domain; ``smt``: speed left by busy siblings,
     ``overlap``: how often they are busy. ``ratio``: weight of who runs where a waking thread wants to, over its own;
-    ``hit``: how often somebody does; ``mix``, ``near``: foreign work in its private caches, and beside it.
+    ``hit``: how often somebody does; ``idle``: share of the CPUs that it may use on which nobody runs (0 where that
+    does not matter); ``mix``, ``near``: foreign work in its private caches, and beside it.
     """
 
     entitled: Array
@@ -42,13 +42,14 @@ class Cpu:
     near: Array
     weight: Array
     wanted: Array
+    idle: Array
 
 
 class Division:
     """Divides the CPUs of one machine among one population."""
 
     def __init__(self, machine: Machine, people: Population) -> None:
-        self._machine, self._people = machine, people
+        self._machine, self._people, self._physics = machine, people, machine.physics
         self._lras = np.flatnonzero(people.lra).tolist()
         # What the population alone says is computed once, not at every step.
         self._is_lra = people.lra > 0
@@ -93,13 +94,17 @@ class Division:
             busy = np.minimum(final.sum(1) / layout.size_floor, 1.0)
             beside = np.einsum("bkl,bl->bk", layout.sibling, busy)
             spread = np.einsum("bwk,bk->bw", layout.member, layout.size * beside)
-            overlap = (spread / layout.cpus_floor) ** 2
+            overlap = (spread / layout.cpus_floor) ** self._physics.overlap_power
         ratio, hit, mix, near = self._contention(state, rows, first)
         by_domain = np.einsum("bwk,bkd->bwd", final, layout.domain)
         total = usage[..., None]
         domain = np.where(total > 1e-6, by_domain / np.maximum(total, 1e-6), layout.spread)
         smt = 1.0 - people.smt_loss * overlap
-        return Cpu(entitled, most, usage, domain, smt, overlap, ratio, hit, mix, near, weight, wanted)
+        idle = np.zeros_like(usage)
+        if self._physics.halt_ms > 0.0:
+            free = layout.size * (1.0 - np.minimum(final.sum(1) / layout.size_floor, 1.0))
+            idle = np.einsum("bwk,bk->bw", layout.member, free) / layout.cpus_floor
+        return Cpu(entitled, most, usage, domain, smt, overlap, ratio, hit, mix, near, weight, wanted, idle)
 
     def share_out(self, state: State, rows: Grants, cpu: Cpu, used: Array) -> Array:
         """CPU time that each gets, [B,W], when LRAs use ``used`` and batch the rest: never more than there is."""
@@ -128,7 +133,8 @@ class Division:
         share = np.where(met, part * present * present, 0.0).sum(3) * pair
         hits = people.pollution * share
         between = people.pollution[None, None, :, None] * theirs / np.maximum(own + theirs, _TINY)
-        dirt = np.where(met, part * between / (between + _MIX_HALF) * (1.0 + _MIX_HALF), 0.0).sum(3) * pair
+        half = self._physics.mix_half
+        dirt = np.where(met, part * between / (between + half) * (1.0 + half), 0.0).sum(3) * pair
         awake = np.minimum(np.maximum(state.runnable, 1.0), layout.cpus)
         mine = rows.weight[:, :, None] if rows.mine is None else rows.mine
         theirs_w = rows.weight[:, None, :] if rows.theirs is None else rows.theirs
@@ -147,6 +153,7 @@ class Division:
         """CPU time of a request over that of an undisturbed one, by neighbours in the private caches."""
         people = self._people
         mixed = (people.mix_cost - people.mix_relief * np.minimum(1.0, cpu.ratio)) * cpu.mix
+        mixed = mixed * self._physics.mix_scale
         cost: Array = 1.0 + people.lra * (mixed + people.neighbour_cost * cpu.near)
         return cost
 

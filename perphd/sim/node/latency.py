@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from perphd.sim.node.grant import Array
+from perphd.sim.node.physics import PRESENT, Physics
 
 _BURST_CREDIT: Final = 0.6
 BUSY_MAX: Final = 0.97
@@ -35,9 +36,9 @@ class Loop:
     burst_s: Array
 
 
-def pace(busy: Array, entitled: Array, servers: Array) -> Array:
+def pace(busy: Array, entitled: Array, servers: Array, power: float = 2.0) -> Array:
     """Speed of one running thread: full while its group is modest, its fair share when it wants all it can get."""
-    share: Array = 1.0 - (1.0 - np.minimum(1.0, entitled / servers)) * np.minimum(1.0, busy) ** 2
+    share: Array = 1.0 - (1.0 - np.minimum(1.0, entitled / servers)) * np.minimum(1.0, busy) ** power
     return share
 
 
@@ -98,6 +99,7 @@ def open_loop(
     entitled: Array,
     servers: Array,
     bursts: Array,
+    physics: Physics = PRESENT,
 ) -> Loop:
     """Response to requests that arrive whatever happens.
 
@@ -112,6 +114,7 @@ def open_loop(
         entitled: cores that it gets if it asks for all.
         servers: CPUs that it can use at once.
         bursts: (1 + cv^2) / 2 of arrivals and service.
+        physics: has the form of waiting.
     """
     cpu_limit = BUSY_MAX * entitled / service_s
     limit = np.minimum(cpu_limit, threads / np.maximum(service_s + held_s, _TINY))
@@ -120,8 +123,8 @@ def open_loop(
     # A burst is served by more than the fair share: threads that slept are owed time.
     burst_cores = entitled + _BURST_CREDIT * (servers - entitled)
     busy = rate * service_s / burst_cores
-    alone = service_s / pace(busy, entitled, servers)
-    queued = busy ** (np.sqrt(2.0 * (servers + 1.0)) - 1.0)
+    alone = service_s / pace(busy, entitled, servers, physics.pace_power)
+    queued = physics.queued(busy, servers)
     # Full to the limit: waiting grows to what the last bit of room allows.
     burst_s = bursts * service_s / (burst_cores * np.maximum(1.0 - busy, 0.02))
     lock = serial_s / (1.0 - np.minimum(0.97, rate * serial_s))
@@ -131,14 +134,14 @@ def open_loop(
     return Loop(rate, response, wait, queued, burst_s)
 
 
-def quantiles(loop: Loop, sigma: Array) -> tuple[Array, Array, Array]:
-    """p50, p95, p99 (s): a log-normal response, plus an exponential wait that ``loop.queued`` of them have."""
+def quantiles(loop: Loop, sigma: Array, physics: Physics = PRESENT) -> tuple[Array, Array, Array]:
+    """p50, p95, p99 (s): a log-normal response, plus a wait (at present exponential) that ``loop.queued`` have."""
     mean = loop.response_s
     median = mean / np.exp(sigma * sigma / 2.0)
 
     def above(level: float, z: float) -> Array:
         body = median * np.exp(sigma * z) if z else median
-        tail = mean + loop.burst_s * np.log(np.maximum(loop.queued, level) / level)
+        tail = mean + loop.burst_s * physics.tail(np.log(np.maximum(loop.queued, level) / level))
         result: Array = np.where(loop.queued > level, np.maximum(body, tail), body)
         return result
 

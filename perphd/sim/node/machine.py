@@ -7,6 +7,7 @@ from typing import Final
 
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.topology import Core, L3Domain, NumaNode, Topology
+from perphd.sim.node.physics import PRESENT, Physics
 
 # Memory bandwidth that one core can draw under a throttle level (%): measured at the low end (six cores asked for
 # 4 GB/s drew 13.6 GB/s: intel-cmt-cat issue 277), where the steps bend (issues 69 and 115: 65-94 act like 90);
@@ -22,6 +23,7 @@ class Machine:
     CPUs are numbered as x86 firmware does: first one thread of every core, then the others.
     ``l3_bytes``, ``llc_ways``, ``memory_bytes_per_s``: of one socket. ``core_bytes_per_s``: what a single core can
     draw. ``mba_levels_pct``: the throttle levels that the hardware has (it rounds a request up to one of them).
+    ``physics``: the forms of its laws.
     """
 
     sockets: int = 1
@@ -38,6 +40,7 @@ class Machine:
     disk_bytes_per_s: float = 1.0e9
     disk_ms: float = 0.12
     net_bytes_per_s: float = 1.25e9
+    physics: Physics = PRESENT
 
     @property
     def cores(self) -> int:

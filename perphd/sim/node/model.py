@@ -44,7 +44,8 @@ class Node:
         self._division = Division(machine, self.people)
         self._balance = Balance(machine, self.people)
         people, ghz = self.people, machine.ghz * 1e9
-        best = people.mpki_floor + people.mpki_swing * np.exp(-machine.l3_bytes / people.mpki_scale)
+        kept = machine.physics.missing(machine.l3_bytes / people.mpki_scale)
+        best = people.mpki_floor + people.mpki_swing * kept
         self._full_speed = ghz / (people.cpi + people.miss_cycles * best / 1000.0)
 
     # -- questions -------------------------------------------------------------------------------------
@@ -156,7 +157,10 @@ class Node:
         used = self._division.share_out(state, rows, cpu, flow.usage)
         flow.hold_to(used, self.people.lra > 0)
         cycles = self.machine.ghz * 1e9
-        return outcomes(self.people, cycles, self._full_speed, state, rows, cpu, flow, load, steady=steady)
+        return outcomes(
+            self.people, cycles, self._full_speed, state, rows, cpu, flow, load, steady=steady,
+            physics=self.machine.physics,
+        )  # fmt: skip
 
     # -- details -----------------------------------------------------------------------------------------
 

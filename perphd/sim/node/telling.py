@@ -11,6 +11,7 @@ from perphd.sim.node.balance import Flow
 from perphd.sim.node.division import Cpu
 from perphd.sim.node.grant import Array, Grants
 from perphd.sim.node.outcome import Outcomes
+from perphd.sim.node.physics import PRESENT, Physics
 from perphd.sim.node.population import Population
 from perphd.sim.node.state import State
 
@@ -30,6 +31,7 @@ def outcomes(
     load: Array,
     *,
     steady: bool,
+    physics: Physics = PRESENT,
 ) -> Outcomes:
     """What a pass says about every workload. ``steady``: nothing will change; an overload then lasts for a while."""
     loop = flow.loop
@@ -42,7 +44,7 @@ def outcomes(
     loop.response_s = loop.response_s - people.think_s
     spread = _SPREAD_CONTENDED * np.cbrt(np.minimum(1.0, cpu.ratio)) * (cpu.hit > 0)
     sigma = people.spread + spread * np.where(people.closed > 0, 0.8, 0.5)
-    p50, p95, p99 = latency.quantiles(loop, sigma)
+    p50, p95, p99 = latency.quantiles(loop, sigma, physics)
     offered = np.where(is_open, people.rate * load, flow.rate)
     if steady:
         late = np.where(is_open, np.maximum(offered / np.maximum(flow.rate, _TINY) - 1.0, 0.0), 0.0)

@@ -75,7 +75,7 @@ def main() -> int:
         _load_all()
         with ProcessPoolExecutor(options.jobs) as pool:
             try:
-                work(pool, "optima", optima, _optimum_tasks(chosen, optima), progress)
+                work(pool, "optima", optima, _optimum_tasks(chosen, options.policies, optima), progress)
                 work(pool, "runs", runs, _run_tasks(chosen, options, optima, runs), progress)
                 work(pool, "knees", knees, _knee_tasks(chosen, options, knees), progress)
                 work(pool, "grids: optima", cells, _grid_tasks(["oracle"], options, cells), progress)
@@ -228,10 +228,19 @@ def _run_key(scenario: str, policy: str, seed: int) -> str:
     return f"{scenario}|{policy}|{seed}"
 
 
-def _optimum_tasks(chosen: list[Scenario], known: results.Lines) -> Iterator[Task]:
+def _wanted_optima(scenario: Scenario, policies: list[str]) -> dict[str, Situation]:
+    """Every situation whose optimum somebody is measured by, or sets."""
+    margins = held.MARGINS if held.CLAIRVOYANT in policies else (0.0,)
+    found: dict[str, Situation] = {}
+    for margin in margins:
+        found |= measure.situations(scenario.tightened(margin) if margin else scenario)
+    return found
+
+
+def _optimum_tasks(chosen: list[Scenario], policies: list[str], known: results.Lines) -> Iterator[Task]:
     todo: dict[str, tuple[Situation, bool]] = {}
     for scenario in chosen:
-        for key, here in measure.situations(scenario).items():
+        for key, here in _wanted_optima(scenario, policies).items():
             if key not in known.known:
                 todo[key] = here, scenario.partition
     for key, (here, parts) in todo.items():
@@ -246,9 +255,8 @@ def _run_tasks(
     chosen: list[Scenario], options: argparse.Namespace, optima: results.Lines, known: results.Lines
 ) -> Iterator[Task]:
     for scenario in chosen:
-        own = {
-            key: Optimum(**optima.known[key]) for key in measure.situations(scenario) if key in optima.known
-        }
+        wanted = _wanted_optima(scenario, options.policies)
+        own = {key: Optimum(**optima.known[key]) for key in wanted if key in optima.known}
         seconds = scenario.duration_s * len(scenario.actors) ** 0.5
         for policy in [p for p in options.policies if not scenario.only or p in scenario.only]:
             for seed in range(_seeds(scenario, options)):
@@ -259,15 +267,26 @@ def _run_tasks(
 
 
 def one_run(scenario: Scenario, policy: str, seed: int, optima: dict[str, Optimum]) -> dict[str, object]:
-    """One run, measured; of the policies of ``KNEE_OF`` also every step away from what they settled on."""
+    """One run, measured; of the policies of ``KNEE_OF`` also every step away from what they settled on.
+
+    The clairvoyant is the run with the margin that missed least in this very world.
+    """
     scenario = scenario.drawn(seed)
-    who, judged = entrant(policy), policy in KNEE_OF and scenario.family != "quiet"
+    if policy == held.CLAIRVOYANT:
+        tried = []
+        for margin in held.MARGINS:
+            ruler = held.HeldPolicy(scenario, optima, margin=margin)
+            tried.append(measure.measure(entrant(policy).run(scenario, ruler, seed), optima))
+        least = min(tried, key=lambda r: (r.excess_s, r.violation_s))
+        return replace(least, policy=policy).as_dict() | {"steps": []}
+    stepped = scenario.family not in scenarios.LATER and scenario.family != "quiet"
+    who, judged = entrant(policy), policy in KNEE_OF and stepped
     if policy in (held.NAME, held.LATE):
-        ruler: Policy = held.HeldPolicy(scenario, optima, late=policy == held.LATE)
+        decides: Policy = held.HeldPolicy(scenario, optima, late=policy == held.LATE)
     else:
-        ruler = who.make(scenario, seed)
+        decides = who.make(scenario, seed)
     watcher = enough.Watcher() if judged else None
-    done = who.run(scenario, ruler, seed, watch=watcher)
+    done = who.run(scenario, decides, seed, watch=watcher)
     steps = enough.steps_of(done, watcher) if watcher is not None else []
     found = replace(measure.measure(done, optima), policy=policy)
     return found.as_dict() | {"steps": [step.as_dict() for step in steps]}

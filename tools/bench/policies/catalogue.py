@@ -81,6 +81,7 @@ PERPH: Final = Entrant(lambda scene, seed: PerphPolicy(), models=True, attentive
 ENTRANTS: Final[dict[str, Entrant]] = {
     held.NAME: Entrant(lambda scene, seed: _held(scene, late=False), period_s=held.PERIOD_S),
     held.LATE: Entrant(lambda scene, seed: _held(scene, late=True), period_s=held.PERIOD_S),
+    held.CLAIRVOYANT: Entrant(lambda scene, seed: _held(scene, late=False), period_s=held.PERIOD_S),
     "none": Entrant(lambda scene, seed: NonePolicy()),
     "cpu-sbs": Entrant(lambda scene, seed: CpuSharesPolicy()),
     "static": Entrant(lambda scene, seed: StaticPolicy()),

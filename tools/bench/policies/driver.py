@@ -15,10 +15,14 @@ from perphd.agent.config import DaemonConfig
 from perphd.agent.learning import observations
 from perphd.domain.allocation import KEEP, UNTOUCHED, Allocation, Settings
 from perphd.domain.decision import Action
+from perphd.domain.host_account import HostAccount
 from perphd.domain.policy import Policy, Snapshot, TargetState, WorkloadView
 from perphd.domain.sample import Quality, Sample, lies_after
+from perphd.domain.workload import Objective
 from perphd.predictor import Registry
-from tools.bench.policies.scene import Scenario
+from perphd.sim.node.grant import Grant
+from perphd.sim.node.model import Node
+from tools.bench.policies.scene import Actor, Scenario
 from tools.bench.policies.world import Interval, World, host_view
 
 KNOBS: Final = frozenset(
@@ -66,6 +70,7 @@ class Run:
     last: TargetState | None = None
 
 
+PROFILED_SHARE: Final = 0.9
 START_LOOK_S: Final = 0.25
 """A policy that keeps one pace and is told of batch starts is asked as batch starts, and once more so much later."""
 
@@ -95,14 +100,24 @@ class Seat:
         self._memory: Any = None
         self._in_force: Mapping[str, Settings] = {}
         self._tick = 0
+        self._profiled: dict[tuple[str, float], float] = {}
         self._host = scenario.kind.actuators(host_view(scenario.machine))
         self.decide_s = self.learn_s = 0.0
 
-    def snapshot(self, samples: tuple[Sample, ...], busy_cores: float, now_s: float) -> Snapshot:
+    def snapshot(
+        self,
+        samples: tuple[Sample, ...],
+        busy_cores: float,
+        now_s: float,
+        account: HostAccount | None = None,
+    ) -> Snapshot:
         """What the policy sees now."""
         by_name = {sample.workload: self._flag(sample) for sample in samples}
-        views = tuple(self._view(actor.spec, by_name.get(actor.name)) for actor in self._scenario.actors)
-        host = replace(self._host, busy_cores=busy_cores)
+        known = [actor for actor in self._scenario.actors if actor.declared]
+        views = tuple(self._view(actor.spec, by_name.get(actor.name)) for actor in known)
+        if self._registry is None:
+            views = tuple(self._stands_in(actor, view) for actor, view in zip(known, views, strict=True))
+        host = replace(self._host, busy_cores=busy_cores, account=account)
         return Snapshot(self._tick, now_s, self._pace_s, host, views, self._memory)
 
     def decide(self, snapshot: Snapshot) -> TargetState:
@@ -164,6 +179,22 @@ class Seat:
             allowed=self._scenario.machine.online if cpus is KEEP else cpus,
         )
 
+    def _stands_in(self, actor: Actor, view: WorkloadView) -> WorkloadView:
+        """For policies that go by absolute targets alone: of an LRA without indicators, MIPS and nine tenths of
+        those that an off-line profile would show of it alone at this load.
+        """
+        if actor.sli or not actor.is_lra or view.sample is None:
+            return view
+        load = round(actor.load.at(view.sample.at_s) * 20.0) / 20.0 or 0.01
+        work = actor.at(view.sample.at_s)
+        key = repr(work), load
+        if key not in self._profiled:
+            node = Node(self._scenario.machine, [work])
+            self._profiled[key] = float(node.solve([[Grant()]], [load]).mips[0, 0])
+        objective = Objective(min_work_rate_per_s=PROFILED_SHARE * self._profiled[key])
+        sample = replace(view.sample, work_rate_per_s=view.sample.mips)
+        return replace(view, spec=replace(view.spec, objective=objective), sample=sample)
+
     def _learn(self, snapshot: Snapshot, registry: Registry) -> None:
         in_force = [allocation for allocation, _ in self._protections.values()]
         for name, seen in observations(snapshot, in_force, self._settings.batch_idle_cores):
@@ -196,7 +227,8 @@ def run(
     searching = False
     while world.now_s < scenario.duration_s - 1e-9:
         interval = world.advance(seat.next_in_s(world.now_s))
-        snapshot = seat.snapshot(world.samples(interval), world.busy_cores(interval), world.now_s)
+        account = world.account(interval) if scenario.accounted else None
+        snapshot = seat.snapshot(world.samples(interval), world.busy_cores(interval), world.now_s, account)
         target = seat.decide(snapshot)
         if watch is not None:
             watch(snapshot, target)

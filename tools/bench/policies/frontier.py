@@ -27,7 +27,7 @@ from tools.bench.policies import held, measure, oracle, results, scenarios
 from tools.bench.policies.driver import run
 from tools.bench.policies.oracle import Optimum, Situation
 from tools.bench.policies.pool import Progress, Task, work
-from tools.bench.policies.scene import Goal, Scenario
+from tools.bench.policies.scene import Scenario
 
 MARGINS: Final = (0.0, 0.03, 0.08, 0.15)
 SEEDS: Final = 2
@@ -48,20 +48,9 @@ class Point:
     good: float
 
 
-def tightened(goal: Goal | None, margin: float) -> Goal | None:
-    """The goal that is met with this margin where the other one is just met."""
-    if goal is None:
-        return None
-    delay, rate = goal.max_p95_ms, goal.min_work_per_s
-    return Goal(
-        delay / (1.0 + margin) if delay is not None else None,
-        rate * (1.0 + margin) if rate is not None else None,
-    )
-
-
 def with_margin(here: Situation, margin: float, parts: bool) -> Optimum:
     """The optimum for goals that are tighter by this margin; the setting of the greatest score where there is none."""
-    goals = tuple(tightened(goal, margin) for goal in here.goals)
+    goals = tuple(goal.tightened(margin) if goal is not None else None for goal in here.goals)
     return oracle.best(replace(here, goals=goals), parts=parts)
 
 

@@ -27,11 +27,12 @@ class Result:
     ``first_ok_samples``: from when batch is there until all targets are met for three rounds (nan: never).
     ``batch``: mean batch work (see ``oracle``); ``of_oracle``: the same over the optimum's, where that is feasible;
     ``steady_of_oracle``, ``steady_violation_share``: of the last half only, without samples of a search (nan: it never
-    ended); ``search_share``: of the counted time, what such samples took. ``good_of_oracle``: batch work over
-    the optimum's, counting none of what was done while a target was missed; ``good_of_one_class``: the same over
-    the best setting that treats all batch as one class. ``makespan_s``: mean of the jobs' (nan:
-    none was done). ``churn``: knobs changed per minute; ``actions``: rounds in which something was changed.
-    ``decide_ms``, ``learn_ms``: means of wall time per decision; ``decide_p99_ms``.
+    ended); ``search_share``: of the counted time, what such samples took. ``of_best_score``: where no
+    setting meets all targets, the worst LRA's score over the best that any reaches (both at most 1).
+    ``good_of_oracle``: batch work over the optimum's, counting none of what was done while a target was missed;
+    ``good_of_one_class``: the same over the best setting that treats all batch as one class. ``makespan_s``: mean
+    of the jobs' (nan: none was done). ``churn``: knobs changed per minute; ``actions``: rounds in which something
+    was changed. ``decide_ms``, ``learn_ms``: means of wall time per decision; ``decide_p99_ms``.
     """
 
     scenario: str
@@ -58,6 +59,7 @@ class Result:
     decide_p99_ms: float
     learn_ms: float
     search_share: float = 0.0
+    of_best_score: float = math.nan
 
     def as_dict(self) -> dict[str, object]:
         """For JSON; nan becomes None."""
@@ -74,7 +76,7 @@ def situation_at(scenario: Scenario, at_s: float, gone: frozenset[str] = frozens
     """Who is there at this time and what is asked, with loads rounded."""
     there = [a for a in scenario.actors if a.present(at_s) and a.name not in gone]
     return oracle.situation(
-        scenario.machine,
+        scenario.machine_at(at_s),
         [(a, a.at(at_s), round(a.load.at(at_s) / LOAD_STEP) * LOAD_STEP or 0.01) for a in there],
     )
 
@@ -135,6 +137,7 @@ def measure(run: Run, optima: Mapping[str, Optimum]) -> Result:
         decide_p99_ms=decide[int(0.99 * (len(decide) - 1))] if decide else math.nan,
         learn_ms=statistics.fmean(r.learn_s * 1000.0 for r in run.rounds) if run.rounds else math.nan,
         search_share=_weighted([(float(m.searching), m.seconds) for m in tally.moments]),
+        of_best_score=_weighted([(m.of_best_score, m.seconds) for m in tally.moments]),
     )
 
 
@@ -151,6 +154,7 @@ class _Moment:
     has_batch: bool
     work: float
     searching: bool = False
+    of_best_score: float = math.nan
 
 
 class _Tally:
@@ -174,7 +178,12 @@ class _Tally:
                 continue
             load = round(actor.load.at(middle_s) / LOAD_STEP) * LOAD_STEP or 0.01
             if actor.is_lra and actor.goal is not None:
-                worst = min(worst, actor.goal.score(outcome.work_per_s, outcome.p95_ms))
+                # What a phase of the program costs is nobody's fault.
+                phase = interval.phases.get(actor.name, 1.0)
+                score = actor.goal.score(outcome.work_per_s * phase, outcome.p95_ms / phase)
+                worst = min(worst, score)
+            if not actor.declared:
+                continue
             share = outcome.work_per_s / max(self._rate_alone(actor.name, middle_s, load), 1e-9)
             (works if actor.is_lra else shares).append(share)
         here = situation_at(scenario, middle_s, gone)
@@ -193,15 +202,19 @@ class _Tally:
                 has_batch=bool(shares),
                 work=statistics.fmean(works) if works else math.nan,
                 searching=item.searching,
+                of_best_score=min(worst, 1.0) / min(max(optimum.score, 1e-9), 1.0)
+                if optimum is not None and not optimum.feasible and worst < math.inf
+                else math.nan,
             )
         )
 
     def _rate_alone(self, name: str, at_s: float, load: float) -> float:
         actor = next(a for a in self._scenario.actors if a.name == name)
         work = actor.at(at_s)
-        key = (name, repr(work), load)
+        machine = self._scenario.machine_at(at_s)
+        key = (name, repr(work) + str(machine.ghz), load)
         if key not in self._alone:
-            self._alone[key] = oracle.alone_rate(self._scenario.machine, work, load)
+            self._alone[key] = oracle.alone_rate(machine, work, load)
         return self._alone[key]
 
 

@@ -51,12 +51,16 @@ _MOST_LOOKS: Final = 6000
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """Who is there, how much is asked of them (a factor each), and what they are to be kept at."""
+    """Who is there, how much is asked of them (a factor each), and what they are to be kept at.
+
+    ``undeclared``: places of those that nobody can set: they stay on all CPUs at the default weight.
+    """
 
     machine: Machine
     works: tuple[NodeWorkload, ...]
     loads: tuple[float, ...]
     goals: tuple[Goal | None, ...]
+    undeclared: tuple[int, ...] = ()
 
     @property
     def key(self) -> str:
@@ -70,8 +74,8 @@ class Situation:
 
     @property
     def batch(self) -> list[int]:
-        """Places of batch."""
-        return [i for i, work in enumerate(self.works) if work.requests is None]
+        """Places of batch that can be set, and whose work counts."""
+        return [i for i, w in enumerate(self.works) if w.requests is None and i not in self.undeclared]
 
 
 Packed = tuple[str, int, int, int]
@@ -117,6 +121,7 @@ def situation(machine: Machine, actors: Sequence[tuple[Actor, NodeWorkload, floa
         tuple(work for _, work, _ in actors),
         tuple(round(load, 3) for _, _, load in actors),
         tuple(actor.goal for actor, _, _ in actors),
+        tuple(place for place, (actor, _, _) in enumerate(actors) if not actor.declared),
     )
 
 
@@ -150,12 +155,12 @@ def scores(here: Situation, told: Outcomes) -> Array:
 
 
 def best(here: Situation, *, parts: bool = False) -> Optimum:
-    """The optimum. ``parts``: look at disjoint parts for every workload, too."""
+    """The optimum. ``parts``: look at disjoint parts for every workload, too, where nobody is undeclared."""
     found = shared(here)
     if len(here.lras) > 1 and here.batch:
         found = _better(_better(found, own_cores(here)), lent_cores(here))
     one_class = found.work
-    if parts and len(here.works) > 1:
+    if parts and len(here.works) > 1 and not here.undeclared:
         divided = partitioned(here)
         one_class = max(one_class, divided.work if len(here.batch) == 1 else 0.0)
         found = _better(found, divided)
@@ -183,7 +188,7 @@ def shared(here: Situation) -> Optimum:
     ways = machine.llc_ways
     kept = range(0, ways, 4) if thin else range(ways)
     levels = (10, 30, 60, 100) if thin else machine.mba_levels_pct
-    lras = set(here.lras)
+    lras, free = set(here.lras), set(here.undeclared)
     masks: list[tuple[int, ...]] = []
     told_masks: list[str] = []
     for keep in kept:
@@ -191,18 +196,23 @@ def shared(here: Situation) -> Optimum:
         for own in (machine.full_mask, (1 << keep) - 1):
             if own == 0 or (own != machine.full_mask and (keep == 0 or thin)):
                 continue
-            masks.append(tuple(own if i in lras else theirs for i in range(len(here.works))))
+            masks.append(
+                tuple(
+                    machine.full_mask if i in free else own if i in lras else theirs
+                    for i in range(len(here.works))
+                )
+            )
             told_masks.append(
                 f"batch in {ways - keep} ways" + ("" if own == machine.full_mask else ", LRAs in the others")
             )
-    throttles = [tuple(100 if i in lras else level for i in range(len(here.works))) for level in levels]
+    throttles = [tuple(level if i in here.batch else 100 for i in range(len(here.works))) for level in levels]
     champion = Optimum(False, 0.0, -1.0, "", 0)
     total = machine.cores
     weights = WEIGHTS[::2] if thin else WEIGHTS
     for exclusive, weight in [(False, w) for w in weights] + [(True, WEIGHTS[-1])]:
         base = [
             Grant()
-            if i in lras
+            if i not in here.batch
             else Grant(idle=weight is IDLE, weight=100.0 if weight is IDLE else float(weight))
             for i in range(len(here.works))
         ]
@@ -211,7 +221,9 @@ def shared(here: Situation) -> Optimum:
         for k in counts:
             room = machine.first_cores(k, total - k)
             ours = machine.online - room if exclusive else machine.online
-            rows.append([ours if i in lras else room for i in range(len(here.works))])
+            rows.append(
+                [machine.online if i in free else ours if i in lras else room for i in range(len(here.works))]
+            )
         mine, (c, m, t) = _best_of(here, node, base, rows, masks, throttles)
         kind = (
             "cores of its own"
@@ -273,11 +285,11 @@ def own_cores(here: Situation) -> Optimum:
             core += count
         rest = machine.first_cores(machine.cores - core, core)
         masks = [
-            tuple(machine.full_mask if i in row else ((1 << k) - 1) << (ways - k) for i in names)
+            tuple(((1 << k) - 1) << (ways - k) if i in here.batch else machine.full_mask for i in names)
             for k in range(1, ways + 1)
         ]
-        levels = [tuple(100 if i in row else v for i in names) for v in machine.mba_levels_pct]
-        cpus = [[row.get(i, rest) for i in names]]
+        levels = [tuple(v if i in here.batch else 100 for i in names) for v in machine.mba_levels_pct]
+        cpus = [[machine.online if i in here.undeclared else row.get(i, rest) for i in names]]
         mine, (_, m, t) = _best_of(here, node, [Grant()] * len(here.works), cpus, masks, levels)
         how = (
             f"LRAs on cores of their own ({'/'.join(map(str, counts.values()))}), batch on "
@@ -312,11 +324,11 @@ def lent_cores(here: Situation) -> Optimum:
     reach, node, ways = _reach(here), Node(machine, here.works), machine.llc_ways
     lras = set(here.lras)
     masks = [
-        tuple(machine.full_mask if i in lras else ((1 << k) - 1) << (ways - k) for i in names)
+        tuple(((1 << k) - 1) << (ways - k) if i in here.batch else machine.full_mask for i in names)
         for k in range(1, ways + 1)
     ]
-    levels = [tuple(100 if i in lras else v for i in names) for v in machine.mba_levels_pct]
-    base = [Grant(idle=i not in lras) for i in names]
+    levels = [tuple(v if i in here.batch else 100 for i in names) for v in machine.mba_levels_pct]
+    base = [Grant(idle=i in here.batch) for i in names]
     for counts in compositions(machine.cores, len(lras)):
         if any(reach[i][min(c, 32) - 1] < MET for i, c in zip(here.lras, counts, strict=True)):
             continue
@@ -325,7 +337,15 @@ def lent_cores(here: Situation) -> Optimum:
             own[i] = machine.first_cores(count, core)
             core += count
         guests = range(1, machine.cores // 2 + 1)
-        rows = [[own.get(i, machine.first_cores(k, machine.cores - k)) for i in names] for k in guests]
+        rows = [
+            [
+                machine.online
+                if i in here.undeclared
+                else own.get(i, machine.first_cores(k, machine.cores - k))
+                for i in names
+            ]
+            for k in guests
+        ]
         mine, (c, m, t) = _best_of(here, node, base, rows, masks, levels)
         how = (
             f"all cores divided among the LRAs ({'/'.join(map(str, counts))}), batch idle on the last {guests[c]} "

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.bench.policies import enough, floor, held, report_grids, report_html
+from tools.bench.policies import enough, floor, held, report_grids, report_html, scenarios
 from tools.bench.policies.measure import Result
 from tools.bench.policies.report_text import mean, number, over, pct, pct_with, present, scatter
 
@@ -36,7 +36,12 @@ def write(
     agents: list[dict[str, Any]], about: About, steps: Sequence[enough.Neighbour] = (),
 ) -> str:  # fmt: skip
     """Write report.md, report.html and headline.md (the README's table); returns the head of the Markdown."""
-    head = [*_head(about), *_headline(runs)]
+    classic = [r for r in runs if r.family not in scenarios.LATER]
+    others = [r for r in runs if r.family in scenarios.LATER]
+    head = [
+        *_head(about), *_headline(classic, "All scenarios"), *_headline(others, "Those that came later"),
+        *_out_of_reach(runs), *_at_paces(runs),
+    ]  # fmt: skip
     parts = [
         *head, *_quiet(runs), *report_grids.section(cells), *_families(runs), *_losses(runs), *enough.section(steps),
         *_knees(knees), *_agents(agents), *_scenarios(runs),
@@ -73,7 +78,8 @@ def _head(about: About) -> list[str]:
 
 def _short(runs: Sequence[Result], cells: list[dict[str, Any]], about: About) -> list[str]:
     """The table for docs/benchmarks.md, with the command that makes it and what the columns mean."""
-    table = [line for line in _headline(runs) if line.startswith("|")]
+    classic = [r for r in runs if r.family not in scenarios.LATER]
+    table = [line for line in _headline(classic, "") if line.startswith("|")]
     return [
         f"From `{about.command}` ({len({r.scenario for r in runs})} scenarios, {len(runs)} runs). {about.cut}",
         "*missed*: share of the time in which a target is missed although the optimum meets all; *batch*: batch's "
@@ -90,12 +96,12 @@ def _short(runs: Sequence[Result], cells: list[dict[str, Any]], about: About) ->
 # -- the headline --------------------------------------------------------------------------------------
 
 
-def _headline(runs: Sequence[Result]) -> list[str]:
+def _headline(runs: Sequence[Result], title: str) -> list[str]:
     judged = [r for r in runs if not math.isnan(r.of_oracle) and r.family != "quiet"]
     if not judged:
         return []
     lines = [
-        f"## All scenarios in which the targets can be met ({len({r.scenario for r in judged})})",
+        f"## {title} in which the targets can be met ({len({r.scenario for r in judged})})",
         "",
         "| policy | missed | beyond late | depth | batch | good batch | one class | settled: missed "
         "| settled: batch | found | changes/min | spread | decision p50 ms |",
@@ -123,6 +129,57 @@ def _headline(runs: Sequence[Result]) -> list[str]:
         ]
         lines.append("| " + " | ".join(cells) + " |")
     return [*lines, ""]
+
+
+def _out_of_reach(runs: Sequence[Result]) -> list[str]:
+    """Where no setting meets all targets: how near, what batch keeps, how restless."""
+    mine = [r for r in runs if not math.isnan(r.of_best_score)]
+    if not mine:
+        return []
+    lines = [
+        f"## Where no setting meets all targets ({len({r.scenario for r in mine})} scenarios, some only in part)",
+        "",
+        "*nearness*: the worst LRA's score over the best that any setting reaches, while none meets all; *batch*:",
+        "its work over what it does alone, in the whole run; *changes*: knobs per minute.",
+        "",
+        "| policy | nearness | batch | changes/min | missed although it could be met |",
+        "| --- |" + " ---: |" * 4,
+    ]
+    for policy in present(mine):
+        some = [r for r in mine if r.policy == policy]
+        lines.append(
+            f"| {policy} | {pct_with(over(some, _near), scatter(some, _near))} | {pct(over(some, lambda r: r.batch))} "
+            f"| {over(some, lambda r: r.churn):.1f} | {pct(over(some, _missed))} |"
+        )
+    return [*lines, ""]
+
+
+def _at_paces(runs: Sequence[Result]) -> list[str]:
+    """The same policies at other paces, beside their own."""
+    bases = {r.policy.split("@")[0].split("+")[0] for r in runs if "@" in r.policy or "+" in r.policy}
+    mine = [r for r in runs if r.policy.split("@")[0].split("+")[0] in bases]
+    judged = [r for r in mine if not math.isnan(r.of_oracle) and r.family != "quiet"]
+    if not judged or not bases:
+        return []
+    common = set.intersection(*({r.scenario for r in judged if r.policy == p} for p in present(judged)))
+    lines = [
+        f"## Paces and batch starts ({len(common)} scenarios that all of these ran)", "",
+        "| policy | missed s a run | over perph's at its own pace | good batch |", "| --- |" + " ---: |" * 3,
+    ]  # fmt: skip
+    some = [r for r in judged if r.scenario in common]
+    own = over([r for r in some if r.policy == "perph"], lambda r: r.excess_s)
+    for policy in present(some):
+        these = [r for r in some if r.policy == policy]
+        missed_s = over(these, lambda r: r.excess_s)
+        ratio = f"{missed_s / own:.1f}" if own and own > 0.0 else "-"
+        lines.append(
+            f"| {policy} | {missed_s:.2f} | {ratio} | {pct_with(over(these, _good), scatter(these, _good))} |"
+        )
+    return [*lines, ""]
+
+
+def _near(run: Result) -> float:
+    return run.of_best_score
 
 
 def _missed(run: Result) -> float:
@@ -231,7 +288,7 @@ def _losses(runs: Sequence[Result], name: str = "perph", shown: int = 12) -> lis
         others = {}
         for policy in present(runs):
             some = [r for r in runs if r.scenario == scenario and r.policy == policy]
-            if some and policy not in (name, "none", held.NAME, held.LATE):
+            if some and policy not in (name, "none", held.NAME, held.LATE, held.CLAIRVOYANT):
                 others[policy] = mean(r.good_of_oracle for r in some)
         if not others:
             continue

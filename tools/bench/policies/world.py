@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from perphd.domain.allocation import IDLE, KEEP, NO_LIMIT, UNTOUCHED, Settings
+from perphd.domain.host_account import CpuAccount, GroupUse, HostAccount
 from perphd.domain.policy import HostView
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.domain.sample import Quality, Sample
@@ -75,12 +76,17 @@ def _has_group(settings: Settings) -> bool:
 
 @dataclass(slots=True)
 class Interval:
-    """How everybody truly fared over an interval: means of outcomes, by name. Latencies are weighted by work."""
+    """How everybody truly fared over an interval: means of outcomes, by name. Latencies are weighted by work.
+
+    ``phases``: mean factor on an LRA's cycles by its program's own phases; ``steal``: share that the hypervisor took.
+    """
 
     at_s: float
     seconds: float
     outcomes: dict[str, Outcome]
     loads: dict[str, float]
+    phases: dict[str, float] = field(default_factory=dict)
+    steal: float = 0.0
 
 
 @dataclass(slots=True)
@@ -97,6 +103,8 @@ class _Life:
     asked: Drift = field(default_factory=Drift)
     needed: Drift = field(default_factory=Drift)
     done: float = 0.0
+    level: float = 0.0
+    phase: float = 1.0
 
 
 class World:
@@ -150,12 +158,18 @@ class World:
         told: dict[str, list[Outcome]] = {}
         asked: dict[str, list[float]] = {}
         noises: dict[str, list[float]] = {}
+        phases: dict[str, list[float]] = {}
+        steal = 0.0
         for _ in range(steps):
             self._populate()
             for name, (outcome, load) in self._step(dt_s).items():
                 told.setdefault(name, []).append(outcome)
                 asked.setdefault(name, []).append(load)
                 noises.setdefault(name, []).append(math.exp(self._random.gauss(0.0, noise)))
+            steal += self.scenario.steal.at(self.now_s) / steps
+            for name, life in self._lives.items():
+                if life.actor.phases is not None:
+                    phases.setdefault(name, []).append(life.phase)
             self.now_s += dt_s
         outcomes = {name: _mean(items) for name, items in told.items()}
         if self.scenario.noise is Noise.COUNTED:
@@ -163,14 +177,35 @@ class World:
         else:
             self._latency = {name: _latencies(items, noises[name]) for name, items in told.items()}
         loads = {name: sum(items) / len(items) for name, items in asked.items()}
-        return Interval(self.now_s, seconds, outcomes, loads)
+        mean_phases = {name: sum(items) / len(items) for name, items in phases.items()}
+        return Interval(self.now_s, seconds, outcomes, loads, mean_phases, steal)
 
     # -- looking -----------------------------------------------------------------------------------
 
     def samples(self, interval: Interval) -> tuple[Sample, ...]:
         """What a monitor would have read over the interval."""
-        kind = self.scenario.kind
-        return tuple(kind.seen(self._sample(interval, name)) for name in interval.outcomes)
+        kind, declared = self.scenario.kind, {a.name for a in self.scenario.actors if a.declared}
+        return tuple(
+            kind.seen(self._sample(interval, name)) for name in interval.outcomes if name in declared
+        )
+
+    def account(self, interval: Interval) -> HostAccount:
+        """Who used the host's CPUs over the interval; time that the hypervisor took is in nobody's use."""
+        capacity, left = float(self.machine.cpus), 1.0 - interval.steal
+        parts = dict.fromkeys(("lras", "batch", "undeclared"), 0.0)
+        groups: list[GroupUse] = []
+        for actor in self.scenario.actors:
+            if actor.name not in interval.outcomes:
+                continue
+            used = interval.outcomes[actor.name].usage_cores * left
+            parts["undeclared" if not actor.declared else "lras" if actor.is_lra else "batch"] += used
+            if not actor.declared:
+                groups.append(GroupUse(f"/undeclared/{actor.name}", used))
+        steal = sum(outcome.usage_cores for outcome in interval.outcomes.values()) * interval.steal
+        idle = max(0.0, capacity - sum(parts.values()) - steal)
+        cpu = CpuAccount(capacity, kernel=0.0, steal=steal, idle=idle, **parts)
+        groups.sort(key=lambda group: -group.cpu_cores)
+        return HostAccount(interval.at_s, interval.seconds, cpu, tuple(groups))
 
     def _count_latencies(self, outcomes: Mapping[str, Outcome], seconds: float) -> None:
         for name, outcome in outcomes.items():
@@ -189,11 +224,16 @@ class World:
         actor = next(a for a in self.scenario.actors if a.name == name)
         p50, p95, p99 = self._latency[name]
         lra, nothing = actor.is_lra, Unavailable("a batch job tells nothing about itself")
+        if interval.steal:
+            outcome = replace(outcome, usage_cores=outcome.usage_cores * (1.0 - interval.steal))
         if self.scenario.noise is Noise.COUNTED:
             outcome = _counted(self._random, outcome, interval.seconds, lra)
+        if lra and not actor.sli:
+            nothing = Unavailable("no source of indicators is configured")
+        tells = lra and actor.sli
         answered = outcome.work_per_s > 0
         silent = Unavailable("nothing was answered")
-        is_open = lra and actor.work.requests is not None and not actor.work.requests.closed
+        is_open = tells and actor.work.requests is not None and not actor.work.requests.closed
         fresh = life is not None and life.fresh
         no_cache = no_rate = None
         if life is not None:
@@ -228,15 +268,15 @@ class World:
             llc_mpki=counted(outcome.mpki, 0.01),
             llc_occupancy_bytes=occupancy if no_cache is None else no_cache,
             mbw_bytes_per_s=bandwidth if no_rate is None else no_rate,
-            work_rate_per_s=outcome.work_per_s if lra else nothing,
+            work_rate_per_s=outcome.work_per_s if tells else nothing,
             load_per_s=outcome.offered_per_s if is_open else Unavailable("a closed loop"),
-            latency_p50_ms=(p50 if answered else silent) if lra else nothing,
-            latency_p95_ms=(p95 if answered else silent) if lra else nothing,
-            latency_p99_ms=(p99 if answered else silent) if lra else nothing,
-            work_events=outcome.work_per_s * interval.seconds if lra else nothing,
-            latency_events=outcome.work_per_s * interval.seconds if lra else nothing,
-            sli_window_s=interval.seconds if lra else nothing,
-            sli_resolution_s=0.0 if lra else nothing,
+            latency_p50_ms=(p50 if answered else silent) if tells else nothing,
+            latency_p95_ms=(p95 if answered else silent) if tells else nothing,
+            latency_p99_ms=(p99 if answered else silent) if tells else nothing,
+            work_events=outcome.work_per_s * interval.seconds if tells else nothing,
+            latency_events=outcome.work_per_s * interval.seconds if tells else nothing,
+            sli_window_s=interval.seconds if tells else nothing,
+            sli_resolution_s=0.0 if tells else nothing,
             quality=(Quality.FIRST,) if fresh else (),
         )
 
@@ -249,7 +289,9 @@ class World:
             for a in self.scenario.actors
             if a.present(self.now_s) and a.name not in self.finished_s
         }
-        if self._node is not None and wanted == {n: life.work for n, life in self._lives.items()}:
+        machine = self.scenario.machine_at(self.now_s)
+        same = self._node is not None and self._node.machine == machine
+        if same and wanted == {n: life.work for n, life in self._lives.items()}:
             return
         actors = {a.name: a for a in self.scenario.actors}
         # Who is there from the start has been read once before: the first interval already has rates.
@@ -260,7 +302,7 @@ class World:
         }
         for name, work in wanted.items():
             self._lives[name].work = work
-        node = Node(self.machine, list(wanted.values()))
+        node = Node(machine, list(wanted.values()))
         if self._node is None or self._state is None:
             self._state = node.start(warm=True)
         else:
@@ -283,6 +325,10 @@ class World:
             if life.actor.is_lra:
                 loads[index] *= life.asked.step(self._random, dt_s)
                 needs[index] = life.needed.step(self._random, dt_s)
+                if life.actor.phases is not None:
+                    life.level = life.actor.phases.step(life.level, self._random, dt_s)
+                    life.phase = life.actor.phases.factor(life.level)
+                    needs[index] *= life.phase
                 rate = (life.work.requests.rate_per_s if life.work.requests else None) or 0.0
                 patience[index] = max(_LEAST_BACKLOG, self.scenario.patience_s * rate)
             if self._settings.get(life.actor.name, UNTOUCHED).frozen is True:

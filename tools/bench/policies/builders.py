@@ -1,0 +1,72 @@
+"""What scenarios are made of: LRAs with their goals, from what each does alone on the machine, and batch jobs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from perphd.sim.node.archetypes import archetype
+from perphd.sim.node.grant import Grant
+from perphd.sim.node.load import LoadTrace, Steps
+from perphd.sim.node.machine import Machine
+from perphd.sim.node.model import Node
+from perphd.sim.node.outcome import Outcome
+from perphd.sim.node.workload import NodeWorkload
+from tools.bench.policies.scene import Actor, Goal
+
+WORK_SHARE: Final = 0.90
+"""A closed loop is to keep this share of what it does alone ..."""
+LATENCY_GROWTH: Final = 1.5
+"""... and its p95 is to grow by no more than this."""
+BATCH_COMES_S: Final = 30.0
+_NOW: Final = Steps(())
+
+
+def alone(machine: Machine, work: NodeWorkload, load: float = 1.0) -> Outcome:
+    """How a workload fares that has the machine to itself."""
+    return Node(machine, [work]).solve([[Grant()]], [load]).of(0)
+
+
+def closed_goal(machine: Machine, work: NodeWorkload) -> Goal:
+    """The goal of a closed loop, from what it does alone."""
+    told = alone(machine, work)
+    return Goal(max_p95_ms=told.p95_ms * LATENCY_GROWTH, min_work_per_s=told.work_per_s * WORK_SHARE)
+
+
+KNEE_TOLERANCE: Final = 1.25
+"""A service is to be kept at its latency at 100 % load, and a quarter more: a knee is no sharp line."""
+
+
+def service(
+    machine: Machine,
+    name: str,
+    share: float,
+    label: str | None = None,
+    load: LoadTrace = _NOW,
+    *,
+    tolerance: float = KNEE_TOLERANCE,
+) -> Actor:
+    """An open-loop service at a share of its full load: the archetype's rate, where its measured curve bends."""
+    base = archetype(name).workload
+    rate = base.requests.rate_per_s if base.requests is not None else None
+    if rate is None:
+        raise ValueError(f"{name} is no open loop: it has no full load")
+    goal = Goal(max_p95_ms=alone(machine, base).p95_ms * tolerance)
+    work = replace(base, name=label or name).asked(rate_per_s=rate * share)
+    return Actor(work, goal, load, peak_load_per_s=rate)
+
+
+def batch(name: str, label: str | None = None, *, starts_s: float = 0.0, ends_s: float = float("inf"),
+          threads: int | None = None, job: float | None = None) -> Actor:  # fmt: skip
+    """A batch archetype under a name of its own."""
+    work = archetype(name).named(label or name)
+    if threads is not None:
+        work = replace(work, threads=threads)
+    return Actor(work, starts_s=starts_s, ends_s=ends_s, job=job)
+
+
+def closed(machine: Machine, name: str, clients: int | None = None) -> Actor:
+    """A closed-loop service with so many clients."""
+    work = archetype(name).workload
+    work = work.asked(clients=clients) if clients is not None else work
+    return Actor(work, closed_goal(machine, work))
