@@ -62,8 +62,8 @@ bench-costs: $(VENV)/.stamp-dev ## what perphd itself costs: tick, CPU share, me
 bench-smoke: $(VENV)/.stamp-dev ## a few short scenarios of the policy bench, everybody: three minutes
 	$(PY) -m tools.bench.policies --quick --out $(OUT)/policies-smoke
 
-bench-guard: $(VENV)/.stamp-dev ## the same with perph and PARTIES alone, to see whether a change alters decisions: a minute
-	$(PY) -m tools.bench.policies --quick --policies perph,parties --out $(OUT)/policies-guard
+bench-guard: $(VENV)/.stamp-dev ## has a change altered decisions? the quick scenarios beside the last run of this: a minute
+	$(PY) -m tools.bench.policies.guard --kept $(OUT)/guard.jsonl
 
 bench-detector: $(VENV)/.stamp-dev ## how soon, how surely and how rightly trouble is seen; the quiet week takes minutes
 	$(PY) -m tools.bench.detector --out $(OUT)/detector.md

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import replace
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -15,7 +16,7 @@ from perphd.domain.policy import Snapshot, TargetState
 from perphd.domain.reading import value_or
 from perphd.domain.workload import Touch
 from perphd.sim.node.machine import Machine
-from tools.bench.policies import ablation, counting, scenarios
+from tools.bench.policies import ablation, counting, guard, scenarios
 from tools.bench.policies.catalogue import ENTRANTS, entrant, place
 from tools.bench.policies.driver import run
 from tools.bench.policies.measure import measure
@@ -188,3 +189,15 @@ def test_perph_with_its_prior_alone_learns_no_correction():
     who.run(tiny(25.0, starts_s=5.0), who.make(tiny(), 0), 0)
     assert registry.model("masstree").samples > 10
     assert registry.model("masstree").cells == 0
+
+
+def test_the_guard_tells_a_run_that_differs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys):
+    monkeypatch.setattr(scenarios, "quick", lambda: [tiny(14.0)])
+    words = ["--policies", "none,static", "--kept", str(tmp_path / "kept.jsonl")]
+    assert guard.main(words) == 0, "nothing was kept yet"
+    assert guard.main(words) == 0
+    assert "DIFFERS" not in capsys.readouterr().out
+    monkeypatch.setitem(ENTRANTS, "static", ENTRANTS["none"])
+    assert guard.main(words) == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines if "DIFFERS" in line] == ["tiny|static|0"]
