@@ -14,13 +14,13 @@ class ModelConfig:
 
     learner: Learner = setting(
         DEFAULT_LEARNER,
-        "what corrects the prior: ogbrt, online boosted trees below a local correction; residual, the local "
-        "correction alone",
+        "what corrects the prior: staged, one level for all places and stages that keep their signs; ogbrt, online "
+        "boosted trees below a local correction; residual, the local correction alone",
     )
     rebuild: bool = setting(
         True,
-        "trees are rebuilt now and then, in a niced process of half a second; false: what was learned only moves "
-        "their leaves",
+        "with ogbrt: trees are rebuilt now and then, in a niced process of half a second; false: what was learned only "
+        "moves their leaves",
     )
     gate_mape_pct: float = setting(
         100.0 * GATE_MAPE,

@@ -222,10 +222,10 @@ class Models:
     def _begin(self, spec: WorkloadSpec, life: _Life, fresh: bool, problems: list[str]) -> None:
         """An LRA that was explored, or says of what class it is, begins from that.
 
-        One whose model was loaded keeps it; if that has no trees of its own they begin anew from the same.
+        One whose model was loaded keeps it; if it holds cells alone, stages begin anew from the same.
         """
         model = self._registry.model(spec.name)
-        if not fresh and model.learner == "ogbrt":
+        if not fresh and model.learner != "residual":
             return
         found = beginning(Path(self._files.directory).parent, spec.name, spec.app_class)
         problems += found.problems

@@ -73,7 +73,7 @@ def add_model_file_commands(model: click.Group) -> None:
         if is_model(files[0]):
             from perphd.control.cli_model_merge import merged as merge_live
 
-            told, shown, accepted = merge_live(target, files, name, seed)
+            told, shown, accepted = merge_live(target, files, name)
             out.show(told, shown)
             if not accepted:
                 raise SystemExit(EXIT_FAILED)

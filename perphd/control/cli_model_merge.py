@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from perphd.predictor.persist import ModelFile, ModelFileError, from_text, to_te
 
 
 def merged(
-    target: str, files: Sequence[str], name: str | None, seed: int
+    target: str, files: Sequence[str], name: str | None
 ) -> tuple[dict[str, Any], Callable[[], list[Part]], bool]:
     """Merge, and write TARGET if the champion check is passed: data, what is shown, and whether it was.
 
@@ -23,7 +24,7 @@ def merged(
     from perphd.agent.profile_progress import write_atomically
     from perphd.predictor.live_merge import merge_models
 
-    made = merge_models([read_model(file) for file in files], seed=seed)
+    made = merge_models([read_model(file) for file in files])
     result = made.file
     if name is not None:
         result = replace(result, provenance=replace(result.provenance, lra=name))
@@ -46,22 +47,23 @@ def evaluated(file: str, others: Sequence[str]) -> tuple[dict[str, Any], Callabl
     """How good a model was of late, and is on what others remember: data and what is shown.
 
     Raises:
-        PerphError: a file cannot be read or is no model; one has no trees, or remembers too little.
+        PerphError: a file cannot be read or is no model; one has learned nothing yet, or remembers too little.
     """
     from perphd.predictor.live_merge import judge
 
     model = read_model(file)
-    source, boosted = model.provenance, model.state.work.boosted
+    source, work = model.provenance, model.state.work
     judged = [(other, judge(model, read_model(other))) for other in others]
     own: dict[str, Any] = {"samples": model.state.samples, "cells": len(model.state.work.cells)}
     said = f"{source.lra}: learned on {source.host} from {model.state.samples} samples"
-    if boosted is None:
-        said += "; no trees yet"
+    if work.staged is not None:
+        own |= {"noise_sd": math.sqrt(work.staged.noise_var), "drift_alarms": work.staged.alarms}
+        said += f"; samples scatter by {math.sqrt(work.staged.noise_var):.1%}, {work.staged.alarms} changes found"
+    elif work.boosted is not None:
+        own |= {"mean_error": work.boosted.mape, "drift_alarms": work.boosted.alarms}
+        said += f"; one step ahead its trees were off by {work.boosted.mape:.1%} of late"
     else:
-        held = 1.0 - boosted.missed / boosted.asked if boosted.asked else None
-        own |= {"mean_error": boosted.mape, "band_held": held, "drift_alarms": boosted.alarms}
-        said += f"; one step ahead its trees were off by {boosted.mape:.1%} of late"
-        said += "" if held is None else f", and its 90 % band held {held:.1%} of {boosted.asked}"
+        said += "; it holds cells alone"
     data = {
         "file": file,
         "provenance": asdict(source),

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import Final, Literal, TypeAlias
 
-Learner: TypeAlias = Literal["ogbrt", "residual"]
-"""How corrections are learned: boosted trees below local cells, or the cells alone."""
-DEFAULT_LEARNER: Learner = "ogbrt"
+Learner: TypeAlias = Literal["staged", "ogbrt", "residual"]
+"""How corrections are learned: a shared level and stages that keep their signs; boosted trees below local cells; or the
+cells alone."""
+DEFAULT_LEARNER: Learner = "staged"
+Ablated: TypeAlias = Literal["level", "prior"]
+"""What a bench has beside them to tell what learning is worth: the level alone, and nothing but physics."""
 
 GATE_MAPE: Final = 0.2
 """Greatest mean relative error at which a model may act."""

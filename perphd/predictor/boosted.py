@@ -49,14 +49,14 @@ _OLD_S: Final = 86400.0
 class Correction(Protocol):
     """What a Res-Perf model has learned about (measured / prior), in log units. Rows have ``features.COLUMNS``."""
 
-    def update(self, key: Hashable, x: Floats, residual: float, at_s: float) -> float:
+    def update(self, key: Hashable, x: Floats, residual: float, at_s: float, prior: float = 0.0) -> float:
         """Learn one sample, features (D,), taken in the cell ``key``; returns how far it was from what was believed.
 
-        Never raises for finite values.
+        ``prior``: logarithm of what physics expected there. Never raises for finite values.
         """
 
-    def predict(self, x: Floats, at_s: float) -> tuple[Floats, Floats, Floats]:
-        """Mean and sd of the correction, and support, for rows (n, D); each (n,)."""
+    def predict(self, x: Floats, at_s: float, prior: Floats | None = None) -> tuple[Floats, Floats, Floats]:
+        """The correction's mean and sd, and support, for rows (n, D) where physics expects ``prior`` (log): (n,)."""
 
     def doubt(self) -> None:
         """The application is another one now: what is known is a beginning, and gives way at once."""
@@ -128,7 +128,7 @@ class Boosted:
 
     # -- a correction -------------------------------------------------------------------------------------------
 
-    def update(self, key: Hashable, x: Floats, residual: float, at_s: float) -> float:
+    def update(self, key: Hashable, x: Floats, residual: float, at_s: float, prior: float = 0.0) -> float:
         """See ``Correction``."""
         trees = self._trees
         if trees is None:
@@ -152,12 +152,12 @@ class Boosted:
             return missed
         return residual - (said + unforeseen if trusted else alone)
 
-    def predict(self, x: Floats, at_s: float) -> tuple[Floats, Floats, Floats]:
+    def predict(self, x: Floats, at_s: float, prior: Floats | None = None) -> tuple[Floats, Floats, Floats]:
         """See ``Correction``."""
         if not self.trusted:
-            return self._local.predict(x, at_s)
+            return self._local.above(x, at_s)
         said, far, own_sd = self._advice(x)
-        mean, sd, support = self._local.predict(x, at_s, said)
+        mean, sd, support = self._local.above(x, at_s, said)
         return mean, far * sd + (1.0 - far) * np.minimum(sd, own_sd), support
 
     def doubt(self) -> None:
@@ -242,6 +242,11 @@ class Boosted:
         most = 5.0 * math.sqrt(self._local.noise_sd**2 + 0.01)
         self._with += _EVIDENCE * (min(abs(both), most) ** 2 - self._with)
         self._without += _EVIDENCE * (min(abs(alone), most) ** 2 - self._without)
+
+
+def has_trees(state: ResidualState) -> bool:
+    """A saved correction holds trees, and more than a constant."""
+    return state.boosted is not None and len(state.boosted.trees.leaf_start) >= 2
 
 
 def widened(state: BoostedState) -> BoostedState:

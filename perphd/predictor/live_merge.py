@@ -2,8 +2,8 @@
 
 Every host's model is exported (``perphctl model export``), the files are merged here, and the result is imported where
 an operator wants it. What is pooled are the samples that each model remembers, as corrections of the physics prior:
-they are relative to the host's cores, load and reference, so that hosts of different size can be compared. Trees are
-trained on four fifths of each host's samples, every host counting alike, and must do no worse on the held-out fifths of
+they are relative to the host's cores, load and reference, so that hosts of different size can be compared. Stages are
+fitted to four fifths of each host's samples, every host counting alike, and must do no worse on the held-out fifths of
 *every* host than the best single host's do there. What is local stays out: cells, places seen, bands, drift. References
 are pooled as a beginning that gives way after a few samples of the host that takes the model over.
 """
@@ -16,14 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from perphd.domain.errors import PerphError
 from perphd.predictor import features
-from perphd.predictor.boosted import RESIDENT, Boosted
+from perphd.predictor.boosted import Boosted, has_trees
 from perphd.predictor.model import LraModel
-from perphd.predictor.ogbrt import Forest
-from perphd.predictor.ogbrt.fit import fit
-from perphd.predictor.ogbrt.trees import Floats, Trees
+from perphd.predictor.ogbrt.trees import Floats
 from perphd.predictor.persist import (
     ModelFile,
     ModelState,
@@ -34,9 +33,10 @@ from perphd.predictor.persist import (
 from perphd.predictor.profile.file import Metrics
 from perphd.predictor.profile.merge import HELD_OUT, Contest, contest
 from perphd.predictor.profile.training import metrics_of
+from perphd.predictor.staged import PROFILE_SD, Staged, rows_of
 
 CHANNELS: Final = ("work", "delay")
-"""Corrections with trees: those that are merged."""
+"""Corrections that are merged."""
 LEAST_ROWS: Final = 30
 """Remembered samples of each host, at least."""
 _BEGINNING: Final = 5.0
@@ -45,16 +45,23 @@ _BEGINNING: Final = 5.0
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Remembered:
-    """What one host's model remembers of one channel: rows (n, F) of ``features.COLUMNS``, corrections (n,)."""
+    """What one host's model remembers of one channel: rows (n, F) of ``features.COLUMNS``, what physics expected there
+    (log, (n,)), corrections (n,).
+    """
 
     host: str
     x: Floats
+    prior: Floats
     y: Floats
+
+    def only(self, which: NDArray[np.bool_]) -> Remembered:
+        """These rows of it."""
+        return Remembered(self.host, self.x[which], self.prior[which], self.y[which])
 
 
 @dataclass(frozen=True, slots=True)
 class ChannelContest:
-    """How the merged trees did on one host's held-out samples of one channel."""
+    """How the merged stages did on one host's held-out samples of one channel."""
 
     channel: str
     result: Contest
@@ -73,11 +80,11 @@ class MergedModel:
         return all(contest.result.held for contest in self.contests)
 
 
-def merge_models(files: Sequence[ModelFile], *, seed: int = 0) -> MergedModel:
+def merge_models(files: Sequence[ModelFile]) -> MergedModel:
     """One model of several.
 
     Raises:
-        PerphError: fewer than two, one that is given twice, that remembers too little or has no trees, work that is
+        PerphError: fewer than two, one that is given twice, that remembers too little, work that is
             counted by another kind of SLI, or another version of the application.
     """
     if len(files) < 2:
@@ -93,7 +100,7 @@ def merge_models(files: Sequence[ModelFile], *, seed: int = 0) -> MergedModel:
         if any(file.state == other.state for other in files[:k]):
             raise PerphError(f"{_host(file)} is given twice: nothing would be held out of it")
     contests: list[ChannelContest] = []
-    trained: dict[str, tuple[Trees, Floats, Floats]] = {}
+    known: dict[str, Sequence[Remembered]] = {}
     for channel in CHANNELS:
         parts = [found for file in files if (found := remembered(file, channel)) is not None]
         if len(parts) < len(files):
@@ -103,10 +110,9 @@ def merge_models(files: Sequence[ModelFile], *, seed: int = 0) -> MergedModel:
                     f"{', '.join(lacking)}: less than {LEAST_ROWS} samples beside batch are remembered"
                 )
             continue  # a channel that was not measured everywhere begins from physics
-        trees, judged = _contest(parts, channel, seed)
-        contests += judged
-        trained[channel] = trees, np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts])
-    state = _state(files, trained)
+        contests += _contest(parts, channel)
+        known[channel] = parts
+    state = _state(files, known)
     newest = max(sources, key=lambda s: s.saved_at_unix_s)
     provenance = replace(
         newest, host="+".join(dict.fromkeys(s.host for s in sources)), cores=max(s.cores for s in sources)
@@ -115,75 +121,84 @@ def merge_models(files: Sequence[ModelFile], *, seed: int = 0) -> MergedModel:
 
 
 def judge(file: ModelFile, other: ModelFile, channel: str = "work") -> Metrics:
-    """How well the trees of one model say what another host's model remembers.
+    """How well what one model has learned says what another host's model remembers.
 
     Raises:
-        PerphError: the first has no trees, or the second remembers too little.
+        PerphError: the first has learned nothing that can be carried over, or the second remembers too little.
     """
     asked = remembered(other, channel)
     if asked is None:
         raise PerphError(f"{_host(other)}: less than {LEAST_ROWS} samples beside batch are remembered")
-    learner = _learner(file, channel)
-    if learner is None:
-        raise PerphError(f"{_host(file)}: its {channel} has no trees yet")
-    return metrics_of(asked.y, learner.say(asked.x))
+    state: ResidualState = getattr(file.state, channel)
+    if state.staged is None and not has_trees(state):
+        raise PerphError(f"{_host(file)}: its {channel} has neither stages nor trees yet")
+    if state.staged is None:
+        return metrics_of(asked.y, _boosted(state, channel).say(asked.x))
+    learner = _staged(channel)
+    learner.restore(state, 0.0)
+    return metrics_of(asked.y, learner.say(asked.x, asked.prior))
 
 
 def remembered(file: ModelFile, channel: str) -> Remembered | None:
-    """The samples that this model's trees remember; None: fewer than ``LEAST_ROWS``, or it has no trees."""
-    learner = _learner(file, channel)
-    if learner is None:
-        return None
-    x, y = learner.remembered()
-    known = np.isfinite(y)
-    return Remembered(_host(file), x[known], y[known]) if int(known.sum()) >= LEAST_ROWS else None
-
-
-def _learner(file: ModelFile, channel: str) -> Boosted | None:
+    """The samples that this model remembers; None: fewer than ``LEAST_ROWS``."""
     state: ResidualState = getattr(file.state, channel)
-    if state.boosted is None or len(state.boosted.trees.leaf_start) < 2:
+    if state.staged is not None:
+        x, prior, y = rows_of(state.staged)
+    elif has_trees(state):
+        x, y = _boosted(state, channel).remembered()
+        prior = np.zeros(len(y))  # what physics expected was not kept
+    else:
         return None
-    made = Boosted(np.ones(features.PLACE), 0.2, 0.06, _signs(channel))
+    known = np.isfinite(y)
+    found = Remembered(_host(file), x[known], prior[known], y[known])
+    return found if len(found.y) >= LEAST_ROWS else None
+
+
+def _staged(channel: str) -> Staged:
+    return Staged(np.ones(features.PLACE), 0.2, 0.06, +1 if channel == "work" else -1)
+
+
+def _boosted(state: ResidualState, channel: str) -> Boosted:
+    made = Boosted(
+        np.ones(features.PLACE), 0.2, 0.06, features.WORK_SIGNS if channel == "work" else features.DELAY_SIGNS
+    )
     made.restore(state, 0.0)
     return made
 
 
-def _signs(channel: str) -> tuple[int, ...]:
-    return features.WORK_SIGNS if channel == "work" else features.DELAY_SIGNS
-
-
-def _train(x: Floats, y: Floats, channel: str, seed: int, weight: Floats | None = None) -> Trees:
-    rng = np.random.default_rng(seed)
-    return fit(x, y, features.NAMES, _signs(channel), rng, weight, RESIDENT.fit)
-
-
-def _contest(parts: Sequence[Remembered], channel: str, seed: int) -> tuple[Trees, list[ChannelContest]]:
+def _contest(parts: Sequence[Remembered], channel: str) -> list[ChannelContest]:
     known = [np.arange(len(p.y)) % HELD_OUT != 0 for p in parts]
-    x = np.concatenate([p.x[k] for p, k in zip(parts, known, strict=True)])
-    y = np.concatenate([p.y[k] for p, k in zip(parts, known, strict=True)])
-    # Every host counts alike, however much it remembers.
-    weight = np.concatenate([np.full(int(k.sum()), len(x) / len(parts) / k.sum()) for k in known])
-    merged = Forest.compile(_train(x, y, channel, seed, weight))
-    # Champions are trained on the same rows, else they would have seen what they are asked.
-    singles = [
-        Forest.compile(_train(p.x[k], p.y[k], channel, seed)) for p, k in zip(parts, known, strict=True)
-    ]
+    shown = [p.only(k) for p, k in zip(parts, known, strict=True)]
+    merged = _staged(channel)
+    _teach(merged, shown)
+    # Champions are taught the same rows, else they would have seen what they are asked.
+    singles = []
+    for part in shown:
+        single = _staged(channel)
+        _teach(single, [part])
+        singles.append(single)
     found = []
     for part, k in zip(parts, known, strict=True):
-        held_x, held_y = part.x[~k], part.y[~k]
-        errors = [(single.predict(held_x) - held_y) ** 2 for single in singles]
-        ours = (merged.predict(held_x) - held_y) ** 2
+        held = part.only(~k)
+        errors = [(single.say(held.x, held.prior) - held.y) ** 2 for single in singles]
+        ours = (merged.say(held.x, held.prior) - held.y) ** 2
         found.append(ChannelContest(channel, contest(part.host, [p.host for p in parts], errors, ours)))
-    every = np.concatenate([np.full(len(p.y), 1.0 / len(p.y)) for p in parts])
-    every /= every.mean()
-    rows, labels = np.concatenate([p.x for p in parts]), np.concatenate([p.y for p in parts])
-    return _train(rows, labels, channel, seed, every), found
+    return found
 
 
-def _state(files: Sequence[ModelFile], trained: dict[str, tuple[Trees, Floats, Floats]]) -> ModelState:
-    model = LraModel("ogbrt")
-    for channel, (trees, x, y) in trained.items():
-        model.begin_channel(channel, trees, x, y)
+def _teach(learner: Staged, parts: Sequence[Remembered]) -> None:
+    """Every host counts alike, however much it remembers."""
+    rows = sum(len(p.y) for p in parts)
+    for p in parts:
+        learner.learn_rows(p.x, p.prior, p.y, PROFILE_SD**2 * len(p.y) * len(parts) / rows)
+
+
+def _state(files: Sequence[ModelFile], parts: dict[str, Sequence[Remembered]]) -> ModelState:
+    model = LraModel("staged")
+    for channel, of_hosts in parts.items():
+        taught = _staged(channel)
+        _teach(taught, of_hosts)
+        model.begin_channel(channel, *taught.remembered())
     elasticities = [f.state.elasticity for f in files if f.state.elasticity is not None]
     return replace(
         model.to_state(0.0),

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from perphd.domain.allocation import Allocation, CpuInstrument
-from perphd.domain.learning import DEFAULT_LEARNER, GATE_MAPE, Learner
+from perphd.domain.learning import DEFAULT_LEARNER, GATE_MAPE, Ablated, Learner
 from perphd.domain.policy import Band, ModelContext
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 from perphd.domain.sample import Quality, Sample
@@ -21,11 +21,12 @@ from perphd.predictor.boosted import Boosted, Correction
 from perphd.predictor.features import Covariates, cell_key
 from perphd.predictor.gate import Gate
 from perphd.predictor.ogbrt.rebuild import RebuildJob, Rebuilt
-from perphd.predictor.ogbrt.trees import Trees
 from perphd.predictor.persist import ModelState, Skipped
 from perphd.predictor.physics import CpuGrants, Expected, Floats, expect
 from perphd.predictor.reference import Reference
 from perphd.predictor.residual import Residual
+from perphd.predictor.staged import Staged
+from perphd.predictor.stages import COUNT
 
 WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
 """Readings whose undisturbed level is learned beside work and delay, to tell contention from low load."""
@@ -46,6 +47,7 @@ THROTTLED_PCT = 5.0
 """Share of periods in which its own CPU limit held an LRA back, above the usual one, from which nothing is learned."""
 _THROTTLED_GAIN = 0.02
 _LEAST_RATIO, _MOST_RATIO = 0.02, 50.0
+_MOST_WORK = 1.05
 OUTLIER = "outlier, of which only a part is believed"
 BOOTSTRAP_SUPPORT = 10.0
 """Until a reference has this much support, strongly protected samples may stand in for undisturbed ones."""
@@ -87,13 +89,13 @@ class LraModel:
         gate_mape: greatest mean relative error at the current allocation with which it may act, see ``Gate``.
     """
 
-    def __init__(self, learner: Learner | None = None, gate_mape: float = GATE_MAPE) -> None:
-        self.learner: Learner = learner or DEFAULT_LEARNER
+    def __init__(self, learner: Learner | Ablated | None = None, gate_mape: float = GATE_MAPE) -> None:
+        self.learner: Learner | Ablated = learner or DEFAULT_LEARNER
         self.work_gate, self.delay_gate = Gate(gate_mape), Gate(gate_mape)
         self._reference = Reference()
-        self._work = _correction(self.learner, _WORK_SD, 0.06, features.WORK_SIGNS)
-        self._delay = _correction(self.learner, _DELAY_SD, 0.15, features.DELAY_SIGNS)
-        self._batch = _correction("residual", 0.3, 0.15, features.NO_SIGNS)
+        self._work = _correction(self.learner, _WORK_SD, 0.06, +1)
+        self._delay = _correction(self.learner, _DELAY_SD, 0.15, -1)
+        self._batch = _correction("residual", 0.3, 0.15, +1)
         self._around = Covariates()
         self._asked: _Question | None = None
         self._elasticity: float | None = None
@@ -130,7 +132,7 @@ class LraModel:
         state: ModelState,
         now_s: float = 0.0,
         elapsed_s: float = 0.0,
-        learner: Learner | None = None,
+        learner: Learner | Ablated | None = None,
         gate_mape: float = GATE_MAPE,
     ) -> LraModel:
         """The model that knows this; ``elapsed_s`` have passed since, which makes all of it older.
@@ -164,22 +166,23 @@ class LraModel:
 
     # -- beginning ----------------------------------------------------------------------------------
 
-    def begin(self, x: Floats, y: Floats) -> None:
-        """Begin from what a profile says: rows (n, D) of ``features.COLUMNS``, corrections (n,) of the work ratio.
-
-        From then on boosted trees correct the work, whatever the learner was: they hold what was given. Its cells stay.
+    def begin(self, x: Floats, prior: Floats, y: Floats) -> None:
+        """Begin from what a profile says: rows (n, D) of ``features.COLUMNS``, what physics expects of the work there
+        (log, (n,)), and corrections (n,) of it. The cells alone hold no such thing: stages then learn the work.
         """
-        if not isinstance(self._work, Boosted):
+        if isinstance(self._work, Residual):
             known = self._work.to_state(self._now_s)
-            self._work = Boosted(_SCALES, 0.2, 0.06, features.WORK_SIGNS)
+            self._work = Staged(_SCALES, _WORK_SD, 0.06, +1)
             self._work.restore(known, self._now_s)
-        self._work.begin(x, y)
+        self.begin_channel("work", x, prior, y)
 
-    def begin_channel(self, channel: str, trees: Trees, x: Floats, y: Floats) -> None:
-        """Begin one channel from trees that were fitted to these rows (n, D), corrections (n,), elsewhere."""
-        for name, correction in self._boosted():
-            if name == channel:
-                correction.begin_from(trees, x, y)
+    def begin_channel(self, channel: str, x: Floats, prior: Floats, y: Floats) -> None:
+        """The same for ``work`` or ``delay``."""
+        correction = self._work if channel == "work" else self._delay
+        if isinstance(correction, Staged):
+            correction.begin(x, prior, y)
+        elif isinstance(correction, Boosted):
+            correction.begin(x, y)
 
     def doubt(self) -> None:
         """The application is another one from now on (a new version): what was learned is where this one begins.
@@ -324,11 +327,12 @@ class LraModel:
         at_s = seen.sample.at_s
         residual = math.log(work_ratio) - math.log(prior.work[0])
         clipped = self._work.clipped
-        self.work_gate.update(self._work.update(key, x[0], residual, at_s))
+        self.work_gate.update(self._work.update(key, x[0], residual, at_s, math.log(prior.work[0])))
         if self._work.clipped > clipped:
             self.skipped[OUTLIER] += 1
         if delay_ratio is not None:
-            missed = self._delay.update(key, x[0], math.log(delay_ratio) - math.log(prior.delay[0]), at_s)
+            expected_log = math.log(prior.delay[0])
+            missed = self._delay.update(key, x[0], math.log(delay_ratio) - expected_log, at_s, expected_log)
             self.delay_gate.update(missed)
         if available(seen.batch_cores):
             got, expected = (
@@ -393,13 +397,19 @@ class LraModel:
         return self._work.alarms + self._delay.alarms
 
     def predict_work(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
-        """Work ratio to the reference, at most 1.05, never falling as batch's weight falls on the same cores."""
+        """Work ratio to the reference, at most 1.05. It never falls with ways, with less of the bus for neighbours,
+        with less weight of batch on the same cores, and with cores of its own.
+        """
         asked = self._question(_as_seen(allocations), context)
-        answer = self._answer(self._work, asked.prior.work, asked, self.work_gate, _WORK_SD)
-        return answer.at_most(1.05).monotone(asked.allocations, asked.grants).bands()
+        answer = self._answer(self._work, asked.prior.work, asked, self.work_gate, _WORK_SD).at_most(
+            _MOST_WORK
+        )
+        if not isinstance(self._work, Staged):
+            answer = answer.monotone(asked.allocations, asked.grants)
+        return answer.bands()
 
     def predict_delay(self, allocations: Sequence[Allocation], context: ModelContext) -> tuple[Band, ...]:
-        """Delay ratio to the reference."""
+        """Delay ratio to the reference; where work never falls, it never rises."""
         asked = self._question(_as_seen(allocations), context)
         return self._answer(self._delay, asked.prior.delay, asked, self.delay_gate, _DELAY_SD).bands()
 
@@ -430,7 +440,7 @@ class LraModel:
         gate: Gate | None = None,
         prior_sd: float = 0.0,
     ) -> Answer:
-        mean, sd, support = learned.predict(asked.rows, self._now_s)
+        mean, sd, support = learned.predict(asked.rows, self._now_s, np.log(prior))
         if gate is not None:
             sd = gate.widen(sd, support, prior_sd)
         return Answer(prior * np.exp(mean), sd, support)
@@ -460,7 +470,15 @@ def _as_seen(allocations: Sequence[Allocation]) -> tuple[Allocation, ...]:
     )
 
 
-def _correction(learner: Learner, prior_sd: float, noise_sd: float, signs: Sequence[int]) -> Correction:
+_STAGES = {"staged": COUNT, "level": 1, "prior": 0}
+"""Stages that take part, by learner."""
+
+
+def _correction(learner: Learner | Ablated, prior_sd: float, noise_sd: float, sign: int) -> Correction:
+    """``sign``: 1 if more of it is better for the LRA, -1 if less is."""
+    if learner == "residual":
+        return Residual(_SCALES, prior_sd, noise_sd)
     if learner == "ogbrt":
+        signs = features.WORK_SIGNS if sign > 0 else features.DELAY_SIGNS
         return Boosted(_SCALES, prior_sd, noise_sd, signs)
-    return Residual(_SCALES, prior_sd, noise_sd)
+    return Staged(_SCALES, prior_sd, noise_sd, sign, _STAGES[learner])

@@ -21,16 +21,18 @@ from perphd.domain.allocation import IDLE, CpuGrant, Weight
 from perphd.domain.errors import PerphError
 
 FORMAT: Final = "perphd-model"
-VERSION: Final = 4
+VERSION: Final = 5
 """2 added the boosted corrections (``BoostedState``); files of version 1 are read as models without any. 3 added the
-application's version; older files are of whatever version runs. 4 added provisional references.
+application's version; older files are of whatever version runs. 4 added provisional references. 5 added the staged
+correction (``StagedState``); of older files its stages learn what they remember.
 """
-READ_VERSIONS: Final = (1, 2, 3, 4)
+READ_VERSIONS: Final = (1, 2, 3, 4, 5)
 MAX_BYTES: Final = 1024 * 1024
 """A longer text is no model."""
 FEATURES: Final = 7
 MAX_FEATURES: Final = 32
 MAX_CELLS: Final = 48
+MAX_STAGES: Final = 64
 MAX_COUNT: Final = 1000.0
 MAX_AGE_S: Final = 1e10
 _MAX_TEXT = 4096
@@ -180,11 +182,42 @@ class BoostedState:
 
 
 @dataclass(frozen=True, slots=True)
+class StagedState:
+    """A staged correction: coefficients of its stages, how they are doubted, and what it remembers.
+
+    Attributes:
+        stages: their names, in order.
+        mean: coefficients (of what is good for the LRA); ``spread``: their covariance, its lower triangle row by row.
+        noise_var: variance of one sample (log units); ``doubt``: multiplier of the band's variance.
+        drift_up, drift_down, alarms: the drift detector.
+        seen: samples learned; ``age_s``: since the last (None: without a time).
+        features: names of the columns of ``rows``, in order.
+        rows: remembered samples, one after the other (None: not measured); ``priors``: what the prior expected (log);
+            ``labels``: the corrections that were measured (log).
+    """
+
+    stages: tuple[str, ...] = _items(0, MAX_STAGES)
+    mean: tuple[float, ...] = _items(0, MAX_STAGES, _MAX_LOG)
+    spread: tuple[float, ...] = _items(0, MAX_STAGES * (MAX_STAGES + 1) // 2, 1e6)
+    noise_var: float = _number(1e-6, 10.0)
+    doubt: float = _number(1e-3, 1e3)
+    drift_up: float = _number(0.0, 1e6)
+    drift_down: float = _number(0.0, 1e6)
+    alarms: int = _number(0, 10**15)
+    seen: int = _number(0, 10**15)
+    age_s: float | None = _number(0.0, MAX_AGE_S)
+    features: tuple[str, ...] = _items(1, MAX_FEATURES)
+    rows: tuple[float | None, ...] = _items(0, 2048 * MAX_FEATURES, 1e6)
+    priors: tuple[float, ...] = _items(0, 2048, _MAX_LOG)
+    labels: tuple[float, ...] = _items(0, 2048, 2 * _MAX_LOG)
+
+
+@dataclass(frozen=True, slots=True)
 class ResidualState:
     """One learned correction. ``noise_var``: variance of one sample around its cell (log units).
 
     ``boosted``: the trees below the cells; None if there are none. ``with_trees``, ``without_trees``: mean squared
-    errors of late at new places with and without them.
+    errors of late at new places with and without them. ``staged``: the stages; None if it has none.
     """
 
     noise_var: float = _number(1e-6, 10.0)
@@ -192,6 +225,7 @@ class ResidualState:
     boosted: BoostedState | None = None
     with_trees: float = field(default=0.0, metadata={"low": 0.0, "high": 1e4})
     without_trees: float = field(default=0.0, metadata={"low": 0.0, "high": 1e4})
+    staged: StagedState | None = None
 
 
 @dataclass(frozen=True, slots=True)

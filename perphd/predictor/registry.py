@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from perphd.domain.learning import GATE_MAPE, Learner
+from perphd.domain.learning import GATE_MAPE, Ablated, Learner
 from perphd.predictor.model import LraModel
 
 
@@ -14,7 +14,7 @@ class Registry:
     ``learner``, ``gate_mape``: of the models, see ``LraModel``.
     """
 
-    def __init__(self, learner: Learner | None = None, gate_mape: float = GATE_MAPE) -> None:
+    def __init__(self, learner: Learner | Ablated | None = None, gate_mape: float = GATE_MAPE) -> None:
         self.learner, self.gate_mape = learner, gate_mape
         self._models: dict[str, LraModel] = {}
 

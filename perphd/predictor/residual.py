@@ -97,15 +97,15 @@ class Residual:
             self._left[:n] = self._mean[:n] - below(np.stack(self._x))
             self._solved = None
 
-    def update(self, key: Hashable, x: Floats, residual: float, at_s: float, below: float = 0.0) -> float:
-        """Fold one sample (features (D,), log units) into its cell, see ``fold``.
+    def update(self, key: Hashable, x: Floats, residual: float, at_s: float, prior: float = 0.0) -> float:
+        """Fold one sample (features (D,), log units) into its cell, see ``fold``; ``prior`` tells it nothing.
 
         Returns how far the sample was from what was believed of its cell; if that is new, from what was expected there.
         """
         if key in self._row:
-            return self.fold(key, x, residual, at_s, below)
+            return self.fold(key, x, residual, at_s)
         alone, _ = self.foretell(x, at_s)
-        self.fold(key, x, residual, at_s, below)
+        self.fold(key, x, residual, at_s)
         return residual - alone
 
     def fold(self, key: Hashable, x: Floats, residual: float, at_s: float, below: float = 0.0) -> float:
@@ -151,7 +151,19 @@ class Residual:
         weights = self._kernel(x[None])[0] @ inverse
         return float(weights @ self._mean[:n]), float(weights @ self._left[:n])
 
-    def predict(self, x: Floats, at_s: float, below: Floats | None = None) -> tuple[Floats, Floats, Floats]:
+    def predict(self, x: Floats, at_s: float, prior: Floats | None = None) -> tuple[Floats, Floats, Floats]:
+        """See ``Correction``; ``prior`` tells it nothing."""
+        return self.above(x, at_s)
+
+    def support(self, x: Floats, at_s: float) -> Floats:
+        """For rows (n, D): the effective samples of the nearest cell, less the farther it is; (n,)."""
+        if not self._row:
+            return np.zeros(len(x))
+        kernel = self._kernel(x)
+        np.multiply(kernel, self._weights(at_s) / self._prior_var, out=kernel)
+        return np.asarray(kernel.max(axis=1), dtype=np.float64)
+
+    def above(self, x: Floats, at_s: float, below: Floats | None = None) -> tuple[Floats, Floats, Floats]:
         """Mean and standard deviation of the correction, and support, for rows ``x`` of shape (n, D).
 
         ``below``: what a layer below this one says of the rows, (n,); the cells then only add what it had not foreseen.

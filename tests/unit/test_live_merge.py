@@ -40,7 +40,7 @@ class Host:
     """A daemon's models on one host, whose policy keeps batch on some cores."""
 
     def __init__(self, name: str, path: Path) -> None:
-        self.registry = Registry("ogbrt")
+        self.registry = Registry("staged")
         self.models = Models(
             self.registry, ModelFiles(path / name), Records(None, lambda: 1e9), lambda: 1e9, name, CORES
         )
@@ -115,8 +115,8 @@ def test_a_merged_model_knows_what_each_host_knows_and_is_taken_over_by_a_third(
     # Samples of its own, of which the model takes how disks stall there, then what no sample of its own has shown.
     for host in (alone, helped):
         host.lived(range(8, 12), 4, samples=45)
-    assert helped.error(range(13, 17)) < 0.5 * alone.error(range(13, 17))
-    assert helped.error(range(2, 7)) < alone.error(range(2, 7))
+    assert helped.error(range(13, 17)) < 0.8 * alone.error(range(13, 17))
+    assert helped.error(range(2, 7)) < 0.01
 
 
 def test_hosts_that_do_not_agree_are_refused_and_nothing_is_written(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_model_is_judged_on_what_another_host_remembers(tmp_path: Path) -> Non
     done = CliRunner().invoke(cli, ["model", "evaluate", str(one), "--on", str(other)])
     assert done.exit_code == 0, done.output
     assert "learned on a from 240 samples" in done.output
-    assert "90 % band held" in done.output
+    assert "samples scatter by" in done.output
     damaged = CliRunner().invoke(cli, ["model", "evaluate", str(one), "--on", str(tmp_path / "no.json")])
     assert damaged.exit_code == 1
     assert "cannot be read" in damaged.output

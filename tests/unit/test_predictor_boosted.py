@@ -82,7 +82,7 @@ def test_where_it_was_never_seen_trees_say_nothing() -> None:
     made = taught(500)
     far = row(batch_core_share=0.5, io_stall=0.5, batch_weight_log10=-1.6, exclusive=1.0, lra_load=0.0)
     mean, sd, support = made.predict(far[None], 500.0)
-    plain, plain_sd, _ = made._local.predict(far[None], 500.0, np.zeros(1))
+    plain, plain_sd, _ = made._local.above(far[None], 500.0, np.zeros(1))
     assert mean[0] == pytest.approx(plain[0], abs=1e-9)
     assert sd[0] == pytest.approx(plain_sd[0])
     assert support[0] < 1.0

@@ -58,8 +58,10 @@ def ratio(profile: Profile, cpu: Floats, llc: Floats) -> Floats:
 
 def corrections(
     profile: Profile, total_cores: int, llc_ways: int, mba_levels_pct: Sequence[int] = ()
-) -> tuple[Floats, Floats]:
-    """Rows of ``features.COLUMNS`` and the correction of the work ratio at each, for a host of this shape."""
+) -> tuple[Floats, Floats, Floats]:
+    """Rows of ``features.COLUMNS``, what physics expects of the work ratio at each (log), and the correction of that,
+    for a host of this shape.
+    """
     grants = [
         CpuGrant(total_cores, cores, weight, exclusive)
         for exclusive in (False, True)
@@ -77,7 +79,7 @@ def corrections(
             Axis("ways", "", ways),
         )
     )
-    rows, found = [], []
+    rows, expected, found = [], [], []
     for point in lattice.sample(min(SAMPLES, lattice.size)):
         which, load, batch, protected = lattice.values(point)
         grant = grants[round(which)]
@@ -92,5 +94,6 @@ def corrections(
         cache = 1.0 - _CACHE_LOST * batch * shared
         said = float(ratio(profile, np.array([physics]), np.array([cache]))[0])
         rows.append(features.features([allocation], context)[0])
-        found.append(min(max(said - np.log(max(physics, 1e-3)), -_MOST), _MOST))
-    return np.array(rows), np.array(found)
+        expected.append(np.log(max(physics, 1e-3)))
+        found.append(min(max(said - expected[-1], -_MOST), _MOST))
+    return np.array(rows), np.array(expected), np.array(found)

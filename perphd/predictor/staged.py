@@ -1,0 +1,335 @@
+"""The learned correction that acts: all stages (``stages``) at once by one Kalman filter, and bounds that hold.
+
+* One level is shared by all places. After a change everything moves at once, not place by place.
+* Level and shape are learned together: what a sample says is booked to each by how much it is doubted. The level
+  walks, the shape hardly does. From nothing this is recursive least squares on the stages, with the prior's doubt as
+  its start.
+* When samples keep missing on one side (CUSUM of standardized errors), the application has changed: level and shape are
+  doubted anew and the next samples decide.
+* What is answered is the most likely set of coefficients that keeps every sign.
+* The band is the filter's own, times what it missed of late at places that were new, plus what no stage can express.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perphd.predictor import features
+from perphd.predictor.boosted import Boosted, has_trees
+from perphd.predictor.ogbrt import InvalidModel
+from perphd.predictor.ogbrt.reservoir import Reservoir
+from perphd.predictor.persist import MAX_AGE_S, ResidualState, StagedState
+from perphd.predictor.residual import Residual
+from perphd.predictor.stages import COUNT, LEAST, NAMES, SD, stages
+
+Floats = NDArray[np.float64]
+
+WALK_VAR: Final = 2e-5
+"""What the level walks in a sample, as a variance (log units): with a noise of 3 % it follows in some seven samples."""
+_SHAPE_WALK: Final = 1.0 / 3000.0
+"""Part of what was once doubted of the shape that is doubted anew at every sample: an hour's memory at one a second."""
+_MOST_PAUSE_S: Final = 600.0
+_SLACK, _ALARM, _CLIP_SDS = 0.5, 8.0, 5.0
+"""CUSUM of standardized errors: half a sigma is let pass, each counts as 5 at most. Two samples that are far off on one
+side are an alarm, a single one never is; noise alone gives one in some ten thousand samples."""
+_CHANGED_SD: Final = 0.3
+"""What a change of an application does to its level (log units) ..."""
+_CHANGED_SHAPE: Final = 0.3
+"""... and to its shape, in parts of the variance that it began with."""
+_OUTLIER_SDS: Final = 4.0
+_NOISE_GAIN: Final = 0.03
+_LEAST_NOISE, _MOST_NOISE = 0.01, 0.5
+_DOUBT_GAIN: Final = 0.05
+_LEAST_DOUBT, _CHANGED_DOUBT, _MOST_DOUBT = 0.25, 2.0, 9.0
+"""Bounds of what the band's variance is multiplied by, and the least of it after a change."""
+UNSEEN_SD: Final = 0.008
+"""What no stage expresses of a place that was not visited (log units) ..."""
+_SEEN_SD: Final = 0.004
+"""... and of one that was."""
+PROFILE_SD: Final = 0.05
+"""How well a profile's rows tell the application beside batch, log units: twice their noise, and what it leaves out."""
+_PROFILE_LEVEL_SD: Final = 0.1
+REMEMBERED: Final = 256
+_ROUNDS: Final = 2 * COUNT
+_OLD_DOUBT: Final = 0.05
+
+
+class Staged:
+    """See the module; a ``Correction``.
+
+    Args:
+        scales, noise_sd: of the places that it has seen, see ``Residual``.
+        prior_sd: what is doubted of the prior as a whole (log units).
+        sign: 1 if more of the channel is better for the LRA, -1 if less is.
+        count: so many stages take part, from the first: all, 1 (the level alone) or 0 (nothing is learned).
+    """
+
+    def __init__(
+        self, scales: Floats, prior_sd: float, noise_sd: float, sign: int, count: int = COUNT
+    ) -> None:
+        self._sign, self._count, self._noise_sd = sign, count, noise_sd
+        self._doubted: Floats = SD[:count] * (prior_sd / 0.2)
+        self._least: Floats = LEAST[:count]
+        self._places = Residual(scales, prior_sd, noise_sd)
+        self._scales, self._prior_sd = scales, prior_sd
+        self._forget()
+
+    def _forget(self) -> None:
+        self._mean: Floats = np.zeros(self._count)
+        self._var: Floats = np.diag(self._doubted**2)
+        self._noise_var = self._noise_sd**2
+        self._doubt = 1.0
+        self._up = self._down = 0.0
+        self._alarms = self._clipped = self._seen = 0
+        self._at_s: float | None = None
+        self._signed: Floats | None = None
+        self._remembered = Reservoir(
+            np.append(features.LOW, -2.0), np.append(features.HIGH, 0.0), REMEMBERED if self._count else 1
+        )
+
+    # -- beginning ------------------------------------------------------------------------------------------------
+
+    def begin(self, x: Floats, prior: Floats, y: Floats) -> None:
+        """Begin from rows (n, D) where the prior expects ``prior`` (log, (n,)), with their corrections (n,).
+
+        What a profile does not know is NaN, of the prior as well. It tells the shape; the level is for live samples.
+        """
+        self.learn_rows(x, prior, y, PROFILE_SD**2)
+        if self._count:
+            self._var[0, :] = self._var[:, 0] = 0.0
+            self._var[0, 0] = _PROFILE_LEVEL_SD**2
+            self._signed = None
+
+    def learn_rows(self, x: Floats, prior: Floats, y: Floats, noise_var: float) -> None:
+        """Learn rows (n, D) where the prior expects ``prior`` (log, (n,)): corrections (n,), each with this noise."""
+        for row, expected, label in zip(x, prior, y, strict=True):
+            place = np.where(np.isnan(row[: features.PLACE]), 0.0, row[: features.PLACE])
+            known = np.append(place, row[features.PLACE :])
+            told = float(expected) if math.isfinite(expected) else 0.0
+            self._fold(self._stages(known[None], np.array([told]))[0], self._sign * float(label), noise_var)
+            self._remembered.add(np.append(known, told), float(label), self._seen)
+            self._seen += 1
+
+    def remembered(self) -> tuple[Floats, Floats, Floats]:
+        """The samples that it remembers: rows (n, D), what the prior expected (log, (n,)), corrections (n,)."""
+        kept = self._remembered.kept()
+        return kept.x[:, :-1], kept.x[:, -1], kept.y
+
+    def say(self, x: Floats, prior: Floats) -> Floats:
+        """The correction for rows (n, D) where the prior expects ``prior`` (log, (n,)); (n,)."""
+        return np.asarray(self._sign * (self._stages(x, prior) @ self._kept_signs()), dtype=np.float64)
+
+    # -- a correction ---------------------------------------------------------------------------------------------
+
+    def update(self, key: Hashable, x: Floats, residual: float, at_s: float, prior: float = 0.0) -> float:
+        """See ``Correction``."""
+        if not self._count:
+            return residual
+        row = self._stages(x[None], np.array([prior]))[0]
+        self._walk(at_s)
+        y = self._sign * residual
+        error = y - float(row @ self._mean)
+        believed = float(row @ self._var @ row)
+        off = error / math.sqrt(believed + self._noise_var)
+        noise_var = self._noise_var
+        self._up = max(0.0, self._up + min(off, _CLIP_SDS) - _SLACK)
+        self._down = max(0.0, self._down - max(off, -_CLIP_SDS) - _SLACK)
+        if max(self._up, self._down) > _ALARM:
+            self._alarms += 1
+            self._doubt = max(self._doubt, _CHANGED_DOUBT)
+            self.doubt()
+        elif abs(off) > _OUTLIER_SDS:
+            self._clipped += 1
+            noise_var = (believed + self._noise_var) * (off / _OUTLIER_SDS) ** 2 * 4.0
+        elif not self._places.visits(key):
+            fresh = min(max((error * error - self._noise_var) / max(believed, 1e-6), 0.0), 4.0 * _MOST_DOUBT)
+            self._doubt += _DOUBT_GAIN * (fresh - self._doubt)
+            self._doubt = min(max(self._doubt, _LEAST_DOUBT), _MOST_DOUBT)
+        self._fold(row, y, noise_var)
+        share = self._noise_var / (believed + self._noise_var)
+        spread = min(error * error * share, 9.0 * self._noise_var)
+        least, most = _LEAST_NOISE**2, _MOST_NOISE**2
+        self._noise_var = min(max(self._noise_var + _NOISE_GAIN * (spread - self._noise_var), least), most)
+        self._places.fold(key, x, residual, at_s)
+        self._remembered.add(np.append(x, prior), residual, self._seen)
+        self._seen += 1
+        return self._sign * error
+
+    def predict(self, x: Floats, at_s: float, prior: Floats | None = None) -> tuple[Floats, Floats, Floats]:
+        """See ``Correction``."""
+        if not self._count:
+            return np.zeros(len(x)), np.full(len(x), self._prior_sd), np.zeros(len(x))
+        rows = self._stages(x, np.zeros(len(x)) if prior is None else prior)
+        support = self._places.support(x, at_s)
+        unseen = UNSEEN_SD**2 + (_SEEN_SD**2 - UNSEEN_SD**2) * support / (support + 1.0)
+        var = self._doubt * ((rows @ self._var) * rows).sum(axis=1) + unseen
+        mean = self._sign * (rows @ self._kept_signs())
+        return np.asarray(mean, dtype=np.float64), np.sqrt(np.maximum(var, unseen)), support
+
+    def doubt(self) -> None:
+        """See ``Correction``."""
+        self._up = self._down = 0.0
+        if self._count:
+            at = np.arange(self._count)
+            self._var[at, at] += _CHANGED_SHAPE * self._doubted**2
+            self._var[0, 0] += _CHANGED_SD**2
+        self._places.doubt()
+
+    @property
+    def cells(self) -> int:
+        """See ``Correction``."""
+        return self._places.cells
+
+    @property
+    def alarms(self) -> int:
+        """See ``Correction``."""
+        return self._alarms
+
+    @property
+    def clipped(self) -> int:
+        """See ``Correction``."""
+        return self._clipped
+
+    @property
+    def noise_sd(self) -> float:
+        """Estimated scatter of one sample, log units."""
+        return math.sqrt(self._noise_var)
+
+    # -- the filter -----------------------------------------------------------------------------------------------
+
+    def _stages(self, x: Floats, prior: Floats) -> Floats:
+        return stages(x, self._sign * prior)[:, : self._count]
+
+    def _walk(self, at_s: float) -> None:
+        """Time has passed: the level may have walked, and a little of the shape is doubted anew."""
+        pause_s = at_s - self._at_s if self._at_s is not None else 1.0
+        self._at_s = at_s
+        at = np.arange(self._count)
+        self._var[at, at] = np.minimum(
+            self._var[at, at] + _SHAPE_WALK * self._doubted**2, 4.0 * self._doubted**2 + 1.0
+        )
+        self._var[0, 0] += (
+            WALK_VAR * min(max(pause_s, 1.0), _MOST_PAUSE_S) - _SHAPE_WALK * self._doubted[0] ** 2
+        )
+
+    def _fold(self, row: Floats, y: float, noise_var: float) -> None:
+        if not self._count:
+            return
+        toward = self._var @ row
+        var = float(row @ toward) + noise_var
+        self._mean = self._mean + toward * ((y - float(row @ self._mean)) / var)
+        toward /= math.sqrt(var)
+        self._var -= np.outer(toward, toward)  # of one vector: symmetric to the last digit
+        self._signed = None
+
+    def _kept_signs(self) -> Floats:
+        """The coefficients nearest to the filter's mean, by its own measure, that keep every sign; (count,).
+
+        Whatever breaks its sign most is put on its bound, and all others move as the covariance says, until none does.
+        """
+        if self._signed is None:
+            mean = self._mean.copy()
+            for _ in range(_ROUNDS):
+                short = self._least - mean
+                worst = int(np.argmax(short)) if len(short) else 0
+                if not len(short) or short[worst] <= 1e-9:
+                    break
+                mean += self._var[:, worst] * (short[worst] / max(self._var[worst, worst], 1e-12))
+            self._signed = np.maximum(mean, self._least)
+        return self._signed
+
+    # -- keeping --------------------------------------------------------------------------------------------------
+
+    def to_state(self, now_s: float) -> ResidualState:
+        """See ``Correction``."""
+        places = self._places.to_state(now_s)
+        if not self._count:
+            return places
+        x, prior, y = self.remembered()
+        kept = StagedState(
+            stages=NAMES[: self._count],
+            mean=tuple(self._mean.tolist()),
+            spread=tuple(self._var[np.tril_indices(self._count)].tolist()),
+            noise_var=self._noise_var,
+            doubt=self._doubt,
+            drift_up=self._up,
+            drift_down=self._down,
+            alarms=self._alarms,
+            seen=self._seen,
+            age_s=None if self._at_s is None else min(max(0.0, now_s - self._at_s), MAX_AGE_S),
+            features=features.NAMES,
+            rows=tuple(None if math.isnan(v) else v for v in x.ravel().tolist()),
+            priors=tuple(prior.tolist()),
+            labels=tuple(y.tolist()),
+        )
+        return ResidualState(places.noise_var, places.cells, None, staged=kept)
+
+    def restore(self, state: ResidualState, now_s: float, elapsed_s: float = 0.0) -> None:
+        """See ``Correction``. What another learner knew is learned from: what its trees remember, and its cells."""
+        self._forget()
+        self._places.restore(state, now_s, elapsed_s)
+        kept = state.staged
+        if not self._count:
+            return
+        if kept is None:
+            self._learn_cells(state)
+            return
+        x, prior, y = rows_of(kept)
+        if kept.stages != NAMES[: self._count]:
+            # Stages of another perphd: what it remembers is learned anew.
+            self.learn_rows(x, prior, y, 4.0 * kept.noise_var)
+            return
+        if len(kept.mean) != self._count or len(kept.spread) != self._count * (self._count + 1) // 2:
+            raise InvalidModel(
+                f"stages: {len(kept.mean)} means and {len(kept.spread)} entries of their spread"
+            )
+        self._mean = np.array(kept.mean)
+        lower = np.zeros((self._count, self._count))
+        lower[np.tril_indices(self._count)] = kept.spread
+        self._var = lower + np.tril(lower, -1).T
+        if np.any(np.diag(self._var) < 0):
+            raise InvalidModel("stages: a variance is negative")
+        self._noise_var, self._doubt = kept.noise_var, kept.doubt
+        self._up, self._down = kept.drift_up, kept.drift_down
+        self._alarms = kept.alarms
+        for row, expected, label in zip(x, prior, y, strict=True):
+            self._remembered.add(np.append(row, expected), float(label), self._seen)
+            self._seen += 1
+        self._seen = max(self._seen, kept.seen)
+        self._at_s = None if kept.age_s is None else now_s - kept.age_s - max(0.0, elapsed_s)
+
+    def _learn_cells(self, state: ResidualState) -> None:
+        """What a model without stages knows; what physics expected was not kept, so that it keeps its exponent."""
+        if has_trees(state):
+            signs = features.WORK_SIGNS if self._sign > 0 else features.DELAY_SIGNS
+            trees = Boosted(self._scales, self._prior_sd, self._noise_sd, signs)
+            trees.restore(state, 0.0)
+            x, y = trees.remembered()
+            known = np.isfinite(y)
+            self.learn_rows(x[known], np.zeros(int(known.sum())), y[known], PROFILE_SD**2)
+        for cell in state.cells:
+            x = features.padded(cell.x)
+            noise_var = max(state.noise_var, _OLD_DOUBT**2) / max(cell.count, 0.1)
+            self.learn_rows(x[None], np.zeros(1), np.array([cell.mean]), noise_var)
+
+
+def rows_of(kept: StagedState) -> tuple[Floats, Floats, Floats]:
+    """What a saved correction remembers: rows (n, D), what the prior expected (log, (n,)), corrections (n,).
+
+    Raises:
+        InvalidModel: lists of different length, or columns that are not these.
+    """
+    count, had = len(kept.labels), len(kept.features)
+    if len(kept.rows) != count * had or len(kept.priors) != count:
+        raise InvalidModel(f"stages: {len(kept.rows)} entries of {count} remembered rows")
+    if kept.features != features.NAMES[:had] or had < features.PLACE:
+        raise InvalidModel(f"stages: columns {', '.join(kept.features)}")
+    rows: Sequence[float | None] = kept.rows
+    x = [features.padded(rows[i * had : (i + 1) * had]) for i in range(count)]
+    made = np.array(x).reshape(count, len(features.NAMES))
+    return made, np.array(kept.priors, dtype=np.float64), np.array(kept.labels, dtype=np.float64)

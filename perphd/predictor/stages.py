@@ -1,0 +1,122 @@
+"""The stages of the learned correction: one shared level, the prior's own exponent, and splines that keep their signs.
+
+    good(x) = (1 + b1) p(x) + b0 + sum_j b_j s_j(x),    b_j >= 0 wherever s_j has a sign
+
+``good`` is the logarithm of work (of delay: its negative), p the physics prior's. Every stage with a sign is made of
+terms that never fall as the LRA is given more: a way, less of the bus for its neighbours, a core of its own, less
+weight for batch. A sum of such with coefficients of at least 0 never falls either, whatever was learned and whatever
+is asked: the signs hold by construction and not by a correction afterwards.
+
+What batch costs is written as losses (batch's share of the cores, times what it is not kept from), so that fewer cores
+for batch beside an LRA with cores of its own never cost either. Where batch and LRA share cores, the number of those
+has no sign: whether it is better to confine batch or to let it spread is for the host to say.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from perphd.predictor import features
+
+Floats = NDArray[np.float64]
+
+_WAYS: Final[Floats] = np.array(
+    [(0, 1), (1, 2), (2, 4), (4, 7), (7, 11), (11, 20), (0, 5), (5, 12)], dtype=np.float64
+)
+"""Protected ways between which a loss of cache fades, narrow where curves bend; the last two are for what grows with
+load."""
+_FEW_WAYS: Final = 6
+_BANDWIDTH: Final[Floats] = np.array([(0.1, 0.5), (0.5, 0.8), (0.8, 1.0)])
+_WEIGHTS: Final[Floats] = np.array([(-1.65, -1.1), (-1.1, -0.5), (-0.5, 0.0), (0.0, 0.6), (-1.0, 0.0)])
+"""log10 of batch's weight ratio, from idle to four times the LRA's; the last for what grows with load."""
+_OWN: Final[Floats] = np.array([(0.0, 0.15), (0.15, 0.3), (0.3, 0.5), (0.5, 0.75), (0.75, 1.0)])
+_WAYS_SCALE: Final = 20.0
+_USUAL_LOAD: Final = 0.45
+_USUAL_SHARE: Final = 0.6
+_USUAL_BATCH: Final = 0.8
+_USUAL_GHZ: Final = 3.0
+_FILL_LEAST: Final = 0.3
+"""Part of the cache and of the bus that batch takes however few its cores."""
+
+_FREE: Final = -np.inf
+_DOUBT: Final[tuple[tuple[str, float, float], ...]] = (
+    ("level", 0.15, _FREE),
+    ("prior", 0.3, -0.9),
+    ("exclusive", 0.1, _FREE),
+    ("lra_load", 0.15, _FREE),
+    ("batch_core_share", 0.12, _FREE),
+    ("batch_load", 0.1, _FREE),
+    ("other_load", 0.1, _FREE),
+    *((f"llc_ways {low:g}-{high:g}", 0.06, 0.0) for low, high in _WAYS[:_FEW_WAYS]),
+    *((f"llc_ways {low:g}-{high:g} x load", 0.06, 0.0) for low, high in _WAYS[_FEW_WAYS:]),
+    *((f"mbw {low:g}-{high:g}", 0.08, 0.0) for low, high in _BANDWIDTH),
+    *((f"batch_weight {low:g}-{high:g}", 0.06, 0.0) for low, high in _WEIGHTS[:-1]),
+    ("batch_weight x load", 0.06, 0.0),
+    *((f"own_cores {low:g}-{high:g}", 0.08, 0.0) for low, high in _OWN),
+    ("own_cores per load", 0.08, 0.0),
+    ("io_stall", 0.4, 0.0),
+    ("io_stall above 0.3", 0.4, 0.0),
+    ("frequency", 0.5, 0.0),
+    ("neighbours_bandwidth", 0.15, 0.0),
+    ("neighbours_load", 0.2, 0.0),
+)
+NAMES: Final = tuple(name for name, _, _ in _DOUBT)
+"""Of the stages, in order; what is saved is told by them."""
+SD: Final[Floats] = np.array([sd for _, sd, _ in _DOUBT])
+"""What is doubted of each coefficient before anything was learned, log units. Found on streams of worlds with seeds
+from 100 up (``tools.bench.predictor.following``; its report uses none of them): half as much changes the near error by
+less than a tenth. Together they doubt as much as the prior was doubted before, 0.2."""
+LEAST: Final[Floats] = np.array([least for _, _, least in _DOUBT])
+"""The least that each coefficient may be. The prior may lose nine tenths of its weight, never its sign."""
+COUNT: Final = len(NAMES)
+
+
+def stages(x: Floats, prior: Floats) -> Floats:
+    """Every stage at rows ``x`` (n, D) of ``features.COLUMNS`` where the prior expects ``prior`` (n,): (n, COUNT).
+
+    ``prior`` is the logarithm of what is good: of work, or of the inverse of delay. A covariate that is not known (NaN)
+    adds nothing.
+    """
+    share, weight, apart, load, batch, ways, bandwidth = x[:, : features.PLACE].T
+    other, io, frequency, neighbours, beside = np.nan_to_num(x[:, features.PLACE :].T)
+    together, own = 1.0 - apart, 1.0 - share
+    fill = batch * (_FILL_LEAST + (1.0 - _FILL_LEAST) * share)
+    shared = together * share * batch
+    made = np.empty((len(x), COUNT))
+    made[:, 0] = 1.0
+    made[:, 1] = prior
+    made[:, 2] = apart
+    made[:, 3] = load - _USUAL_LOAD
+    made[:, 4] = together * (share - _USUAL_SHARE)
+    made[:, 5] = batch - _USUAL_BATCH
+    made[:, 6] = other
+    at = 7
+    unprotected = _ramps(_WAYS_SCALE * ways, _WAYS) - 1.0
+    made[:, at : at + 8] = fill[:, None] * unprotected
+    made[:, at + _FEW_WAYS : at + 8] *= load[:, None]
+    at += 8
+    made[:, at : at + 3] = -fill[:, None] * _ramps(bandwidth, _BANDWIDTH)
+    at += 3
+    made[:, at : at + 5] = -shared[:, None] * _ramps(weight, _WEIGHTS)
+    made[:, at + 4] *= load
+    at += 5
+    made[:, at : at + 5] = apart[:, None] * _ramps(own, _OWN)
+    made[:, at + 5] = apart * np.clip(np.log(np.maximum(own, 0.01) / np.maximum(load, 0.02)), -2.0, 0.0)
+    at += 6
+    made[:, at] = -np.minimum(io, 1.0)
+    made[:, at + 1] = -np.clip(io - 0.3, 0.0, 0.7)
+    made[:, at + 2] = np.where(
+        frequency > 0, np.clip(np.log(np.maximum(frequency, 0.1) / _USUAL_GHZ), -0.7, 0.7), 0.0
+    )
+    made[:, at + 3] = -np.clip(neighbours / 20.0, 0.0, 1.0)
+    made[:, at + 4] = -np.clip(beside, 0.0, 1.0)
+    return made
+
+
+def _ramps(values: Floats, between: Floats) -> Floats:
+    """For values (n,): how far each is through each of the spans (k, 2), 0 to 1; (n, k)."""
+    low, high = between.T
+    return np.asarray(np.clip((values[:, None] - low) / (high - low), 0.0, 1.0), dtype=np.float64)
