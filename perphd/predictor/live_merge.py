@@ -33,7 +33,7 @@ from perphd.predictor.persist import (
 from perphd.predictor.profile.file import Metrics
 from perphd.predictor.profile.merge import HELD_OUT, Contest, contest
 from perphd.predictor.profile.training import metrics_of
-from perphd.predictor.staged import PROFILE_SD, Staged, rows_of
+from perphd.predictor.staged import PROFILE_SD, REMEMBERED, Staged, rows_of
 
 CHANNELS: Final = ("work", "delay")
 """Corrections that are merged."""
@@ -196,9 +196,14 @@ def _teach(learner: Staged, parts: Sequence[Remembered]) -> None:
 def _state(files: Sequence[ModelFile], parts: dict[str, Sequence[Remembered]]) -> ModelState:
     model = LraModel("staged")
     for channel, of_hosts in parts.items():
-        taught = _staged(channel)
-        _teach(taught, of_hosts)
-        model.begin_channel(channel, *taught.remembered())
+        # As many rows of each host as have room together.
+        rows = [
+            p.only(np.arange(len(p.y)) % (1 + len(p.y) * len(of_hosts) // REMEMBERED) == 0) for p in of_hosts
+        ]
+        x, prior, y = (
+            np.concatenate(columns) for columns in zip(*((p.x, p.prior, p.y) for p in rows), strict=True)
+        )
+        model.begin_channel(channel, x, prior, y)
     elasticities = [f.state.elasticity for f in files if f.state.elasticity is not None]
     return replace(
         model.to_state(0.0),

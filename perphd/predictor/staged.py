@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Hashable, Sequence
 from typing import Final
 
@@ -22,7 +23,6 @@ from numpy.typing import NDArray
 from perphd.predictor import features
 from perphd.predictor.boosted import Boosted, has_trees
 from perphd.predictor.ogbrt import InvalidModel
-from perphd.predictor.ogbrt.reservoir import Reservoir
 from perphd.predictor.persist import MAX_AGE_S, ResidualState, StagedState
 from perphd.predictor.residual import Residual
 from perphd.predictor.stages import COUNT, LEAST, NAMES, SD, stages
@@ -55,6 +55,9 @@ PROFILE_SD: Final = 0.05
 """How well a profile's rows tell the application beside batch, log units: twice their noise, and what it leaves out."""
 _PROFILE_LEVEL_SD: Final = 0.1
 REMEMBERED: Final = 256
+"""Samples that are kept for other hosts' models, the newest ..."""
+_OFTEN, _EVERY = 4.0, 8
+"""... of a place that was visited so often one in so many, so that staying there does not flush the others."""
 _ROUNDS: Final = 2 * COUNT
 _OLD_DOUBT: Final = 0.05
 
@@ -88,9 +91,7 @@ class Staged:
         self._alarms = self._clipped = self._seen = 0
         self._at_s: float | None = None
         self._signed: Floats | None = None
-        self._remembered = Reservoir(
-            np.append(features.LOW, -2.0), np.append(features.HIGH, 0.0), REMEMBERED if self._count else 1
-        )
+        self._kept: deque[Floats] = deque(maxlen=REMEMBERED)
 
     # -- beginning ------------------------------------------------------------------------------------------------
 
@@ -112,13 +113,13 @@ class Staged:
             known = np.append(place, row[features.PLACE :])
             told = float(expected) if math.isfinite(expected) else 0.0
             self._fold(self._stages(known[None], np.array([told]))[0], self._sign * float(label), noise_var)
-            self._remembered.add(np.append(known, told), float(label), self._seen)
+            self._kept.append(np.append(known, (told, label)))
             self._seen += 1
 
     def remembered(self) -> tuple[Floats, Floats, Floats]:
         """The samples that it remembers: rows (n, D), what the prior expected (log, (n,)), corrections (n,)."""
-        kept = self._remembered.kept()
-        return kept.x[:, :-1], kept.x[:, -1], kept.y
+        rows = np.array(self._kept).reshape(-1, len(features.NAMES) + 2)
+        return rows[:, :-2], rows[:, -2], rows[:, -1]
 
     def say(self, x: Floats, prior: Floats) -> Floats:
         """The correction for rows (n, D) where the prior expects ``prior`` (log, (n,)); (n,)."""
@@ -155,8 +156,9 @@ class Staged:
         spread = min(error * error * share, 9.0 * self._noise_var)
         least, most = _LEAST_NOISE**2, _MOST_NOISE**2
         self._noise_var = min(max(self._noise_var + _NOISE_GAIN * (spread - self._noise_var), least), most)
+        if self._places.visits(key) < _OFTEN or self._seen % _EVERY == 0:
+            self._kept.append(np.append(x, (prior, residual)))
         self._places.fold(key, x, residual, at_s)
-        self._remembered.add(np.append(x, prior), residual, self._seen)
         self._seen += 1
         return self._sign * error
 
@@ -298,9 +300,8 @@ class Staged:
         self._up, self._down = kept.drift_up, kept.drift_down
         self._alarms = kept.alarms
         for row, expected, label in zip(x, prior, y, strict=True):
-            self._remembered.add(np.append(row, expected), float(label), self._seen)
-            self._seen += 1
-        self._seen = max(self._seen, kept.seen)
+            self._kept.append(np.append(row, (expected, label)))
+        self._seen = kept.seen
         self._at_s = None if kept.age_s is None else now_s - kept.age_s - max(0.0, elapsed_s)
 
     def _learn_cells(self, state: ResidualState) -> None:
