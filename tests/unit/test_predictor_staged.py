@@ -164,7 +164,7 @@ def test_a_file_that_does_not_fit_itself_is_refused() -> None:
         ({"priors": ()}, "entries of 1 remembered rows"),
         ({"features": ("a",) * len(features.NAMES)}, "columns a, a"),
     ):
-        broken = replace(state, work=replace(state.work, staged=replace(state.work.staged, **change)))  # type: ignore[arg-type]
+        broken = replace(state, work=replace(state.work, staged=replace(state.work.staged, **change)))
         with pytest.raises(InvalidModel, match=says):
             LraModel.from_state(broken)
 
@@ -186,7 +186,7 @@ def test_what_is_ablated_learns_no_more_than_its_name_says() -> None:
     places = [Allocation(CpuGrant(CORES, cores, 50)) for cores in (8, 4, 2)]
     said = {}
     for learner in ("prior", "level"):
-        model = LraModel(learner)  # type: ignore[arg-type]
+        model = LraModel(learner)
         model._reference = rested()._reference
         before = [band.value for band in model.predict_work(places, CONTEXT)]
         for t in range(40):

@@ -240,8 +240,10 @@ def test_a_profile_says_nothing_at_the_reference_and_less_below_it(profile: Prof
 
 
 def test_corrections_are_rows_of_the_models_features(profile: Profile) -> None:
-    x, y = corrections(profile, 8, 11)
+    x, prior, y = corrections(profile, 8, 11)
     assert x.shape == (len(y), len(COLUMNS))
+    assert prior.shape == y.shape
+    assert np.all(prior <= 0.0)
     assert len(y) > 100
     assert np.isfinite(y).all()
     assert np.abs(y).max() <= 1.0

@@ -210,7 +210,7 @@ def markdown(runs: Sequence[Run]) -> str:
             ]
             lines += [_row(name, [run for run in chosen if run.follower == name]) for name in FOLLOWERS]
             lines += ["", *_verdict(chosen), ""]
-    return "\n".join(line for line in lines if line is not None).rstrip() + "\n"
+    return "\n".join(lines).rstrip() + "\n"
 
 
 def _row(name: str, runs: Sequence[Run]) -> str:
