@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from perphd.agent.config_queue import QueueConfig
+from perphd.agent.queue_solver import QueueSolver
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.outlook import forecast_of
 from perphd.batch.scheduling import (
@@ -93,6 +94,7 @@ class QueuePlanner:
         self._seen: dict[int, _Seen] = {}
         self._outlooks: dict[tuple[object, ...], JobOutlook] = {}
         self._waits: list[float] = []
+        self._solver = QueueSolver()
         self._offer: FollowedOffer | None = None
         self.problem = ""
 
@@ -133,7 +135,8 @@ class QueuePlanner:
         copper_share: float,
     ) -> QueueStep:
         """What this look decides. ``capacity``: CPUs and bytes of the host."""
-        return scheduled(self._view(now_s, capacity, waiting, active, preempts, copper_share))
+        view = self._view(now_s, capacity, waiting, active, preempts, copper_share)
+        return scheduled(view, lambda *problem: self._solver.improved(now_s, *problem))
 
     def forecast(
         self,

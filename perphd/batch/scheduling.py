@@ -16,9 +16,9 @@ keeps its memory: it is requeued when memory is what the urgent job lacks. It go
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final
+from typing import Final, TypeAlias
 
 from perphd.batch.admission import Admission, ResourceRisk, WorkloadUsage, admission, conditioned, correlated
 from perphd.batch.fairness import PATIENCE
@@ -46,6 +46,7 @@ CORRELATION: Final = 0.2
 """Share of the common case that all usages are high at the same time. 1 would be certainty of it."""
 PLANNED_SHARE: Final = 0.9
 """Quantile of a usage that a plan counts with."""
+Improve: TypeAlias = Callable[[PlanWindow, Sequence[WaitingJob], Sequence[RunningJob], JobPlan], JobPlan]
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
 
@@ -128,10 +129,10 @@ def is_overdue(view: QueueView, job: QueuedJob) -> bool:
     return job.spec.deadline_s is None and waited_s > max(PATIENCE * view.average_wait_s, SLOT_S[0])
 
 
-def scheduled(view: QueueView) -> QueueStep:
-    """What this look decides."""
+def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
+    """What this look decides. ``improve``: turns the greedy plan into a better one."""
     tried = candidates(view)
-    plan = planned(view, tried)
+    plan = planned(view, tried, improve)
     host = _Host(view)
     room = view.most_running - len(view.active)
     starts: list[int] = []
@@ -140,7 +141,7 @@ def scheduled(view: QueueView) -> QueueStep:
     frozen: list[int] = []
     short_of_memory = False
     held_up: QueuedJob | None = None
-    for job in _in_order(tried, plan):
+    for job in _in_order(view, tried, plan):
         if len(starts) >= room:
             reasons[job.id] = f"{view.most_running} jobs run, the most at a time ([queue] most_running)"
             continue
@@ -227,13 +228,14 @@ def utility_of(job: QueuedJob, run_time: RunTime, now_s: float) -> Utility:
     return adapted(Utility(DEADLINE_WORTH, deadline_s=left_s), run_time, max(0.0, now_s - job.submitted_s))
 
 
-def planned(view: QueueView, tried: Sequence[QueuedJob]) -> JobPlan | None:
+def planned(view: QueueView, tried: Sequence[QueuedJob], improve: Improve | None = None) -> JobPlan | None:
     """The plan for the candidates; None if no deadline is among them: they then start in their order."""
     deadlines = [job.spec.deadline_s for job in tried if job.spec.deadline_s is not None]
     if not deadlines:
         return None
     window, waiting, running = stated(view, tried)
-    return greedy(window, waiting, running)
+    plan = greedy(window, waiting, running)
+    return plan if improve is None else improve(window, waiting, running, plan)
 
 
 def stated(
@@ -289,12 +291,12 @@ def _victims(view: QueueView, plan: JobPlan) -> list[int]:
     return [int(name) for name in plan.preempted if int(name) in running]
 
 
-def _in_order(tried: Sequence[QueuedJob], plan: JobPlan | None) -> list[QueuedJob]:
-    """Jobs that the plan starts now come first; the order of the candidates is kept otherwise."""
+def _in_order(view: QueueView, tried: Sequence[QueuedJob], plan: JobPlan | None) -> list[QueuedJob]:
+    """Overdue jobs first, then those that the plan starts now; the order of the candidates is kept otherwise."""
     if plan is None:
         return list(tried)
     now = set(plan.now)
-    return sorted(tried, key=lambda job: str(job.id) not in now)
+    return sorted(tried, key=lambda job: (not is_overdue(view, job), str(job.id) not in now))
 
 
 class _Host:

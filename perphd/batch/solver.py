@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from perphd.batch.planner import IntegerProgram, JobPlan, feasible, solution_of
 from perphd.forecast.histogram import Floats
 
 TIME_LIMIT_S: Final = 2.0
+NICENESS: Final = 15
 _ROUNDING: Final = 1e-6
 
 
@@ -85,7 +87,8 @@ def solved(asked: dict[str, Any]) -> list[float] | None:
 
 
 def main() -> int:
-    """Answer one question from standard input. Returns the exit status."""
+    """Answer one question from standard input, at low priority. Returns the exit status."""
+    os.nice(NICENESS)
     json.dump(solved(json.load(sys.stdin)), sys.stdout)
     return 0
 

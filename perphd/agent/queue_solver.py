@@ -1,0 +1,58 @@
+"""Better plans from HiGHS, in a short-lived process of low priority. Without it the greedy plan stands."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
+from typing import Any, Final
+
+from perphd.batch.planner import JobPlan, PlanWindow, RunningJob, WaitingJob, plan_of, program
+from perphd.batch.solver import TIME_LIMIT_S, better, question
+
+log = logging.getLogger("perphd")
+
+COMMAND: Final = (sys.executable, "-P", "-m", "perphd.batch.solver")
+PATIENCE_S: Final = 15.0
+"""The process has its own time limit; starting it takes a while on a busy host."""
+EVERY_S: Final = 30.0
+"""Time between two processes."""
+
+
+class QueueSolver:
+    """Improves a greedy plan that leaves candidates waiting. ``run``: as ``subprocess.run``, for tests."""
+
+    def __init__(self, run: Callable[..., Any] = subprocess.run) -> None:
+        self._run = run
+        self._asked_s: float | None = None
+        self._there = find_spec("highspy") is not None
+
+    def improved(
+        self,
+        now_s: float,
+        window: PlanWindow,
+        waiting: Sequence[WaitingJob],
+        running: Sequence[RunningJob],
+        plan: JobPlan,
+    ) -> JobPlan:
+        """A plan that is worth more, or ``plan``. Blocks for as long as the process runs."""
+        if not self._there or len(plan.now) == len(waiting):
+            return plan
+        if self._asked_s is not None and 0 <= now_s - self._asked_s < EVERY_S:
+            return plan
+        self._asked_s = now_s
+        stated = program(window, waiting, running)
+        asked = json.dumps(question(stated, plan, window.slot_s, TIME_LIMIT_S))
+        try:
+            done = self._run(
+                COMMAND, input=asked, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+            )
+            answer = json.loads(done.stdout)
+        except (OSError, subprocess.SubprocessError, ValueError) as exc:
+            log.warning("the greedy plan of the batch queue stands: HiGHS did not answer: %s", exc)
+            return plan
+        solution = better(stated, plan, answer)
+        return plan if solution is None else plan_of(solution, stated, window.slot_s)

@@ -1,0 +1,236 @@
+"""One look at the queue as a pure function: who starts, who waits and why, and what never happens."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perphd.agent.queue_solver import QueueSolver
+from perphd.batch.job import JobState, QueuedJob
+from perphd.batch.launching import dependencies
+from perphd.batch.planner import JobPlan
+from perphd.batch.scheduling import (
+    CONSIDERED,
+    CPU,
+    MEMORY,
+    ActiveJob,
+    JobOutlook,
+    QueueView,
+    candidates,
+    planned,
+    scheduled,
+    stated,
+)
+from perphd.forecast.histogram import Histogram, of_values
+from perphd.qos.bands import QosBand
+from tests.unit.queue_world import GIB, spec
+
+NOW_S = 1e6
+
+
+def waiting(number: int, submitted_s: float = NOW_S, **changes: object) -> QueuedJob:
+    return QueuedJob(number, spec(**changes), submitted_s, since_s=submitted_s)
+
+
+def running(number: int, ran_s: float = 100.0, **changes: object) -> ActiveJob:
+    job = waiting(number, NOW_S - ran_s, **changes)
+    return ActiveJob(
+        replace(job, state=JobState.RUNNING, attempt=1, confirmed=True), JobOutlook(run_time_s=Histogram())
+    )
+
+
+def view(*jobs: QueuedJob, active: tuple[ActiveJob, ...] = (), **changes: Any) -> QueueView:
+    outlooks = {job.id: JobOutlook() for job in (*jobs, *(each.job for each in active))}
+    values: dict[str, Any] = {
+        "now_s": NOW_S,
+        "cpus": 8.0,
+        "memory_bytes": 16.0 * GIB,
+        "waiting": jobs,
+        "active": active,
+        "outlooks": outlooks,
+        "others_cpus": Histogram(),
+        "others_memory": Histogram(),
+        "average_wait_s": 600.0,
+        "epsilon": {CPU: 0.1, MEMORY: 0.01},
+        "most_running": 32,
+    }
+    return QueueView(**(values | changes))
+
+
+def test_what_else_the_host_uses_is_left_to_it() -> None:
+    busy = of_values([5.0] * 20)
+    step = scheduled(view(waiting(1, cpus=2.0), waiting(2, cpus=2.0), others_cpus=busy))
+    assert step.start == (1,)
+    assert "2 CPUs would be too many with a probability of 100%" in step.reasons[2]
+
+
+def test_a_history_of_small_use_lets_more_jobs_run_than_their_requests_do() -> None:
+    known = JobOutlook(cpus=of_values([0.9, 1.0, 1.1] * 5), memory_bytes=of_values([GIB / 2] * 15))
+    jobs = [waiting(n, cpus=4.0, memory_bytes=4 * GIB) for n in range(1, 7)]
+    assert len(scheduled(view(*jobs)).start) == 2
+    outlooks = {job.id: known for job in jobs}
+    assert len(scheduled(view(*jobs, outlooks=outlooks)).start) == 6
+
+
+def test_alone_a_job_runs_whatever_cpus_it_asks_for_but_not_without_its_memory() -> None:
+    busy = of_values([3.0] * 10)
+    assert scheduled(view(waiting(1, cpus=8.0), others_cpus=busy)).start == (1,)
+    full = of_values([10.0 * GIB] * 10)
+    assert scheduled(view(waiting(1, cpus=8.0, memory_bytes=8 * GIB), others_memory=full)).start == ()
+
+
+def test_an_overdue_job_that_does_not_fit_lets_only_deadlines_pass() -> None:
+    old = waiting(1, NOW_S - 3 * 600.0 - 1.0, cpus=6.0)
+    urgent = waiting(2, cpus=1.0, deadline_s=NOW_S + 7200.0)
+    step = scheduled(view(old, urgent, waiting(3, cpus=1.0), active=(running(9, cpus=6.0),)))
+    assert step.start == (2,)
+    assert step.reasons[3] == "job 1 has waited longest and goes first"
+
+
+def test_a_preempted_job_is_copper_that_is_worth_less_than_the_deadline() -> None:
+    urgent = waiting(1, cpus=8.0, deadline_s=NOW_S + 1800.0)
+    copper = running(8, 3600.0, cpus=8.0)
+    assert scheduled(view(urgent, active=(copper,), preempts=True)).freeze == (8,)
+    assert scheduled(view(urgent, active=(copper,), preempts=False)).freeze == ()
+    silver = running(8, 3600.0, cpus=8.0, band=QosBand.SILVER)
+    assert scheduled(view(urgent, active=(silver,), preempts=True)).freeze == ()
+    lately = replace(copper, job=replace(copper.job, not_preempted_before_s=NOW_S + 60.0))
+    assert scheduled(view(urgent, active=(lately,), preempts=True)).freeze == ()
+
+
+def test_a_frozen_job_is_requeued_when_memory_is_what_is_lacking_and_thawed_when_nothing_urgent_waits() -> (
+    None
+):
+    frozen = running(8, 3600.0, cpus=4.0, memory_bytes=12 * GIB)
+    frozen = replace(frozen, job=replace(frozen.job, state=JobState.FROZEN))
+    urgent = waiting(1, cpus=4.0, memory_bytes=8 * GIB, deadline_s=NOW_S + 1800.0)
+    assert scheduled(view(urgent, active=(frozen,), preempts=True)).requeue == (8,)
+    step = scheduled(view(active=(frozen,), preempts=True))
+    assert (step.requeue, step.thaw) == ((), (8,))
+    busy = of_values([7.5] * 10)
+    assert scheduled(view(active=(frozen,), preempts=True, others_cpus=busy)).thaw == ()
+    assert scheduled(view(active=(frozen,), preempts=False, others_cpus=busy)).thaw == (8,)
+
+
+def test_ten_thousand_jobs_are_considered_twenty_at_a_time_and_all_have_a_reason() -> None:
+    jobs = [waiting(n, NOW_S - 1.0, cpus=1.0) for n in range(1, 10_001)]
+    step = scheduled(view(*jobs))
+    assert len(candidates(view(*jobs))) == CONSIDERED
+    assert step.start == tuple(range(1, 9))
+    assert len(step.reasons) == 10_000 - 8
+    assert step.reasons[9_999] == "20 jobs are before it"
+
+
+def test_dependencies_are_sorted_into_those_that_may_must_wait_and_never_can() -> None:
+    done, failed = 1, 2
+    jobs = [waiting(3, after=(1,)), waiting(4, after=(1, 3)), waiting(5, after=(2,)), waiting(6, after=(99,))]
+    found = dependencies(jobs, {done: JobState.DONE, failed: JobState.FAILED})
+    assert [job.id for job in found.startable] == [3]
+    assert found.blocked == {4: "it follows job 3, which is queued"}
+    assert found.impossible == {
+        5: "job 2, which it was to follow, is failed",
+        6: "job 99, which it was to follow, is not known any more",
+    }
+
+
+jobs_drawn = st.lists(
+    st.tuples(
+        st.floats(0.1, 8.0),
+        st.integers(1, 16),
+        st.one_of(st.none(), st.floats(-600.0, 7200.0)),
+        st.floats(0.0, 5000.0),
+    ),
+    max_size=12,
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    jobs_drawn,
+    jobs_drawn,
+    st.booleans(),
+    st.sampled_from([0.0, 0.3, 1.0]),
+    st.lists(st.floats(0, 8), max_size=5),
+)
+def test_whatever_waits_and_runs_a_look_is_consistent(
+    queue: list[Any], runs: list[Any], preempts: bool, share: float, others: list[float]
+) -> None:
+    jobs = [
+        waiting(
+            n,
+            NOW_S - ago,
+            cpus=cpus,
+            memory_bytes=gib * GIB,
+            deadline_s=None if left is None else NOW_S + left,
+        )
+        for n, (cpus, gib, left, ago) in enumerate(queue, start=1)
+    ]
+    active = tuple(
+        running(n, ago, cpus=cpus, memory_bytes=gib * GIB)
+        for n, (cpus, gib, _, ago) in enumerate(runs, start=100)
+    )
+    seen = view(
+        *jobs,
+        active=active,
+        preempts=preempts,
+        copper_share=share,
+        others_cpus=of_values(others),
+        most_running=14,
+    )
+    step = scheduled(seen)
+    assert len(set(step.start)) == len(step.start)
+    assert set(step.start) | set(step.reasons) == {job.id for job in jobs}
+    assert not set(step.start) & set(step.reasons)
+    assert set(step.freeze) <= {each.job.id for each in active}
+    assert preempts or not step.freeze
+    assert len(step.start) + len(active) <= max(14, len(active))
+    started = [job for job in jobs if job.id in step.start]
+    held = sum(job.spec.memory_bytes for job in started) + sum(each.job.spec.memory_bytes for each in active)
+    assert not started or held <= seen.memory_bytes * 1.01
+
+
+# --- the solver ------------------------------------------------------------------------------------------------------
+
+
+def crowded() -> QueueView:
+    deadlines = [300.0, 600.0, 900.0, 1200.0]
+    jobs = [waiting(n, cpus=3.0, deadline_s=NOW_S + left) for n, left in enumerate(deadlines, start=1)]
+    return view(*jobs, waiting(5, cpus=5.0), waiting(6, cpus=2.0))
+
+
+def test_highs_answers_from_a_process_and_never_makes_a_plan_worse() -> None:
+    pytest.importorskip("highspy")
+    seen = crowded()
+    tried = candidates(seen)
+    plan = planned(seen, tried)
+    assert plan is not None
+    improved = QueueSolver().improved(NOW_S, *stated(seen, tried), plan)
+    assert improved.worth >= plan.worth
+
+
+@pytest.mark.parametrize("answer", ["null", "[2, 0]", "not JSON", "[]"])
+def test_a_solver_that_fails_or_lies_leaves_the_greedy_plan(answer: str) -> None:
+    calls = []
+
+    def run(command: Any, **options: Any) -> subprocess.CompletedProcess[str]:
+        calls.append(json.loads(options["input"]))
+        return subprocess.CompletedProcess(command, 0, answer, "")
+
+    seen = crowded()
+    tried = candidates(seen)
+    plan = planned(seen, tried)
+    assert plan is not None
+    solver = QueueSolver(run)
+    solver._there = True
+    assert solver.improved(NOW_S, *stated(seen, tried), plan) is plan
+    assert solver.improved(NOW_S + 1.0, *stated(seen, tried), plan) is plan
+    assert len(calls) == 1, "one process in half a minute"
+    idle = JobPlan({str(job.id): 0.0 for job in tried})
+    assert solver.improved(NOW_S + 100.0, *stated(seen, tried), idle) is idle
+    assert len(calls) == 1, "nothing waits"

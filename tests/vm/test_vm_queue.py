@@ -1,0 +1,119 @@
+"""The batch queue with systemd, as an ordinary user: submit, wait, logs, deadline, cancel, kill -9, reboot."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.vm.guest import INSTALL_S, Vm
+
+pytestmark = pytest.mark.requires_vm
+
+CONFIG = """
+[daemon]
+mode = "observe"
+policy = "static"
+period_s = 1.0
+[queue]
+enabled = true
+"""
+UNITS = "systemctl list-units --all --plain --no-legend 'perphd-job-*'"
+
+
+@pytest.fixture(scope="module")
+def vm(installed: Vm) -> Iterator[Vm]:
+    installed.sh("systemctl stop perphd", INSTALL_S)
+    installed.write("/etc/perphd/perphd.toml", CONFIG, 0o640)
+    for user in ("queue-alice", "queue-bob"):
+        installed.sh(f"id {user} 2>/dev/null || useradd -m -G perphd {user}")
+    installed.sh("rm -rf /var/lib/perphd/queue && perphd config check && systemctl start perphd", INSTALL_S)
+    try:
+        yield installed
+    finally:
+        installed.try_("perphctl cancel 1-200", INSTALL_S)
+        installed.try_("systemctl stop perphd; userdel -r queue-alice; userdel -r queue-bob", INSTALL_S)
+
+
+def by(vm: Vm, user: str, words: str) -> subprocess.CompletedProcess[str]:
+    """perphctl as this user, in a directory that everybody may enter."""
+    return vm.try_(f"cd /tmp && runuser -u {user} -- perphctl {words}")
+
+
+def submitted(vm: Vm, words: str, user: str = "queue-alice") -> int:
+    done = by(vm, user, f"--json run {words}")
+    assert done.returncode == 0, done.stderr
+    (number,) = json.loads(done.stdout)["jobs"]
+    assert isinstance(number, int)
+    return number
+
+
+def job(vm: Vm, number: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(vm.sh(f"perphctl --json job {number}"))["job"]
+    return found
+
+
+def test_a_job_runs_as_its_user_in_copper_s_slice_and_its_words_are_data(vm: Vm) -> None:
+    script = """'id -un; pwd; cat /proc/self/cgroup; echo "$0"; exit 7' '$HOME `id` %n'"""
+    number = submitted(vm, f"""--name '$(touch /tmp/x); %n' -- sh -c {script}""")
+    waited = by(vm, "queue-alice", f"wait {number}")
+    assert waited.returncode == 7, waited.stdout + waited.stderr
+    printed = by(vm, "queue-alice", f"logs {number}").stdout.splitlines()
+    assert printed[:2] == ["queue-alice", "/tmp"]
+    assert f"/perphdjobs.slice/perphd-job-{number}-1.service" in printed[2]
+    assert printed[-1] == "$HOME `id` %n"
+    vm.wait_until(f'test -z "$({UNITS})"', "the unit is left")
+
+
+def test_somebody_elses_job_cannot_be_touched_and_is_a_batch_workload(vm: Vm) -> None:
+    number = submitted(vm, "--name mine --deadline 2h -- sleep 3600")
+    vm.wait_until(f"perphctl job {number} | grep -q '^state     running'", "it does not run")
+    assert "somebody else's" in by(vm, "queue-bob", f"cancel {number}").stderr
+    assert "somebody else's" in by(vm, "queue-bob", f"logs {number}").stderr
+    shown = by(vm, "queue-bob", f"job {number}").stdout
+    assert "mine" in shown
+    assert "sleep" not in shown
+    vm.wait_until(f"perphctl status | grep -q 'job-{number}'", "it is no workload")
+    assert "deadline  in 1 h" in by(vm, "queue-alice", f"job {number}").stdout
+    assert by(vm, "queue-alice", f"cancel {number}").returncode == 0
+    vm.wait_until(f"! systemctl is-active -q perphd-job-{number}-1.service", "it still runs")
+
+
+def test_an_output_file_is_opened_with_the_users_rights(vm: Vm) -> None:
+    vm.sh("install -m 600 /dev/null /tmp/roots-own")
+    number = submitted(vm, "--output /tmp/roots-own -- echo overwritten")
+    assert by(vm, "queue-alice", f"wait {number}").returncode != 0
+    assert vm.sh("cat /tmp/roots-own") == ""
+
+
+def test_jobs_outlive_kill_9_of_the_daemon_and_none_starts_twice(vm: Vm) -> None:
+    vm.sh("install -d -m 1777 /tmp/queue-marks && rm -f /tmp/queue-marks/*")
+    script = "echo x >> /tmp/queue-marks/$PERPHD_ARRAY_INDEX; sleep 5"
+    answer = by(vm, "queue-alice", f"--json run --array 6 --cores 0.2 -- sh -c '{script}'")
+    numbers = json.loads(answer.stdout)["jobs"]
+    for _ in range(3):
+        vm.sh(
+            "systemctl kill -s KILL perphd; sleep 1; systemctl reset-failed perphd; systemctl start perphd",
+            INSTALL_S,
+        )
+    assert by(vm, "queue-alice", f"wait {numbers[0]}-{numbers[-1]}").returncode == 0
+    assert vm.sh("cat /tmp/queue-marks/* | wc -l").strip() == "6"
+
+
+def test_after_a_reboot_waiting_jobs_wait_and_running_ones_use_their_retries(vm: Vm) -> None:
+    once = submitted(vm, "-- sleep 3600")
+    again = submitted(vm, "--retries 1 -- sleep 3600")
+    last = submitted(vm, f"--after {again} -- true")
+    for number in (once, again):
+        vm.wait_until(f"perphctl job {number} | grep -q '^state     running'", "it does not run")
+    vm.machine.reboot()
+    vm.sh("systemctl start perphd", INSTALL_S)
+    vm.wait_until(f"perphctl job {again} | grep -q '^state     running'", "it does not run again")
+    assert "the host was restarted" in job(vm, once)["detail"]["reason"]
+    assert job(vm, again)["detail"]["attempt"] == 2
+    assert job(vm, last)["state"] == "queued"
+    assert by(vm, "queue-alice", f"cancel {again}").returncode == 0
+    vm.wait_until(f"perphctl job {last} | grep -q '^state     cancelled'", "what follows it is not cancelled")
