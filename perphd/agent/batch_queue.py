@@ -610,7 +610,6 @@ class BatchQueue:
             spec.memory_bytes,
             spec.band,
             spec.deadline_s,
-            spec.elastic,
             spec.after,
             spec.array,
             job.submitted_s,

@@ -43,7 +43,6 @@ class JobDetail:
     memory_bytes: int
     band: QosBand
     deadline_unix_s: float | None
-    elastic: tuple[int, int] | None
     after: tuple[int, ...]
     array: tuple[int, int] | None
     submitted_unix_s: float

@@ -23,7 +23,6 @@ KEPT_VARIABLES: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ
 """Passed to every job, with LC_*; everything else takes --env: an environment may hold secrets."""
 POLL_S: Final = 0.5
 _RANGE: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
-_ELASTIC: Final = re.compile(r"([0-9]{1,4}):([0-9]{1,4})")
 MOST_NAMED: Final = 10_000
 
 
@@ -41,7 +40,6 @@ def add_job_commands(cli: click.Group) -> None:
 @click.option("--memory", metavar="SIZE", help="Memory that it needs, and may have at most: 512M, 4G.")
 @click.option("--deadline", type=Duration(), metavar="TIME", help="It should end within 30m, 2h ...")
 @click.option("--best-effort", is_flag=True, help="Without a deadline (the default).")
-@click.option("--elastic", metavar="MIN:MAX", help="It runs with MIN to MAX workers of --cores each.")
 @click.option("--band", type=click.Choice(["copper", "silver"]), help="Copper gives way, silver does not.")
 @click.option("--name", help="What to call it [default: the command].")
 @click.option("--after", multiple=True, metavar="JOB", type=int, help="Start when this job is done.")
@@ -57,7 +55,6 @@ def run(
     memory: str | None,
     deadline: float | None,
     best_effort: bool,
-    elastic: str | None,
     band: str | None,
     name: str | None,
     after: tuple[int, ...],
@@ -87,11 +84,6 @@ def run(
             body["memory_bytes"] = parse_size_bytes(memory)
         except ParseError as exc:
             raise click.UsageError(f"--memory: {exc}") from exc
-    if elastic is not None:
-        found = _ELASTIC.fullmatch(elastic)
-        if found is None:
-            raise click.UsageError(f"--elastic {elastic!r} is not MIN:MAX, such as 2:8")
-        body["elastic"] = [int(found[1]), int(found[2])]
     if output is not None:
         body["output"] = os.path.abspath(output)
     given = {"cores": cores, "deadline_in_s": deadline, "band": band, "name": name, "array": array}

@@ -222,12 +222,6 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
                 "cores": {"type": "number", "minimum": 0.01, "maximum": 100_000},
                 "memory_bytes": {"type": ["integer", "null"], "minimum": 1 << 20},
                 "deadline_in_s": {"type": ["number", "null"], "minimum": 1, "maximum": MAX_DEADLINE_S},
-                "elastic": {
-                    "type": ["array", "null"],
-                    "items": {"type": "integer", "minimum": 1, "maximum": 4096},
-                    "minItems": 2,
-                    "maxItems": 2,
-                },
                 "band": {"enum": [QosBand.COPPER, QosBand.SILVER, None]},
                 "after": {"type": "array", "items": {"type": "integer", "minimum": 1}},
                 "output": TEXT,

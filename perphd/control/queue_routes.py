@@ -25,7 +25,7 @@ from perphd.control.wire import encode, json_of
 from perphd.qos.bands import QosBand
 
 KEYS: Final = (
-    "command", "name", "cores", "memory_bytes", "deadline_in_s", "elastic", "band", "after", "output", "environment",
+    "command", "name", "cores", "memory_bytes", "deadline_in_s", "band", "after", "output", "environment",
     "directory", "retries", "array",
 )  # fmt: skip
 EVENT_KEYS: Final = ("duration_s", "copper_share", "ramp_s", "reason")
@@ -193,7 +193,6 @@ class QueueRoutes:
             "deadline_s": None
             if deadline is None
             else time.time() + _number(deadline, "deadline_in_s", 1.0, MAX_DEADLINE_S),
-            "elastic": _elastic(body.get("elastic")),
             "after": tuple(_whole(each, "after", 1, 1 << 62) for each in _list(body, "after")),
             "output": _text(body, "output"),
             "retries": _optional_whole(body, "retries", 0, MAX_RETRIES) or 0,
@@ -233,14 +232,6 @@ def _band(value: Any) -> QosBand:
     if value not in (QosBand.COPPER.value, QosBand.SILVER.value):
         raise ApiError(Code.REFUSED, f"{show(value)} is not a band of jobs", "band", "copper, silver")
     return QosBand(value)
-
-
-def _elastic(value: Any) -> tuple[int, int] | None:
-    if value is None:
-        return None
-    if not isinstance(value, list) or len(value) != 2:
-        raise ApiError(Code.REFUSED, f"{show(value)} is not a range", "elastic", "[least, most]")
-    return _whole(value[0], "elastic", 1, 4096), _whole(value[1], "elastic", 1, 4096)
 
 
 def _environment(body: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

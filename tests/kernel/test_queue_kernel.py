@@ -233,6 +233,22 @@ def test_a_running_job_is_a_batch_workload_in_a_group_of_its_own(host: Host) -> 
     host.wait_for(lambda: not host.client.get("workloads")["workloads"], "it is still a workload")
 
 
+def test_an_event_stops_a_running_job_by_the_executor_and_gives_it_back(host: Host) -> None:
+    host.client.send("PUT", "mode", {"mode": "enforce"})
+    (number,) = host.client.send("POST", "jobs", {"command": ["/bin/sleep", "600"]})["jobs"]
+    host.wait_for(lambda: len(host.client.get("workloads")["workloads"]) == 1, "it is no workload")
+    cgroup = host.client.get("workloads")["workloads"][0]["cgroup"]
+    freezer = Path("/sys/fs/cgroup/freezer", cgroup[1:], "freezer.state")
+    if not freezer.exists():
+        pytest.skip("no freezer of cgroup v1 here")
+    assert freezer.read_text() == "THAWED\n"
+    host.client.send("POST", "event", {"duration_s": 600, "copper_share": 0.0})
+    host.wait_for(lambda: freezer.read_text() == "FROZEN\n", "it is not frozen")
+    host.client.send("DELETE", "event")
+    host.wait_for(lambda: freezer.read_text() == "THAWED\n", "it stands still")
+    assert host.job(number)["state"] == "running"
+
+
 def test_dependencies_retries_arrays_and_the_commands_of_perphctl(host: Host, tmp_path: Path) -> None:
     done = host.ctl("run", "--array", "3", "--name", "part", "--", "sh", "-c", "exit $PERPHD_ARRAY_INDEX")
     assert done.returncode == 0, done.stderr

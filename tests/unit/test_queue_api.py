@@ -73,7 +73,7 @@ def test_readers_look_and_only_the_group_submits(served: Served) -> None:
         ({"cores": 0}, "0.01"),
         ({"cores": 9}, "more than the host has"),
         ({"memory_bytes": 17 * GIB}, "more than the host has"),
-        ({"elastic": [3, 2]}, "greatest number"),
+        ({"elastic": [2, 3]}, "unknown key"),
         ({"environment": {"A=B": "c"}}, "has no ="),
         ({"band": "gold"}, "copper, silver"),
         ({"after": [99]}, "there is no job 99"),
