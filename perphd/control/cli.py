@@ -17,6 +17,7 @@ from perphd.control.cli_calibrate import add_calibrate_command
 from perphd.control.cli_dashboard import add_dashboard_command
 from perphd.control.cli_history import add_history_commands
 from perphd.control.cli_init import add_init_command
+from perphd.control.cli_iopath import add_iopath_command
 from perphd.control.cli_jobs import add_job_commands
 from perphd.control.cli_models import add_model_commands
 from perphd.control.cli_pause import add_pause_commands
@@ -49,8 +50,9 @@ DEFAULT_CONFIG = "/etc/perphd/perphd.toml"
 def cli(as_json: bool, socket: str | None) -> None:
     """Ask and steer perphd, which keeps long-running applications (LRAs) at their performance targets.
 
-    init, doctor, groups, calibrate, size, forecast, headroom, predict, history, usage-profile, report, memfit estimate,
-    config check, model evaluate, model merge, restore and trial report --file also work while the daemon does not run.
+    init, doctor, groups, iopath, calibrate, size, forecast, headroom, predict, history, usage-profile, report, memfit
+    estimate, config check, model evaluate, model merge, restore and trial report --file also work while the daemon does
+    not run.
     """
     print_any(sys.stdout)
 
@@ -69,6 +71,7 @@ add_pause_commands(cli)
 add_job_commands(cli)
 add_admission_commands(cli)
 add_suggest_command(cli)
+add_iopath_command(cli)
 add_store_commands(cli)
 add_sizing_commands(cli)
 add_shaper_commands(cli)

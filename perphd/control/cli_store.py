@@ -11,6 +11,7 @@ import click
 from perphd.control.cli_base import Out, command
 from perphd.control.client import MOST_ROUNDS, NotPermitted, Refused, Unreachable
 from perphd.domain.errors import ConfigError, PerphError
+from perphd.domain.units import format_bytes
 
 
 def add_store_commands(cli: click.Group) -> None:
@@ -45,6 +46,9 @@ def add_store_commands(cli: click.Group) -> None:
     )
     @click.option("-o", "--output", metavar="FILE", help="Replaced if it exists.")
     @click.option(
+        "--to", metavar="PLACE", help="Commit a dataset to this new folder, or s3://BUCKET/NAME, instead."
+    )
+    @click.option(
         "--store", metavar="FILE", help="The store's file [default: the daemon's, else as configured]."
     )
     @click.option("--replay", metavar="FILE", help="Record the daemon's next rounds of decisions instead.")
@@ -52,24 +56,29 @@ def add_store_commands(cli: click.Group) -> None:
         "--rounds", type=click.IntRange(1, MOST_ROUNDS), default=60, show_default=True, help="With --replay."
     )
     def export(
-        out: Out, table: str | None, form: str, output: str | None, store: str | None, replay: str | None,
-        rounds: int,
+        out: Out, table: str | None, form: str, output: str | None, to: str | None, store: str | None,
+        replay: str | None, rounds: int,
     ) -> None:  # fmt: skip
-        """Write a table of the store to a file, or record decisions.
+        """Write a table to a file or a dataset, or record decisions.
 
-        TABLE is samples, decisions, outcomes, writes or events. Reads the store's file itself, so it takes the
-        right to read that. Parquet needs pyarrow: the error says how to get it.
+        TABLE is samples, decisions, outcomes, writes, events or host; with --to also models (the files of learned
+        models) or all (every table and the models). Reads the store's file itself, so it takes the right to read
+        that. Parquet and object stores need pyarrow: the error says how to get it.
+
+        With --to, parts are written first and a manifest last: readers see the whole dataset or nothing of it.
 
         With --replay, what the policy sees, asks its models and answers is recorded as it happens, round by round;
         tools/replay lets a policy decide on it again, bit for bit. Ctrl-C ends it early.
         """
         if replay is not None:
-            if table is not None or output is not None:
-                raise click.UsageError("--replay records decisions: it takes no table and no --output")
+            if table is not None or output is not None or to is not None:
+                raise click.UsageError(
+                    "--replay records decisions: it takes no table, no --output and no --to"
+                )
             _record(out, replay, rounds)
             return
-        if table is None or output is None:
-            raise click.UsageError("give a table and --output FILE, or --replay FILE")
+        if table is None or (output is None) == (to is None):
+            raise click.UsageError("give a table and --output FILE or --to PLACE, or --replay FILE")
         from perphd.monitor.export import export as write
 
         if store is None:
@@ -77,11 +86,37 @@ def add_store_commands(cli: click.Group) -> None:
                 store = str(out.client.get("config")["store_path"])
             except (Unreachable, Refused):
                 store = _configured_store()
+        if to is not None:
+            _commit(out, table, form, to, store)
+            return
+        assert output is not None
         try:
             rows = write(store, table, output, form)
         except PermissionError as exc:
             raise _no_right(store) from exc
         out.say({"table": table, "rows": rows, "file": output}, f"{output}: {rows} rows of {table}")
+
+
+def _commit(out: Out, table: str, form: str, to: str, store: str) -> None:
+    from perphd.control.shipping import commit, contents
+    from perphd.dataset.stores import open_store
+
+    place = open_store(to)
+    try:
+        manifest = commit(place, store, contents(table), form)
+    except PermissionError as exc:
+        raise _no_right(store) from exc
+    shown = {
+        "place": str(place),
+        "attempt": manifest.attempt,
+        "parts": len(manifest.parts),
+        "bytes": manifest.bytes,
+    }
+    rows = sum(part.rows or 0 for part in manifest.parts)
+    out.say(
+        shown | {"rows": rows},
+        f"{place}: {rows} rows in {len(manifest.parts)} parts, {format_bytes(manifest.bytes)}, committed",
+    )
 
 
 def _record(out: Out, path: str, rounds: int) -> None:

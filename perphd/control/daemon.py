@@ -1,4 +1,4 @@
-"""The daemon's own command, ``perphd``: run, demo, profile, restore, config check."""
+"""The daemon's own command, ``perphd``: run, demo, profile, restore, ship, config check."""
 
 from __future__ import annotations
 
@@ -99,6 +99,53 @@ def restore(config_path: str, state_dir: str | None, force: bool, ignore_lock: b
     click.echo(str(report))
     if report.failed or (place.is_guessed and not state_dir):
         raise SystemExit(EXIT_FAILED)
+
+
+@main.command()
+@click.option(
+    "--to",
+    metavar="PLACE",
+    envvar="PERPHD_SHIP_TO",
+    required=True,
+    help="A folder or s3://BUCKET/PREFIX [default: PERPHD_SHIP_TO].",
+)
+@click.option("--store", metavar="FILE", help="The store's file [default: as configured].")
+@click.option(
+    "--every",
+    "every_s",
+    type=click.IntRange(300, 86400),
+    default=3600,
+    show_default=True,
+    help="Seconds of telemetry in a dataset.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["csv", "jsonl", "parquet"]),
+    default="parquet",
+    show_default=True,
+)
+@click.option("--host", metavar="NAME", help="Names this host in PLACE [default: its host name].")
+@_config_option
+def ship(to: str, store: str | None, every_s: int, form: str, host: str | None, config_path: str) -> None:
+    """Commit what the store holds since the last shipment, and the models, to PLACE/HOST.
+
+    One dataset for each hour (see --every), oldest first. Hours that are there already are left alone, so it may be
+    repeated at any time. perphd-ship.timer runs it.
+    """
+    import socket
+    import time
+
+    from perphd.control.shipping import ship as send
+
+    try:
+        path = store or load(config_path, runtime=False).store_path
+        for line in send(to, path, host or socket.gethostname(), float(every_s), form, time.time()):
+            click.echo(line)
+    except PermissionError as exc:
+        raise SystemExit(f"perphd: {exc.filename}: this user may not read the store") from exc
+    except PerphError as exc:
+        _refuse(exc)
 
 
 @main.group()

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import csv
-import importlib
+import io
 import json
 import os
 import sqlite3
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final, Protocol, TypeAlias, cast
 
-from perphd.domain.extras import EXTRA_FOLDER, how_to_get_beside
+from perphd.dataset.attempt import PART_BYTES, Attempt, PartFile
+from perphd.dataset.manifest import DatasetError
+from perphd.dataset.stores import pyarrow
 from perphd.monitor.query import Cell, QueryError, open_read_only
 from perphd.monitor.schema import TABLES
 
 FORMATS: Final = ("csv", "jsonl", "parquet")
 _BATCH_ROWS: Final = 5000
+Rows: TypeAlias = Sequence[tuple[Cell, ...]]
 
 
 def export(db_path: str | Path, table: str, out_path: str | Path, fmt: str) -> int:
@@ -37,17 +39,18 @@ def export(db_path: str | Path, table: str, out_path: str | Path, fmt: str) -> i
     Raises:
         QueryError: unknown table or format, no store, pyarrow is not installed, the file cannot be written.
     """
-    if table not in TABLES:
-        raise QueryError(f"{table!r} is not a table of the store (allowed: {', '.join(TABLES)})")
-    if fmt not in FORMATS:
-        raise QueryError(f"{fmt!r} is not an export format (allowed: {', '.join(FORMATS)})")
+    _check((table,), fmt)
     part = f"{out_path}.part"
     connection = open_read_only(db_path)
+    rows = 0
     try:
-        # One SELECT is one snapshot, whatever the daemon writes meanwhile.
-        types = {str(row[1]): str(row[2]) for row in connection.execute(f"PRAGMA table_info({table})")}
-        batches = _batches(connection.execute(f"SELECT * FROM {table} ORDER BY rowid"))
-        rows = _WRITERS[fmt](part, types, batches)
+        types, batches = _select(connection, table, None)
+        with open(part, "wb") as file:
+            writer = _writer(fmt, file, types)
+            for batch in batches:
+                writer.write(batch)
+                rows += len(batch)
+            writer.close()
         os.replace(part, out_path)
     except sqlite3.Error as exc:
         raise QueryError(f"{db_path}: {exc}") from exc
@@ -59,59 +62,153 @@ def export(db_path: str | Path, table: str, out_path: str | Path, fmt: str) -> i
     return rows
 
 
-def _batches(cursor: sqlite3.Cursor) -> Iterator[Sequence[tuple[Cell, ...]]]:
-    while batch := cursor.fetchmany(_BATCH_ROWS):
-        yield batch
+def export_parts(
+    db_path: str | Path,
+    tables: Sequence[str],
+    attempt: Attempt,
+    fmt: str,
+    window: tuple[float, float] | None = None,
+    part_bytes: int = PART_BYTES,
+) -> int:
+    """Write tables as parts of a dataset, all as of one moment. A table without rows has no part.
 
+    Args:
+        db_path: the store's file.
+        tables: of ``schema.TABLES``.
+        attempt: gets the parts; their source is the table's name.
+        fmt: one of ``FORMATS``; each part is whole by itself.
+        window: rows from the first until before the second of these seconds since the epoch; None: all.
+        part_bytes: a table continues in another part where one has reached this size.
 
-def _write_csv(path: str, types: dict[str, str], batches: Iterator[Sequence[tuple[Cell, ...]]]) -> int:
+    Returns:
+        Rows written.
+
+    Raises:
+        QueryError: as of ``export``.
+        DatasetError: the store of datasets refuses.
+    """
+    _check(tables, fmt)
+    connection = open_read_only(db_path)
     count = 0
-    with open(path, "w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(types)
-        for batch in batches:
-            writer.writerows(batch)
-            count += len(batch)
-    return count
-
-
-def _write_jsonl(path: str, types: dict[str, str], batches: Iterator[Sequence[tuple[Cell, ...]]]) -> int:
-    count = 0
-    with open(path, "w", encoding="utf-8") as file:
-        for batch in batches:
-            for row in batch:
-                file.write(json.dumps(dict(zip(types, row, strict=True)), separators=(",", ":")) + "\n")
-            count += len(batch)
-    return count
-
-
-def _write_parquet(path: str, types: dict[str, str], batches: Iterator[Sequence[tuple[Cell, ...]]]) -> int:
-    pa, pq = _pyarrow()
-    kinds = {"REAL": pa.float64(), "INTEGER": pa.int64(), "TEXT": pa.string()}
-    schema = pa.schema([(name, kinds[kind]) for name, kind in types.items()])
-    count = 0
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for batch in batches:
-            columns = [
-                pa.array(column, kind)
-                for column, kind in zip(zip(*batch, strict=True), schema.types, strict=True)
-            ]
-            writer.write_table(pa.Table.from_arrays(columns, schema=schema))
-            count += len(batch)
-    return count
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    """The modules, from the installation or from ``EXTRA_FOLDER``."""
-    if EXTRA_FOLDER not in sys.path:
-        sys.path.append(EXTRA_FOLDER)
     try:
-        return importlib.import_module("pyarrow"), importlib.import_module("pyarrow.parquet")
-    except ImportError as exc:
-        raise QueryError(
-            "Parquet needs the Python package pyarrow, which is not installed; csv and jsonl need nothing. "
-            f"To get it: {how_to_get_beside('pyarrow', 'export', __file__)}"
-        ) from exc
+        connection.execute("BEGIN")
+        for table in tables:
+            types, batches = _select(connection, table, window)
+            batch = next(batches, None)
+            while batch is not None:
+                following = _PartOfTable(fmt, types, batch, batches, part_bytes)
+                count += attempt.add(table, f".{fmt}", following.write).rows or 0
+                batch = following.left
+    except sqlite3.Error as exc:
+        raise QueryError(f"{db_path}: {exc}") from exc
+    finally:
+        connection.close()
+    return count
 
 
-_WRITERS: Final = {"csv": _write_csv, "jsonl": _write_jsonl, "parquet": _write_parquet}
+class _PartOfTable:
+    """As many batches as one part takes. ``left``: the first batch of the next part, None at the end."""
+
+    def __init__(
+        self, fmt: str, types: dict[str, str], first: Rows, batches: Iterator[Rows], part_bytes: int
+    ) -> None:
+        self._fmt, self._types, self._batches, self._most = fmt, types, batches, part_bytes
+        self.left: Rows | None = first
+
+    def write(self, file: PartFile) -> int:
+        rows = 0
+        out = cast("BinaryIO", file)
+        writer = _writer(self._fmt, out, self._types)
+        while self.left is not None and (rows == 0 or file.bytes_written < self._most):
+            writer.write(self.left)
+            rows += len(self.left)
+            self.left = next(self._batches, None)
+        writer.close()
+        return rows
+
+
+def _check(tables: Sequence[str], fmt: str) -> None:
+    for table in tables:
+        if table not in TABLES:
+            raise QueryError(f"{table!r} is not a table of the store (allowed: {', '.join(TABLES)})")
+    if fmt not in FORMATS:
+        raise QueryError(f"{fmt!r} is not an export format (allowed: {', '.join(FORMATS)})")
+
+
+def _select(
+    connection: sqlite3.Connection, table: str, window: tuple[float, float] | None
+) -> tuple[dict[str, str], Iterator[Rows]]:
+    """Columns with their types, and the rows in batches. One SELECT is one snapshot, whatever the daemon writes."""
+    types = {str(row[1]): str(row[2]) for row in connection.execute(f"PRAGMA table_info({table})")}
+    where = "" if window is None else " WHERE wall_s >= ? AND wall_s < ?"
+    cursor = connection.execute(f"SELECT * FROM {table}{where} ORDER BY rowid", window or ())
+    return types, iter(lambda: cursor.fetchmany(_BATCH_ROWS) or None, None)
+
+
+class _Writer(Protocol):
+    def write(self, batch: Rows) -> None: ...
+
+    def close(self) -> None:
+        """Write what is held back; the file below stays open."""
+
+
+def _writer(fmt: str, file: BinaryIO, types: dict[str, str]) -> _Writer:
+    return _WRITERS[fmt](file, types)
+
+
+class _Csv:
+    def __init__(self, file: BinaryIO, types: dict[str, str]) -> None:
+        self._text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=False)
+        self._writer = csv.writer(self._text)
+        self._writer.writerow(types)
+
+    def write(self, batch: Rows) -> None:
+        self._writer.writerows(batch)
+
+    def close(self) -> None:
+        self._text.flush()
+        self._text.detach()
+
+
+class _JsonLines:
+    def __init__(self, file: BinaryIO, types: dict[str, str]) -> None:
+        self._file, self._types = file, types
+
+    def write(self, batch: Rows) -> None:
+        lines = (
+            json.dumps(dict(zip(self._types, row, strict=True)), separators=(",", ":")) + "\n"
+            for row in batch
+        )
+        self._file.write("".join(lines).encode())
+
+    def close(self) -> None:
+        """Nothing is held back."""
+
+
+class _Parquet:
+    def __init__(self, file: BinaryIO, types: dict[str, str]) -> None:
+        try:
+            instead = "; csv and jsonl need nothing"
+            self._pa, parquet = pyarrow("", "Parquet", instead), pyarrow("parquet", "Parquet", instead)
+        except DatasetError as exc:
+            raise QueryError(str(exc)) from exc
+        kinds = {"REAL": self._pa.float64(), "INTEGER": self._pa.int64(), "TEXT": self._pa.string()}
+        self._schema = self._pa.schema([(name, kinds[kind]) for name, kind in types.items()])
+        self._writer: Any = parquet.ParquetWriter(file, self._schema, compression="zstd")
+
+    def write(self, batch: Rows) -> None:
+        columns = [
+            self._pa.array(column, kind)
+            for column, kind in zip(zip(*batch, strict=True), self._schema.types, strict=True)
+        ]
+        self._writer.write_table(self._pa.Table.from_arrays(columns, schema=self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+_WRITERS: Final[dict[str, type[_Csv | _JsonLines | _Parquet]]] = {
+    "csv": _Csv,
+    "jsonl": _JsonLines,
+    "parquet": _Parquet,
+}

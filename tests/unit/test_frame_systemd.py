@@ -20,7 +20,7 @@ DEBIAN = ROOT / "packaging/debian"
 NAMES = [
     path.name
     for path in sorted(UNITS.iterdir())
-    if path.suffix in (".service", ".socket", ".slice", ".mount")
+    if path.suffix in (".service", ".socket", ".slice", ".mount", ".timer")
 ]
 MOST_EXPOSED = 3.0
 
@@ -83,6 +83,20 @@ def test_the_dashboard_is_no_root_and_stays_on_this_host() -> None:
     assert service["CapabilityBoundingSet"] == ""
     assert (service["IPAddressDeny"], service["IPAddressAllow"]) == ("any", "localhost")
     assert "--admin" not in service["ExecStart"]
+
+
+def test_shipping_is_off_and_without_powers() -> None:
+    unit, timer = _unit("perphd-ship.service"), _unit("perphd-ship.timer")
+    assert not unit.has_section("Install"), "only the timer is enabled, by the operator"
+    service = unit["Service"]
+    assert service["CapabilityBoundingSet"] == ""
+    assert service["ProtectSystem"] == "strict"
+    assert service["ReadWritePaths"] == DaemonConfig().state_dir
+    assert service["LoadCredential"] == "perphd-ship", "without a path: the credential may be missing"
+    assert timer["Timer"]["Persistent"] == "yes"
+    rules = (DEBIAN / "rules").read_text()
+    assert "systemd/*.timer" in rules
+    assert "perphd-ship" not in rules, "no helper of the package enables or starts it"
 
 
 def test_the_groups_are_those_of_the_configuration(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import perphd.monitor.export as export_module
+import perphd.dataset.stores as stores_module
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import READINGS, Sample
 from perphd.monitor.export import export
@@ -191,7 +191,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
         QueryError, match=r"csv and jsonl need nothing. To get it: pip install 'perphd\[export\]'"
     ):
         export(path, "samples", tmp_path / "out", "parquet")
-    monkeypatch.setattr(export_module, "__file__", "/usr/lib/perphd/perphd/monitor/export.py")
+    monkeypatch.setattr(stores_module, "__file__", "/usr/lib/perphd/perphd/dataset/stores.py")
     with pytest.raises(QueryError, match="pip install --target /usr/local/lib/perphd pyarrow"):
         export(path, "samples", tmp_path / "out", "parquet")
     assert list(tmp_path.iterdir()) == []

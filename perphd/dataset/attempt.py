@@ -1,0 +1,183 @@
+"""Write a dataset as one attempt, and read what was committed."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from perphd import __version__
+from perphd.dataset.manifest import (
+    MOST_MANIFEST_BYTES,
+    SUCCESS,
+    Damaged,
+    DatasetError,
+    Manifest,
+    NotCommitted,
+    Part,
+    decode,
+    encode,
+    new_attempt,
+    part_name,
+)
+from perphd.dataset.stores import Sink, Store
+
+PRODUCER: Final = f"perphd {__version__}"
+PART_BYTES: Final = 64 << 20
+"""Size from which a table continues in another part: small enough to repeat, large enough for few requests."""
+_BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
+_COPY_BYTES: Final = 1 << 20
+
+
+class PartFile(io.RawIOBase):
+    """A part that is being written, as a binary file that only grows; counts and digests what goes through."""
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink, self._digest, self.bytes_written = sink, hashlib.sha256(), 0
+
+    def writable(self) -> bool:
+        """True."""
+        return True
+
+    def tell(self) -> int:
+        """Bytes so far."""
+        return self.bytes_written
+
+    def write(self, data: Any, /) -> int:
+        """All of ``data``."""
+        self._sink.write(data)
+        self._digest.update(data)
+        size = len(memoryview(data).cast("B"))
+        self.bytes_written += size
+        return size
+
+    @property
+    def sha256(self) -> str:
+        """Hexadecimal digest so far."""
+        return self._digest.hexdigest()
+
+
+class Attempt:
+    """One try to write a dataset. Nothing of it can be read before ``commit`` has returned, or ever after ``abort``."""
+
+    def __init__(self, store: Store, attempt: str = "") -> None:
+        self._store = store
+        self.attempt = attempt or new_attempt(Path(_BOOT_ID).read_text(encoding="ascii"))
+        self._parts: list[Part] = []
+        self._begun: list[str] = []
+
+    def add(self, source: str, suffix: str, write: Callable[[PartFile], int | None]) -> Part:
+        """Write one part.
+
+        Args:
+            source: what it holds.
+            suffix: of its name, such as ``.csv``.
+            write: writes into the file, and returns the rows that it wrote, or None.
+
+        Raises:
+            DatasetError: the store refuses.
+        """
+        name = part_name(len(self._begun), self.attempt, suffix)
+        self._begun.append(name)
+        sink = self._store.create(name)
+        file = PartFile(sink)
+        try:
+            rows = write(file)
+        except BaseException:
+            # Some stores finish an upload when it is forgotten: better now, while it can be deleted.
+            with contextlib.suppress(DatasetError):
+                sink.close()
+            raise
+        sink.close()
+        self._parts.append(Part(name, source, file.bytes_written, file.sha256, rows))
+        return self._parts[-1]
+
+    def add_file(self, path: Path, source: str) -> Part:
+        """Write a file of this host as one part, under its suffix."""
+
+        def copy(part: PartFile) -> None:
+            with open(path, "rb") as file:
+                while piece := file.read(_COPY_BYTES):
+                    part.write(piece)
+
+        try:
+            return self.add(source, path.suffix, copy)
+        except OSError as exc:
+            raise DatasetError(f"{path}: cannot be read: {exc.strerror or exc}") from exc
+
+    def commit(self, facts: Mapping[str, str] | None = None) -> Manifest:
+        """Make all parts readable at once.
+
+        Raises:
+            DatasetError: the store refuses, or another attempt was first.
+        """
+        manifest = Manifest(self.attempt, PRODUCER, tuple(self._parts), dict(facts or {}))
+        self._store.publish(SUCCESS, encode(manifest))
+        return manifest
+
+    def abort(self) -> None:
+        """Delete the parts, as far as the store lets us; parts that stay are garbage that nobody reads."""
+        for name in self._begun:
+            with contextlib.suppress(DatasetError):
+                self._store.delete(name)
+
+
+@contextlib.contextmanager
+def attempt(store: Store) -> Iterator[Attempt]:
+    """An attempt whose parts are deleted if the block ends by an error before the manifest is written."""
+    made = Attempt(store)
+    try:
+        yield made
+    except BaseException:
+        # A refused manifest may have arrived all the same: the parts that it names must stay.
+        with contextlib.suppress(DatasetError):
+            if not _names(store, made.attempt):
+                made.abort()
+        raise
+
+
+def _names(store: Store, name: str) -> bool:
+    """True if the manifest that is there names this attempt; False if there is none, or another's."""
+    try:
+        return read_manifest(store).attempt == name
+    except NotCommitted:
+        return False
+
+
+def read_manifest(store: Store) -> Manifest:
+    """What was committed.
+
+    Raises:
+        NotCommitted: nothing was.
+        Damaged: the manifest is none.
+    """
+    data = b"".join(store.read(SUCCESS, MOST_MANIFEST_BYTES + 1))
+    if len(data) > MOST_MANIFEST_BYTES:
+        raise Damaged(f"{store}: {SUCCESS} is larger than {MOST_MANIFEST_BYTES} bytes")
+    return decode(data, f"{store}: {SUCCESS}")
+
+
+def read_part(store: Store, part: Part) -> Iterator[bytes]:
+    """A part's content in pieces; the last one comes only after size and digest were found right.
+
+    Raises:
+        Damaged: it is not what was committed, or not there.
+    """
+    digest, size = hashlib.sha256(), 0
+    held = b""
+    try:
+        for piece in store.read(part.name, part.bytes + 1):
+            digest.update(piece)
+            size += len(piece)
+            if held:
+                yield held
+            held = piece
+    except NotCommitted as exc:
+        raise Damaged(f"{store}: {part.name} is in the manifest and not in the store") from exc
+    if size != part.bytes or digest.hexdigest() != part.sha256:
+        raise Damaged(f"{store}: {part.name} is not what was committed ({size} bytes of {part.bytes})")
+    if held:
+        yield held

@@ -1,0 +1,120 @@
+"""Names of parts and the manifest of a committed dataset, as values."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+from perphd.domain.errors import PerphError
+
+SUCCESS: Final = "_SUCCESS"
+"""The manifest's name. A dataset without it does not exist for readers."""
+FORMAT: Final = 1
+MOST_MANIFEST_BYTES: Final = 16 << 20
+"""About 60 000 parts. A larger file of this name is not a manifest."""
+_NAME: Final = re.compile(r"part-\d{5,}_attempt_[0-9a-z-]+_\d+_\d+(\.[0-9A-Za-z]+)*")
+_NUMBERS: Final = itertools.count()
+
+
+class DatasetError(PerphError):
+    """A dataset cannot be written or read; the text says why."""
+
+
+class NotCommitted(DatasetError):
+    """There is no manifest: for readers, the dataset does not exist (yet)."""
+
+
+class Damaged(DatasetError):
+    """The manifest, or a part that it names, is not what was committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One file of a dataset.
+
+    ``source``: what it holds, a table of the store or the name of a file; ``rows``: of a table, else None.
+    """
+
+    name: str
+    source: str
+    bytes: int
+    sha256: str
+    rows: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """All parts of one attempt. ``producer``: program and version; ``facts``: what the producer adds, as text."""
+
+    attempt: str
+    producer: str
+    parts: tuple[Part, ...]
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """Size of all parts together."""
+        return sum(part.bytes for part in self.parts)
+
+
+def new_attempt(boot_id: str) -> str:
+    """A name that no other attempt has: the boot, the process, and a number within it.
+
+    Args:
+        boot_id: of this boot (/proc/sys/kernel/random/boot_id), which no other host and no other boot has.
+    """
+    return f"{boot_id.strip()}_{os.getpid()}_{next(_NUMBERS)}"
+
+
+def part_name(number: int, attempt: str, suffix: str) -> str:
+    """The final name of a part; ``suffix`` begins with a dot, or is empty."""
+    return f"part-{number:05d}_attempt_{attempt}{suffix}"
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The content of ``_SUCCESS``."""
+    data = {"format": FORMAT, **asdict(manifest), "parts": [asdict(part) for part in manifest.parts]}
+    return (json.dumps(data, indent=1) + "\n").encode()
+
+
+def decode(data: bytes, where: str) -> Manifest:
+    """The manifest in these bytes.
+
+    Raises:
+        Damaged: they are no manifest, or one of a newer format.
+    """
+    try:
+        found: Any = json.loads(data)
+        if found["format"] != FORMAT:
+            raise Damaged(
+                f"{where}: a manifest of format {found['format']!r}, which this perphd cannot read (allowed: {FORMAT})"
+            )
+        parts = tuple(_part(item) for item in found["parts"])
+        facts = {str(key): str(value) for key, value in found["facts"].items()}
+        manifest = Manifest(_text(found["attempt"]), _text(found["producer"]), parts, facts)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+        raise Damaged(f"{where}: not a manifest of perphd: {exc!r}") from exc
+    for part in manifest.parts:
+        if not _NAME.fullmatch(part.name) or f"_attempt_{manifest.attempt}" not in part.name:
+            raise Damaged(f"{where}: names {part.name!r}, which is no part of attempt {manifest.attempt}")
+    return manifest
+
+
+def _part(item: Any) -> Part:
+    rows = item["rows"]
+    if rows is not None and not isinstance(rows, int):
+        raise TypeError(f"rows: {rows!r}")
+    if not isinstance(item["bytes"], int) or item["bytes"] < 0:
+        raise TypeError(f"bytes: {item['bytes']!r}")
+    return Part(_text(item["name"]), _text(item["source"]), item["bytes"], _text(item["sha256"]), rows)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r} is no text")
+    return value

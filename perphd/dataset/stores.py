@@ -1,0 +1,300 @@
+"""Places that hold a dataset: a folder, or a prefix of an object store through pyarrow's file systems."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import importlib
+import os
+import secrets
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final, Protocol
+from urllib.parse import parse_qsl, urlsplit
+
+from perphd.dataset.manifest import DatasetError, NotCommitted
+from perphd.domain.extras import EXTRA_FOLDER, how_to_get_beside
+
+SCHEMES: Final = ("s3", "gs", "abfs", "abfss")
+"""Object stores that pyarrow knows."""
+_S3_KEYS: Final = ("region", "scheme", "endpoint_override", "tls_ca_file_path", "role_arn")
+"""What the query of an s3:// URL may say; values go to pyarrow.fs.S3FileSystem."""
+_READ_BYTES: Final = 1 << 20
+_NO_LINKS: Final = frozenset(
+    {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EISDIR, errno.ENOENT}
+)
+
+
+class Sink(Protocol):
+    """A part that is being written."""
+
+    def write(self, data: Any, /) -> Any:
+        """Append these bytes."""
+
+    def close(self) -> None:
+        """Make it last; only then may a manifest name it."""
+
+
+class Store(Protocol):
+    """Where one dataset is. It is never asked for a list of what it holds. All raise DatasetError."""
+
+    def create(self, name: str) -> Sink:
+        """A new object."""
+
+    def publish(self, name: str, data: bytes) -> None:
+        """An object that is there whole or not at all, after all that was closed before."""
+
+    def read(self, name: str, most_bytes: int) -> Iterator[bytes]:
+        """An object's content in pieces, up to so many bytes. Raises NotCommitted if it is not there."""
+
+    def delete(self, name: str) -> None:
+        """Remove an object, if it is there."""
+
+
+class Folder:
+    """A dataset as a directory of this host.
+
+    Parts are synced to disk, then their names, then the manifest appears by a hard link: in one step, and only if no
+    other attempt has committed. Where a file system has no hard links, the manifest alone is renamed into place.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+
+    def __str__(self) -> str:
+        return str(self._path)
+
+    def create(self, name: str) -> Sink:
+        """A new file, synced when it is closed."""
+        with self._errors():
+            self._path.mkdir(mode=0o750, parents=True, exist_ok=True)
+            return _SyncedFile(self._path / name)
+
+    def publish(self, name: str, data: bytes) -> None:
+        """Make the manifest appear. Raises DatasetError if another attempt has committed."""
+        with self._errors():
+            self._path.mkdir(mode=0o750, parents=True, exist_ok=True)
+            self._sync()
+            target = self._path / name
+            try:
+                self._link_unnamed(target, data)
+            except FileExistsError as exc:
+                raise DatasetError(f"{self}: another attempt has committed it; choose another name") from exc
+            except OSError as exc:
+                if exc.errno not in _NO_LINKS:
+                    raise
+                self._rename(target, data)
+            self._sync()
+
+    def read(self, name: str, most_bytes: int) -> Iterator[bytes]:
+        """Pieces of a file."""
+        with self._errors(), open(self._path / name, "rb") as file:
+            while most_bytes > 0 and (piece := file.read(min(_READ_BYTES, most_bytes))):
+                most_bytes -= len(piece)
+                yield piece
+
+    def delete(self, name: str) -> None:
+        """Remove a file."""
+        with self._errors():
+            (self._path / name).unlink(missing_ok=True)
+
+    def _link_unnamed(self, target: Path, data: bytes) -> None:
+        """Write a file without a name, then link it: a crash before that leaves nothing."""
+        descriptor = os.open(self._path, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o640)
+        try:
+            _write(descriptor, data)
+            # Only with a directory's descriptor does Python call linkat(2), which follows the link in /proc.
+            os.link(f"/proc/self/fd/{descriptor}", target, src_dir_fd=descriptor, follow_symlinks=True)
+        finally:
+            os.close(descriptor)
+
+    def _rename(self, target: Path, data: bytes) -> None:
+        if target.exists():
+            raise DatasetError(f"{self}: another attempt has committed it; choose another name")
+        temporary = self._path / f".{target.name}.{secrets.token_hex(8)}"
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        try:
+            _write(descriptor, data)
+        finally:
+            os.close(descriptor)
+        os.replace(temporary, target)
+
+    def _sync(self) -> None:
+        descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    @contextlib.contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as exc:
+            raise NotCommitted(f"{self}: there is no {os.path.basename(str(exc.filename))}") from exc
+        except OSError as exc:
+            raise DatasetError(f"{exc.filename or self}: {exc.strerror or exc}") from exc
+
+
+class _SyncedFile:
+    def __init__(self, path: Path) -> None:
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o640)
+        self._path = path
+
+    def write(self, data: Any) -> int:
+        try:
+            return _write_all(self._descriptor, data)
+        except OSError as exc:
+            raise DatasetError(f"{self._path}: {exc.strerror or exc}") from exc
+
+    def close(self) -> None:
+        if self._descriptor < 0:
+            return
+        try:
+            os.fsync(self._descriptor)
+        except OSError as exc:
+            raise DatasetError(f"{self._path}: {exc.strerror or exc}") from exc
+        finally:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _write_all(descriptor: int, data: Any) -> int:
+    view = memoryview(data).cast("B")
+    at = 0
+    while at < len(view):
+        at += os.write(descriptor, view[at:])
+    return at
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    _write_all(descriptor, data)
+    os.fsync(descriptor)
+
+
+class Objects:
+    """A dataset as objects with a common prefix. ``file_system``: a ``pyarrow.fs.FileSystem``.
+
+    An object is there when its upload has ended, whole. If two attempts commit, the later manifest stands, and names
+    the parts of its own attempt alone; nobody deletes the other's parts.
+    """
+
+    def __init__(self, file_system: Any, prefix: str, shown: str = "") -> None:
+        self._fs, self._prefix, self._shown = file_system, prefix.rstrip("/"), shown or prefix
+
+    def __str__(self) -> str:
+        return self._shown
+
+    def create(self, name: str) -> Sink:
+        """A new object, uploaded in pieces while it is written."""
+        with self._errors(name):
+            return _Upload(self, name, self._fs.open_output_stream(f"{self._prefix}/{name}"))
+
+    def publish(self, name: str, data: bytes) -> None:
+        """One upload."""
+        sink = self.create(name)
+        sink.write(data)
+        sink.close()
+
+    def read(self, name: str, most_bytes: int) -> Iterator[bytes]:
+        """Pieces of an object."""
+        with self._errors(name), self._fs.open_input_stream(f"{self._prefix}/{name}") as stream:
+            while most_bytes > 0 and (piece := stream.read(min(_READ_BYTES, most_bytes))):
+                most_bytes -= len(piece)
+                yield piece
+
+    def delete(self, name: str) -> None:
+        """Remove an object."""
+        with contextlib.suppress(NotCommitted), self._errors(name):
+            self._fs.delete_file(f"{self._prefix}/{name}")
+
+    @contextlib.contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as exc:
+            raise NotCommitted(f"{self}: there is no {name}") from exc
+        except (OSError, ValueError) as exc:
+            raise DatasetError(f"{self}: {name}: {exc}") from exc
+
+
+class _Upload:
+    def __init__(self, store: Objects, name: str, stream: Any) -> None:
+        self._store, self._name, self._stream = store, name, stream
+
+    def write(self, data: Any) -> int:
+        with self._store._errors(self._name):
+            self._stream.write(data)
+        return len(memoryview(data).cast("B"))
+
+    def close(self) -> None:
+        with self._store._errors(self._name):
+            self._stream.close()
+
+
+def open_store(where: str) -> Store:
+    """The place with this name: a folder, or a URL of an object store such as ``s3://bucket/prefix/name``.
+
+    The query of an ``s3://`` URL may hold ``_S3_KEYS``, that of others what pyarrow takes there; credentials come from
+    the environment (AWS_SHARED_CREDENTIALS_FILE, AWS_ACCESS_KEY_ID ...), never from the URL.
+
+    Raises:
+        DatasetError: the URL is not understood, holds a password, or pyarrow is not installed.
+    """
+    scheme, found, rest = where.partition("://")
+    if not found or scheme == "file":
+        return Folder(rest if found else where)
+    if scheme not in SCHEMES:
+        allowed = ", ".join(f"{name}://" for name in SCHEMES)
+        raise DatasetError(f"{where}: perphd knows no store of this kind (allowed: a folder, {allowed})")
+    if scheme == "s3" and "@" in rest.partition("/")[0]:
+        raise DatasetError(
+            "a URL with credentials is refused, since it shows up in process lists and logs; "
+            "use AWS_SHARED_CREDENTIALS_FILE or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
+    fs = pyarrow("fs", "an object store")
+    shown = where.partition("?")[0]
+    try:
+        file_system, prefix = _s3(fs, where) if scheme == "s3" else fs.FileSystem.from_uri(where)
+    except (OSError, ValueError, TypeError) as exc:
+        raise DatasetError(f"{shown}: {exc}") from exc
+    return Objects(file_system, prefix, shown)
+
+
+def inside(where: str, *names: str) -> str:
+    """The place of a dataset of this name within a folder or URL; a URL's query stays at its end."""
+    path, mark, query = where.partition("?") if "://" in where else (where, "", "")
+    return "/".join((path.rstrip("/"), *names)) + mark + query
+
+
+def _s3(fs: Any, where: str) -> tuple[Any, str]:
+    """The file system and the path in it. Bounded in memory: no upload runs ahead in the background."""
+    address = urlsplit(where)
+    given = dict(parse_qsl(address.query, keep_blank_values=True))
+    if unknown := sorted(set(given) - set(_S3_KEYS)):
+        raise ValueError(f"unknown key {unknown[0]!r} in the URL (allowed: {', '.join(_S3_KEYS)})")
+    file_system = fs.S3FileSystem(**given, background_writes=False, allow_delayed_open=True)
+    return file_system, f"{address.netloc}{address.path}"
+
+
+def pyarrow(module: str, what: str, instead: str = "") -> Any:
+    """A module of pyarrow, from the installation or from ``EXTRA_FOLDER``.
+
+    Args:
+        module: ``fs``, ``parquet``, or empty for pyarrow itself.
+        what: needs it, as the beginning of the error's sentence.
+        instead: what does without it, as a part of that sentence.
+
+    Raises:
+        DatasetError: it is not installed; says how to get it.
+    """
+    if EXTRA_FOLDER not in sys.path:
+        sys.path.append(EXTRA_FOLDER)
+    try:
+        return importlib.import_module(f"pyarrow.{module}" if module else "pyarrow")
+    except ImportError as exc:
+        raise DatasetError(
+            f"{what} needs the Python package pyarrow, which is not installed{instead}. "
+            f"To get it: {how_to_get_beside('pyarrow', 'export', __file__)}"
+        ) from exc

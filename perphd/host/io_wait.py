@@ -1,0 +1,145 @@
+"""Where the threads of some processes spend their time: running, waiting for block devices, or for remote storage.
+
+CPU time and, where ``kernel.task_delayacct`` is on, the time spent waiting for block devices come from the kernel's
+counters. Everything else is sampled: the state of each thread, and for those that sleep the kernel function or the
+connection that they wait for.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from perphd.domain.errors import KernelError
+from perphd.domain.io_path import TimeSplit
+from perphd.domain.reading import Reading, Unavailable
+from perphd.host.fs import KernelFs, read_text
+
+MOST_THREADS: Final = 256
+"""Of more of them the first are sampled: each costs some 40 us a look."""
+LOOKS_PER_S: Final = 20
+DELAY_ACCOUNTING: Final = "/proc/sys/kernel/task_delayacct"
+_NETWORK_WAIT: Final = re.compile(
+    r"nfs|rpc_|cifs|smb|ceph|p9_|v9fs|fuse|request_wait_answer|virtio_fs|sk_wait|tcp_|inet_wait|ocfs2|gfs2"
+)
+"""Kernel functions in which a thread waits for a server, or for a program that plays a file system."""
+_STATE, _USER, _SYSTEM, _BLOCK_TICKS = 0, 11, 12, 39
+"""Of /proc/PID/stat, after the command's parenthesis: state, utime, stime, delayacct_blkio_ticks. See proc(5)."""
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_WITH_DESCRIPTOR: Final = frozenset({0, 1, 17, 18, 19, 20, 44, 45, 46, 47, 295, 296, 299, 307, 327, 328})
+"""x86-64 system calls whose first argument is the descriptor that is read or written."""
+_ON_ARM64: Final = frozenset({63, 64, 65, 66, 67, 68, 69, 70, 206, 207, 211, 212, 243, 269, 286, 287})
+
+
+def split(
+    fs: KernelFs,
+    readlink: Callable[[str], str],
+    threads: Callable[[], Sequence[tuple[int, int]]],
+    sockets: frozenset[str],
+    seconds: float,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.monotonic,
+) -> TimeSplit:
+    """Watch threads for some seconds.
+
+    Args:
+        fs: the host.
+        readlink: of a path of that host.
+        threads: (process, thread) of each now.
+        sockets: inodes of connections to storage.
+        seconds: how long.
+        sleep: waits so many seconds.
+        clock: monotonic seconds.
+    """
+    counted = _is_counted(fs)
+    calls = _ON_ARM64 if os.uname().machine == "aarch64" else _WITH_DESCRIPTOR
+    began = clock()
+    first = {each: _times(fs, *each) for each in threads()[:MOST_THREADS]}
+    looks = blocked = remote = 0
+    while clock() - began < seconds:
+        for pid, tid in threads()[:MOST_THREADS]:
+            where = _waits_for(fs, readlink, pid, tid, sockets, calls)
+            blocked += where == "block"
+            remote += where == "network"
+        looks += 1
+        sleep(max(0.0, began + looks / LOOKS_PER_S - clock()))
+    passed = max(clock() - began, 1e-9)
+    cpu = block = 0.0
+    for each, before in first.items():
+        after = _times(fs, *each)
+        if before is not None and after is not None:
+            cpu += (after[0] - before[0]) / passed
+            block += (after[1] - before[1]) / passed
+    sampled: Reading = blocked / looks if looks else Unavailable("no sample was taken")
+    return TimeSplit(
+        passed,
+        cpu=cpu,
+        block=block if counted else sampled,
+        network=remote / looks if looks else Unavailable("no sample was taken"),
+        block_source="delay accounting" if counted else f"sampled {LOOKS_PER_S} times a second",
+    )
+
+
+def _is_counted(fs: KernelFs) -> bool:
+    try:
+        return read_text(fs, DELAY_ACCOUNTING).strip() == "1"
+    except KernelError:
+        return False
+
+
+def _stat(fs: KernelFs, pid: int, tid: int) -> list[str]:
+    try:
+        return read_text(fs, f"/proc/{pid}/task/{tid}/stat").rpartition(")")[2].split()
+    except KernelError:
+        return []
+
+
+def _times(fs: KernelFs, pid: int, tid: int) -> tuple[float, float] | None:
+    """Seconds of CPU time, and of waiting for block devices, since the thread began; None if it is gone."""
+    words = _stat(fs, pid, tid)
+    try:
+        used = int(words[_USER]) + int(words[_SYSTEM])
+        return used / _TICKS_PER_S, int(words[_BLOCK_TICKS]) / _TICKS_PER_S
+    except (IndexError, ValueError):
+        return None
+
+
+def _waits_for(
+    fs: KernelFs,
+    readlink: Callable[[str], str],
+    pid: int,
+    tid: int,
+    sockets: frozenset[str],
+    calls: frozenset[int],
+) -> str:
+    """``block``, ``network``, or empty where it runs or waits for something else."""
+    words = _stat(fs, pid, tid)
+    state = words[_STATE] if words else ""
+    if state == "D":
+        return "network" if _NETWORK_WAIT.search(_text(fs, f"/proc/{pid}/task/{tid}/wchan")) else "block"
+    if state != "S":
+        return ""
+    if re.match(
+        r"fuse|request_wait_answer|nfs|rpc_wait|ceph|p9_", _text(fs, f"/proc/{pid}/task/{tid}/wchan")
+    ):
+        return "network"
+    if not sockets:
+        return ""
+    call = _text(fs, f"/proc/{pid}/task/{tid}/syscall").split()
+    try:
+        if len(call) < 2 or int(call[0]) not in calls:
+            return ""
+        target = readlink(f"/proc/{pid}/fd/{int(call[1], 16)}")
+    except (ValueError, OSError):
+        return ""
+    return "network" if target.startswith("socket:[") and target[8:-1] in sockets else ""
+
+
+def _text(fs: KernelFs, path: str) -> str:
+    try:
+        return read_text(fs, path).strip()
+    except KernelError:
+        return ""
