@@ -43,7 +43,9 @@ LEAST_CORRELATION = 0.35
 """Below it nobody is accused, however long the record (the bound that CPI2 uses)."""
 _CONSTANT = 1e-9
 _NO_SPLIT = Unavailable("reads and writes of undeclared groups are counted together")
-_NOBODYS: Final = frozenset({Cause.REMOTE, Cause.NETWORK, Cause.THROTTLED, Cause.SELF, Cause.HYPERVISOR})
+_NOBODYS: Final = frozenset(
+    {Cause.REMOTE, Cause.STORAGE, Cause.NETWORK, Cause.THROTTLED, Cause.SELF, Cause.HYPERVISOR}
+)
 """Causes that no work on this host has made, apart from the LRA itself."""
 UNRELATED: Final = 0.5
 """Processes in no group are many antagonists: together they count as much as a group that uses this share."""

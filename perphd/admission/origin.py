@@ -23,6 +23,7 @@ from typing import Final
 
 from perphd.admission.cause import Ledger, Surroundings, cause
 from perphd.admission.settings import PolicySettings
+from perphd.admission.storage import storage
 from perphd.domain.decision import Cause, Evidence
 from perphd.domain.host_account import HostAccount
 from perphd.domain.policy import ResPerfModel
@@ -53,6 +54,7 @@ _TAKES_CPU: Final = frozenset({Cause.CPU, Cause.SMT, Cause.LLC, Cause.MBW, Cause
 
 _NOTHING_TO_GIVE: Final = {
     Cause.NETWORK: "the network is full: no CPU, cache or memory of batch's would help",
+    Cause.STORAGE: "its storage is slow, and batch hardly uses it: no CPU, cache or memory of batch's would help",
     Cause.THROTTLED: "its own CPU limit holds it back: nothing of batch's would help, raising cpu.max would",
     Cause.REMOTE: "no resource of this host explains it: what it waits for is slower elsewhere, and nothing is given",
 }
@@ -211,7 +213,7 @@ def found_cause(
     """What is contended, or what the signals that wait point to (``witness``), and whose doing it is."""
     if _made_elsewhere(extra, sample, perf, model, around, settings):
         return _elsewhere(extra, around, settings, evidence)
-    found = cause(extra, hierarchy, sample, around, settings, evidence)
+    found = storage(cause(extra, hierarchy, sample, around, settings, evidence), sample, around.account, evidence)
     return origin(found if found is not Cause.UNKNOWN else witness, sample, around.account, evidence)
 
 

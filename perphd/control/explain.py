@@ -50,6 +50,7 @@ _CAUSES = {
     Cause.LLC: "short of cache (LLC)",
     Cause.MBW: "short of memory bandwidth",
     Cause.IO: "held up by busy disks",
+    Cause.STORAGE: "held up by slow storage",
     Cause.NETWORK: "held up by a full network link",
     Cause.THROTTLED: "held back by its own CPU limit",
     Cause.NEIGHBOUR: "slowed by work that nobody declared",

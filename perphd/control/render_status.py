@@ -42,6 +42,7 @@ CAUSE_WORDS: Final = {
     Cause.LLC: "cache",
     Cause.MBW: "bandwidth",
     Cause.IO: "disk",
+    Cause.STORAGE: "storage",
     Cause.NETWORK: "network",
     Cause.THROTTLED: "own limit",
     Cause.REMOTE: "elsewhere",

@@ -35,6 +35,7 @@ class Cause(StrEnum):
     LLC = "llc"
     MBW = "mbw"
     IO = "io"  # disks
+    STORAGE = "storage"  # what serves its I/O is slow, and nobody else on this host keeps it busy
     NETWORK = "network"
     THROTTLED = "throttled"  # its own CPU limit holds it back
     NEIGHBOUR = "neighbour"  # work that nobody declared uses the CPUs

@@ -472,8 +472,8 @@ def test_memory_does_not_grow_with_the_table(tmp_path: Path, form: str):
         finally:
             tracemalloc.stop()
 
-    few, many = peak(15_000), peak(40_000)
-    assert many < few + (1 << 20), "25 000 rows are 5 MB"
+    few, many = peak(11_000), peak(22_000)
+    assert many < few + (1 << 20), "11 000 rows are 2.5 MB"
 
 
 def test_export_to_a_folder_and_an_object_store(telemetry: Path, tmp_path: Path, server: ObjectServer):
