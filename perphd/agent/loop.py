@@ -40,6 +40,7 @@ from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import NotEnforceable
+from perphd.domain.policy import Snapshot
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Sample
 from perphd.domain.status import AgentStatus
@@ -184,6 +185,10 @@ class Agent:
     def whatif(self, arrival: Arrival) -> WhatIf:
         """What would become of the LRAs if this work came now. Raises nothing; changes nothing."""
         return whatif(self._ticking.snapshot(self._state.now_s), arrival, self._state.config.policy)
+
+    def snapshot(self) -> Snapshot:
+        """The host and its workloads as a policy would see them now. Changes nothing."""
+        return self._ticking.snapshot(self._state.now_s)
 
     def shaper(self) -> ShaperView:
         """The resource shaper: targets, who makes room, what could be lent."""

@@ -20,6 +20,7 @@ from perphd.control.cli_init import add_init_command
 from perphd.control.cli_iopath import add_iopath_command
 from perphd.control.cli_jobs import add_job_commands
 from perphd.control.cli_models import add_model_commands
+from perphd.control.cli_node import add_node_command
 from perphd.control.cli_pause import add_pause_commands
 from perphd.control.cli_report import add_report_command
 from perphd.control.cli_shaper import add_shaper_commands
@@ -72,6 +73,7 @@ add_job_commands(cli)
 add_admission_commands(cli)
 add_suggest_command(cli)
 add_iopath_command(cli)
+add_node_command(cli)
 add_store_commands(cli)
 add_sizing_commands(cli)
 add_shaper_commands(cli)

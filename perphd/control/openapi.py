@@ -16,8 +16,11 @@ from perphd import __version__
 from perphd.agent.config_schema import Key, keys_of
 from perphd.agent.config_workloads import WORKLOAD_TABLES
 from perphd.batch.view import JobRow
+from perphd.cluster.document import NodeDocument, PodImpact, Reserved
+from perphd.cluster.reservations import BANDS
 from perphd.control.errors import Code
 from perphd.control.limits import MAX_PAUSE_S, MAX_REASON
+from perphd.control.node_routes import MOST_CPUS, MOST_HOLDER
 from perphd.control.past_routes import LONGEST_S, MOST_SLOTS, SHORTEST_S
 from perphd.control.queue_routes import MAX_ARRAY, MAX_DEADLINE_S, MAX_EVENT_S, MAX_RETRIES, MAX_ROWS
 from perphd.control.sizing_routes import SAMPLES, STEPS
@@ -129,6 +132,26 @@ def _workload_schema() -> Schema:
     return {"anyOf": kinds}
 
 
+def _pod_schema(**required: Schema) -> Schema:
+    """A pod's requests; with ``required``, a bid for them."""
+    properties: dict[str, Schema] = {
+        "cpu": {"type": "number", "minimum": 0, "maximum": MOST_CPUS},
+        "memory": {"type": ["integer", "string"], "minimum": 0},
+        "band": {"enum": [band.value for band in BANDS]},
+        **required,
+    }
+    if not required:
+        properties["search"] = {"type": "boolean"}
+    else:
+        properties["score"] = {"type": "number", "minimum": -1e18, "maximum": 1e18}
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(required),
+        "additionalProperties": False,
+    }
+
+
 _LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": 1000}
 _NAMED: Schema = _of(kind=TEXT, name=TEXT, cgroup=TEXT, present={"type": "boolean"}, effective_mode=TEXT)
 _SLI_BODY: Schema = {
@@ -164,6 +187,35 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("GET", "/v1/whatif"): Operation(
         "What would become of the LRAs if this work came now", WhatIf, (_query("add", TEXT, True),)
+    ),
+    ("GET", "/v1/node"): Operation(
+        "The state of this node for a scheduler; 30 s later it is stale", NodeDocument
+    ),
+    ("POST", "/v1/whatif"): Operation(
+        "What a pod would cost whom if it came now", PodImpact, body=_pod_schema()
+    ),
+    ("POST", "/v1/reserve"): Operation(
+        "Bid for room on this node; of all bids within 0.1 s, the highest score wins",
+        Reserved,
+        body=_pod_schema(
+            holder={**TEXT, "minLength": 1, "maxLength": MOST_HOLDER}, generation={"type": "integer"}
+        ),
+        changes=True,
+        status=201,
+    ),
+    ("POST", "/v1/reserve/{name}/commit"): Operation(
+        "Keep a reservation until it is released",
+        Reserved,
+        body={
+            "type": "object",
+            "properties": {"token": {"type": "integer"}},
+            "required": ["token"],
+            "additionalProperties": False,
+        },
+        changes=True,
+    ),
+    ("DELETE", "/v1/reserve/{name}"): Operation(
+        "Give a reservation or a grant back", _of(released=TEXT), changes=True
     ),
     ("GET", "/v1/shaper"): Operation(
         "What each workload should hold by the resource shaper, and what is free", ShaperView

@@ -14,6 +14,7 @@ from perphd.domain.capability import Capabilities
 from perphd.domain.control import Actor, Pause
 from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import Event
+from perphd.domain.policy import Snapshot
 from perphd.domain.reading import Unavailable
 from perphd.domain.status import AgentStatus
 from perphd.domain.suggestion import Suggestion
@@ -85,6 +86,9 @@ class AgentPort(Protocol):
 
     def whatif(self, arrival: Arrival) -> WhatIf:
         """What would become of the LRAs if this work came now."""
+
+    def snapshot(self) -> Snapshot:
+        """The host and its workloads as a policy would see them now."""
 
     def suggestions(self) -> tuple[Suggestion, ...]:
         """Undeclared groups worth declaring, the worst first."""

@@ -31,6 +31,7 @@ from perphd.control.access import Access, Peer, Right
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import MAX_PAUSE_S, MAX_REASON, Limits
 from perphd.control.model_routes import ModelRoutes
+from perphd.control.node_routes import NodeRoutes
 from perphd.control.owner_only import check_harmless
 from perphd.control.past_routes import PastRoutes
 from perphd.control.port import AgentPort, Done
@@ -126,6 +127,7 @@ class Routes:
         self._past = PastRoutes(agent, self._queries, self._clock, self._workload)
         self._jobs = QueueRoutes(agent, access, self._body)
         self._sizing = SizingRoutes(agent, self._workload, self._body)
+        self._node = NodeRoutes(agent, self._body, self._clock)
         self._models = ModelRoutes(agent, limits, lambda name: self._check_lra(self._workload(name)))
 
     def table(self) -> tuple[Route, ...]:
@@ -137,6 +139,8 @@ class Routes:
             Route("GET", "/v1/doctor", read, self._doctor),
             Route("GET", "/v1/explain", read, self._explain),
             Route("GET", "/v1/whatif", read, self._whatif),
+            Route("GET", "/v1/node", read, self._node.node),
+            Route("POST", "/v1/whatif", read, self._node.whatif),
             Route("GET", "/v1/shaper", read, self._sizing.shaper),
             Route("GET", "/v1/memfit", read, self._sizing.fits),
             Route("PUT", "/v1/memfit/{name}", change, self._sizing.start_fit),
@@ -175,6 +179,9 @@ class Routes:
             Route("POST", "/v1/workloads/{name}/sli", change, self._push),
             Route("PUT", "/v1/models/{name}", change, self._models.take),
             Route("DELETE", "/v1/models/{name}", change, self._models.reset),
+            Route("POST", "/v1/reserve", change, self._node.reserve, 201, waits=True),
+            Route("POST", "/v1/reserve/{name}/commit", change, self._node.commit),
+            Route("DELETE", "/v1/reserve/{name}", change, self._node.release),
             Route("POST", "/v1/restore", change, self._restore),
             Route("POST", "/v1/reload", change, self._reload),
         )

@@ -47,7 +47,7 @@ from perphd.domain.decision import (
 from perphd.domain.errors import ConfigError
 from perphd.domain.event import Event, EventKind
 from perphd.domain.plan import NotEnforceable
-from perphd.domain.policy import Band, ModelContext
+from perphd.domain.policy import Band, HostView, ModelContext, Snapshot, WorkloadView
 from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Sample
 from perphd.domain.status import AgentStatus, SelfCost, WorkloadStatus
@@ -200,6 +200,10 @@ class FakeAgent:
             "db", Health.HEALTHY, tight, tight, Allocation(TIGHT), 0.9, bearable=bearable, text=text
         )
         return WhatIf(bearable, (text,), (effect,), 2.0)
+
+    def snapshot(self) -> Snapshot:
+        views = tuple(WorkloadView(each.spec, each.sample) for each in self.status().workloads)
+        return Snapshot(7423, 120.0, 1.0, HostView(TOPOLOGY), views)
 
     def shaper(self) -> ShaperView:
         row = ShapedWorkload(

@@ -87,6 +87,7 @@ READING = [
     ("GET", "/v1/models"),
     ("GET", "/v1/models/db"),
     ("GET", "/v1/models/db/export"),
+    ("GET", "/v1/node"),
     ("GET", "/v1/shaper"),
     ("GET", "/v1/memfit"),
 ]
@@ -104,6 +105,9 @@ CHANGING: list[tuple[str, str, dict[str, Any] | None]] = [
     ("PUT", "/v1/memfit/pi", {"samples": 30, "step": 0.07}),
     ("POST", "/v1/memfit/cache/apply", {}),
     ("DELETE", "/v1/memfit/cache", None),
+    ("POST", "/v1/reserve", {}),
+    ("POST", "/v1/reserve/pod/commit", {}),
+    ("DELETE", "/v1/reserve/pod", None),
     ("POST", "/v1/restore", None),
     ("POST", "/v1/reload", None),
 ]
@@ -129,6 +133,11 @@ def test_changing_is_for_these(
     served.peer = peer
     if (method, path) == ("DELETE", "/v1/trial"):
         ask(served, "POST", path, {"hours": 24})
+    if path.startswith("/v1/reserve"):
+        wanted = {"holder": "pod", "cpu": 1, "band": "silver"}
+        body = wanted | {"generation": ask(served, "GET", "/v1/node")[1]["generation"]}
+        if path != "/v1/reserve":
+            body = {"token": ask(served, "POST", "/v1/reserve", body)[1]["token"]}
     assert ask(served, method, path, body)[0] in (200, 201)
 
 

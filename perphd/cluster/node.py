@@ -1,0 +1,396 @@
+"""The node document, from one snapshot and the newest forecasts. Pure.
+
+    reserved    declared memory reservations and reserved CPUs, of what is protected: LRAs and gold or silver batch.
+                A protected workload without a reservation counts at what it is predicted to use.
+    predicted   the sum of the protected workloads' 99 % bounds of the next minute: all at their bound at once
+    copper      ``qos.overcommit.slack`` of both, memory within 80 % of the host, less what copper uses already
+    sensitivity the model's answer with one unit less, over its answer for what is in force
+
+Where the batch queue publishes an offer (``qos.offers``), that one is taken: it learns from windows that are over.
+Batch that is no job then counts twice, among what is predicted and as copper that runs, which errs to the safe side.
+
+Without either, nothing of what is reserved is offered: only what is neither reserved nor used is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Final
+
+from perphd.admission.context import lras, model_context, total_cores
+from perphd.admission.inferer import VISITED, untouched
+from perphd.cluster.document import (
+    NODE_TTL_S,
+    CacheHeadroom,
+    CopperRoom,
+    FreeInterval,
+    HeldAmount,
+    NodeAmounts,
+    NodeAntagonist,
+    NodeDocument,
+    NodeLra,
+    ResourceForecast,
+    UnitCost,
+)
+from perphd.domain.allocation import Allocation
+from perphd.domain.decision import Cause, Decision, Health
+from perphd.domain.forecast import Forecasts, SeriesForecasts, WorkloadForecasts
+from perphd.domain.policy import ModelContext, ResPerfModel, Snapshot, WorkloadView
+from perphd.domain.queue import QueueSummary
+from perphd.domain.reading import Reading, Unavailable, available, value_or
+from perphd.domain.sample import Quality, Sample
+from perphd.domain.workload import Kind, Mode, Objective
+from perphd.qos.ledger import Amounts, HostLedger
+from perphd.qos.overcommit import MEMORY_LIMIT_RATIO, Overcommit, slack
+
+P99: Final = NormalDist().inv_cdf(0.99)
+NEXT_S: Final = 60.0
+HORIZON_S: Final = 3600.0
+SERIES: Final = {"cpu": "cpu_usage_cores", "memory": "memory_working_set_bytes"}
+WORKLOADS: Final = "workloads of this node"
+"""The ledger's holder of what the configured workloads reserve."""
+_NO_SAMPLE: Final = Unavailable("it is not running")
+_NO_MODEL: Final = Unavailable("nothing has been learned about it yet")
+NO_FORECAST: Final = Unavailable("no forecast: [forecast] is off, or has not published yet")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """What a document is made of, beside the snapshot. ``decisions``: the last one about each LRA.
+
+    ``queue``: of the batch queue, with the offer that it publishes; None: there is none.
+    """
+
+    mode: Mode
+    made_unix_s: float
+    forecasts: Forecasts | Unavailable
+    decisions: Mapping[str, Decision]
+    queue: QueueSummary | None = None
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class NodeUse:
+    """CPUs and memory of a node's workloads, protected and copper apart. Memory in bytes."""
+
+    capacity: Amounts
+    reserved: Amounts
+    predicted: Amounts
+    protected_used: Amounts
+    copper_used: Amounts
+    other_cpus: float
+    forecasts_known: bool
+
+
+def protected(view: WorkloadView) -> bool:
+    """True for what copper must make room for: an LRA unless it is copper, batch if it is gold or silver."""
+    band = view.spec.band
+    return band != "copper" if view.spec.kind is Kind.LRA else band in ("gold", "silver")
+
+
+def present(view: WorkloadView) -> Sample | None:
+    """Its sample, if its control group is there."""
+    sample = view.sample
+    return None if sample is None or sample.has(Quality.GONE) else sample
+
+
+def _memory(sample: Sample) -> float:
+    return value_or(sample.memory_working_set_bytes, value_or(sample.memory_current_bytes, 0.0))
+
+
+def _used(views: Sequence[WorkloadView]) -> Amounts:
+    samples = [sample for view in views if (sample := present(view)) is not None]
+    cpus = math.fsum(value_or(sample.cpu_usage_cores, 0.0) for sample in samples)
+    return Amounts(cpus, int(math.fsum(map(_memory, samples))))
+
+
+def _series(forecast: WorkloadForecasts | None, resource: str) -> SeriesForecasts | None:
+    if forecast is None:
+        return None
+    return next((each for each in forecast.series if each.series == SERIES[resource]), None)
+
+
+def by_workload(forecasts: Forecasts | Unavailable) -> dict[str, WorkloadForecasts]:
+    """The workloads' forecasts by name."""
+    return {} if isinstance(forecasts, Unavailable) else {each.workload: each for each in forecasts.workloads}
+
+
+def node_use(snapshot: Snapshot, forecasts: Forecasts | Unavailable) -> NodeUse:
+    """What is reserved, predicted and used."""
+    topology = snapshot.host.topology
+    known = by_workload(forecasts)
+    shielded = [view for view in snapshot.workloads if protected(view)]
+    reserved, predicted = [0.0, 0.0], [0.0, 0.0]
+    complete = True
+    for view in shielded:
+        forecast, sample = known.get(view.spec.name), present(view)
+        now = (0.0, 0.0) if sample is None else (value_or(sample.cpu_usage_cores, 0.0), _memory(sample))
+        stated = (
+            math.nan if forecast is None else value_or(forecast.reserved_cores, math.nan),
+            float(view.spec.reserved_memory_bytes)
+            or (math.nan if forecast is None else value_or(forecast.reserved_bytes, math.nan)),
+        )
+        for place, resource in enumerate(SERIES):
+            series = _series(forecast, resource)
+            bound = math.nan if series is None else value_or(series.p99, math.nan)
+            if sample is None:
+                bound = 0.0
+            unknown = math.isnan(bound)
+            complete = complete and not unknown
+            expected = max(now[place], 0.0 if unknown else bound)
+            held = expected if math.isnan(stated[place]) else stated[place]
+            reserved[place] += held
+            predicted[place] += max(expected, held) if unknown else expected
+    account = snapshot.host.account
+    other = account.cpu.undeclared + account.cpu.kernel + account.cpu.steal if account is not None else 0.0
+    copper = [view for view in snapshot.workloads if not protected(view)]
+    return NodeUse(
+        Amounts(float(len(topology.usable)), topology.memory_bytes),
+        Amounts(reserved[0], int(reserved[1])),
+        Amounts(predicted[0], int(predicted[1])),
+        _used(shielded),
+        _used(copper),
+        other,
+        complete,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class OfferToCopper:
+    """What all of copper may be given, the margins, and whose offer it is."""
+
+    offered: Amounts
+    margin: Amounts
+    source: str
+
+
+def copper_offer(use: NodeUse, queue: QueueSummary | None = None) -> OfferToCopper:
+    """The batch queue's offer if it has made one, cut by an event; else one from forecasts.
+
+    What nobody declared uses is offered in neither case.
+    """
+    published = queue.offer if queue is not None else None
+    if queue is not None and published is not None:
+        share = queue.event.share if queue.event is not None else 1.0
+        both = [(each.copper, each.margin) for each in (published.cpus, published.memory)]
+        values = [value for pair in both for value in pair if available(value)]
+        if len(values) == 4:
+            cpus, cpu_margin, memory, memory_margin = values
+            offered = Amounts(cpus * share, int(memory * share))
+            return OfferToCopper(offered, Amounts(cpu_margin, int(memory_margin)), "queue")
+    room, held, q, unlearned = use.capacity, use.reserved, use.predicted, Overcommit()
+    spare = slack(unlearned, room.cpus, held.cpus + use.other_cpus, q.cpus + use.other_cpus)
+    limit = MEMORY_LIMIT_RATIO * room.memory_bytes
+    bytes_ = slack(unlearned, room.memory_bytes, held.memory_bytes, q.memory_bytes, limit)
+    offered = Amounts(max(0.0, min(spare.copper, room.cpus - q.cpus - use.other_cpus)), int(bytes_.copper))
+    return OfferToCopper(offered, Amounts(spare.margin, int(bytes_.margin)), "forecast")
+
+
+def node_document(snapshot: Snapshot, facts: NodeFacts, ledger: HostLedger, now_s: float) -> NodeDocument:
+    """The document. ``ledger``: with the offer that is in force and everything that is held."""
+    use = node_use(snapshot, facts.forecasts)
+    members = tuple(_lra(snapshot, view, facts.decisions.get(view.spec.name)) for view in lras(snapshot))
+    confidences = [each.support / (each.support + VISITED) for each in members]
+    offer = copper_offer(use, facts.queue)
+    forecast = tuple(forecast_of(each, facts.forecasts) for each in SERIES)
+    reason = (
+        "" if use.forecasts_known else "a protected workload has no forecast: what is reserved is not offered"
+    )
+    used = use.protected_used + use.copper_used
+    account = snapshot.host.account
+    whole = Amounts(used.cpus + use.other_cpus, used.memory_bytes)
+    if (
+        account is not None
+        and available(account.memory_total_bytes)
+        and available(account.memory_available_bytes)
+    ):
+        whole = replace(whole, memory_bytes=int(account.memory_total_bytes - account.memory_available_bytes))
+    return NodeDocument(
+        ledger.generation,
+        facts.made_unix_s,
+        NODE_TTL_S,
+        facts.mode,
+        min(confidences, default=1.0),
+        amounts(use.capacity),
+        amounts(ledger.reserved),
+        amounts(whole),
+        forecast,
+        CopperRoom(
+            amounts(offer.offered),
+            amounts(use.copper_used),
+            amounts(ledger.copper_allocatable),
+            amounts(offer.margin),
+            offer.source,
+            reason,
+        ),
+        members,
+        _antagonists(facts.decisions),
+        _available(use, forecast),
+        _cache(snapshot, members),
+        tuple(
+            HeldAmount(
+                each.holder,
+                each.band.value,
+                amounts(each.amounts),
+                None if each.expires_s is None else max(0.0, each.expires_s - now_s),
+            )
+            for each in ledger.grants
+            if each.holder != WORKLOADS
+        ),
+        facts.problems,
+    )
+
+
+def amounts(given: Amounts) -> NodeAmounts:
+    """As published."""
+    return NodeAmounts(given.cpus, float(given.memory_bytes))
+
+
+def forecast_of(resource: str, forecasts: Forecasts | Unavailable) -> ResourceForecast:
+    """What all workloads together will use of ``cpu`` or ``memory``."""
+    if isinstance(forecasts, Unavailable):
+        return ResourceForecast(resource, forecasts, forecasts, forecasts, forecasts)
+    series = [found for each in forecasts.workloads if (found := _series(each, resource)) is not None]
+    mean, p99 = _sum(series, lambda one: one.mean), _sum(series, lambda one: one.p99)
+    sd: Reading = NO_FORECAST
+    if available(mean) and available(p99):
+        sd = max(0.0, p99 - mean) / P99
+    host = next((each for each in forecasts.hosts if each.resource == resource), None)
+    peak: Reading = NO_FORECAST if host is None else host.peak
+    return ResourceForecast(resource, mean, sd, p99, peak, "" if host is None else host.picked)
+
+
+def _sum(series: Sequence[SeriesForecasts], of: Callable[[SeriesForecasts], Reading]) -> Reading:
+    if not series:
+        return NO_FORECAST
+    total = 0.0
+    for each in series:
+        value = of(each)
+        if isinstance(value, Unavailable):
+            return value
+        total += value
+    return total
+
+
+def _antagonists(decisions: Mapping[str, Decision]) -> tuple[NodeAntagonist, ...]:
+    return tuple(
+        NodeAntagonist(each.verdict.culprit, name, each.verdict.cause)
+        for name, each in sorted(decisions.items())
+        if each.verdict.culprit is not None
+    )
+
+
+def _available(use: NodeUse, forecast: Sequence[ResourceForecast]) -> tuple[FreeInterval, ...]:
+    """The next minute by the bounds, and the rest of the hour by its predicted peak; negative: more is needed."""
+    room = (use.capacity.cpus - use.other_cpus, float(use.capacity.memory_bytes))
+
+    def free(values: Sequence[Reading]) -> NodeAmounts:
+        left = [
+            value if isinstance(value, Unavailable) else all_ - value
+            for all_, value in zip(room, values, strict=True)
+        ]
+        return NodeAmounts(*left)
+
+    return (
+        FreeInterval(0.0, NEXT_S, free([each.p99 for each in forecast])),
+        FreeInterval(NEXT_S, HORIZON_S, free([each.peak for each in forecast])),
+    )
+
+
+def _cache(snapshot: Snapshot, members: Sequence[NodeLra]) -> CacheHeadroom:
+    host = snapshot.host
+    ways: Reading = float(host.llc_ways) if host.llc_ways else Unavailable("no cache allocation on this host")
+    grants = [each.protected for each in members if each.protected is not None]
+    free = ways
+    if available(ways):
+        shared = max((each.llc_ways for each in grants), default=0)
+        free = max(0.0, ways - max(shared, sum(each.own_ways for each in grants)))
+    traffic = [sample.mbw_bytes_per_s for view in snapshot.workloads if (sample := present(view)) is not None]
+    missing = next((each for each in traffic if isinstance(each, Unavailable)), None)
+    used: Reading = missing or math.fsum(each for each in traffic if available(each))
+    throttle: Reading = Unavailable("no bandwidth allocation on this host")
+    if host.mba_levels_pct:
+        throttle = float(min((each.mbw_pct for each in grants), default=100))
+    return CacheHeadroom(ways, free, used, throttle)
+
+
+def _lra(snapshot: Snapshot, view: WorkloadView, decision: Decision | None) -> NodeLra:
+    verdict = decision.verdict if decision is not None else None
+    score: Reading = Unavailable("no decision yet")
+    if decision is not None:
+        now = next((each for each in decision.candidates if each.allocation == decision.current), None)
+        score = Unavailable("the present allocation was not ranked")
+        if now is not None and not math.isnan(now.score):
+            score = now.score
+    costs, support = _sensitivity(snapshot, view)
+    return NodeLra(
+        view.spec.name,
+        verdict.health if verdict is not None else Health.UNKNOWN,
+        verdict.cause if verdict is not None else Cause.UNKNOWN,
+        score,
+        view.protection,
+        costs,
+        support,
+    )
+
+
+def predicted_score(
+    model: ResPerfModel, objective: Objective, allocation: Allocation, context: ModelContext
+) -> tuple[float, float]:
+    """Predicted performance against what is tolerated, and the support: 1 meets the target.
+
+    The worse of work, over 1 less its tolerance, and of delay, under 1 and its tolerance, both against undisturbed.
+    """
+    work = model.predict_work([allocation], context)[0]
+    delay = model.predict_delay([allocation], context)[0]
+    kept = work.value / max(1e-9, 1.0 - objective.tolerance_pct / 100.0)
+    soon = (1.0 + objective.delay_tolerance_pct / 100.0) / max(delay.value, 1e-9)
+    return min(kept, soon), min(work.support, delay.support)
+
+
+def _sensitivity(snapshot: Snapshot, view: WorkloadView) -> tuple[tuple[UnitCost, ...], float]:
+    """What one unit less costs. CPU: one core more for batch, which wants it; else one unit less of its protection."""
+    model = view.model
+    if present(view) is None or model is None:
+        missing = _NO_SAMPLE if present(view) is None else _NO_MODEL
+        return tuple(UnitCost(name, unit, missing) for name, unit in _UNITS), 0.0
+    context = model_context(snapshot, view, model)
+    now = view.protection if view.protection is not None else untouched(total_cores(snapshot))
+    before, support = predicted_score(model, view.spec.objective, now, context)
+
+    def loss(allocation: Allocation, around: ModelContext) -> Reading:
+        after, _ = predicted_score(model, view.spec.objective, allocation, around)
+        return max(0.0, 1.0 - after / before) if before > 0 else Unavailable("it makes no progress now")
+
+    more = replace(context, batch_demand_cores=min(context.batch_demand_cores + 1.0, context.total_cores))
+    grant = now.cpu
+    if grant.batch_cores < grant.total_cores:
+        own = None if grant.own_cores is None else max(1, grant.own_cores - 1)
+        grant = replace(grant, batch_cores=grant.batch_cores + 1, own_cores=own)
+        if grant.batch_cores == grant.total_cores:
+            grant = replace(grant, exclusive=False, own_cores=None)
+    found = {"cpu": loss(replace(now, cpu=grant), more)}
+    steps = [level for level in snapshot.host.mba_levels_pct if level > now.mbw_pct]
+    found["llc"] = (
+        loss(replace(now, llc_ways=now.llc_ways - 1), context)
+        if now.llc_ways
+        else Unavailable("no ways are protected for it")
+    )
+    found["mbw"] = (
+        loss(replace(now, mbw_pct=steps[0]), context)
+        if steps
+        else Unavailable("no bandwidth is protected for it")
+    )
+    found["memory"] = Unavailable("the model does not predict memory")
+    return tuple(UnitCost(name, unit, found[name]) for name, unit in _UNITS), support
+
+
+_UNITS: Final = (
+    ("cpu", "one core that batch uses instead"),
+    ("memory", "1 GiB"),
+    ("llc", "one way of the last-level cache"),
+    ("mbw", "one step of the neighbours' throttle"),
+)

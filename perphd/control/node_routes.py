@@ -1,0 +1,220 @@
+"""The part of the control API for schedulers: the node's state, what a pod would cost, reservations."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from aiohttp import web
+
+from perphd.agent.config_schema import show
+from perphd.cluster.document import NodeDocument, Reserved
+from perphd.cluster.impact import PodQuestion, pod_impact
+from perphd.cluster.node import NodeFacts, amounts, node_document, node_use
+from perphd.cluster.reservations import BANDS, NodeLedger, adjusted, closed, offered_bid, opened
+from perphd.control.access import Peer
+from perphd.control.errors import ApiError, Code
+from perphd.control.port import AgentPort
+from perphd.control.wire import decode, encode
+from perphd.domain.errors import PerphError
+from perphd.domain.forecast import Forecasts
+from perphd.domain.policy import Snapshot
+from perphd.domain.reading import Unavailable
+from perphd.domain.units import parse_size_bytes
+from perphd.qos.bands import QosBand
+from perphd.qos.ledger import (
+    BID_WINDOW_S,
+    Amounts,
+    CapacityRequest,
+    Holding,
+    Refusal,
+    RefusalCause,
+    commit,
+    revoke,
+)
+
+MOST_CPUS: Final = 1e5
+MOST_HOLDER: Final = 253
+"""Characters of a holder's name: as long as a name of Kubernetes may be."""
+MOST_BIDS: Final = 200
+"""Bids of one window."""
+_GENERATIONS_PER_S: Final = 1000
+
+
+class NodeRoutes:
+    """Handlers of ``/v1/node``, ``POST /v1/whatif`` and ``/v1/reserve``.
+
+    ``body`` reads a request's body as an object; ``clock``: now, monotonic and since 1970.
+    """
+
+    def __init__(
+        self,
+        agent: AgentPort,
+        body: Callable[[web.Request, Sequence[str]], Awaitable[dict[str, Any]]],
+        clock: Callable[[], dict[str, float]],
+    ) -> None:
+        self._agent, self._body, self._clock = agent, body, clock
+        self._known: tuple[bytes, Forecasts] | None = None
+        self._ledger: NodeLedger | None = None
+        self._waiting: dict[str, asyncio.Future[Holding | Refusal]] = {}
+
+    async def node(self, request: web.Request, peer: Peer) -> Any:
+        """GET /v1/node: the document."""
+        return encode(self._document())
+
+    async def whatif(self, request: web.Request, peer: Peer) -> Any:
+        """POST /v1/whatif: what a pod would cost whom."""
+        body = await self._body(request, ("cpu", "memory", "band", "search"))
+        search = body.get("search", False)
+        if not isinstance(search, bool):
+            raise ApiError(Code.REFUSED, f"{show(search)} is not accepted", "search", "true, false")
+        question = PodQuestion(_amounts(body), _band(body), search)
+        snapshot, facts, ledger = self._now()
+        return encode(pod_impact(snapshot, question, facts, ledger.ledger, self._agent.config.policy))
+
+    async def reserve(self, request: web.Request, peer: Peer) -> Any:
+        """POST /v1/reserve: bid for room; the highest score of a window wins."""
+        body = await self._body(request, ("holder", "cpu", "memory", "band", "generation", "score"))
+        holder = _holder(body.get("holder"))
+        generation = body.get("generation")
+        if isinstance(generation, bool) or not isinstance(generation, int):
+            text = "that of the node document"
+            raise ApiError(Code.REFUSED, f"{show(generation)} is no generation", "generation", text)
+        score = _number(body.get("score", 0.0), "score", -1e18, 1e18)
+        _, _, node = self._now()
+        if len(self._waiting) >= MOST_BIDS:
+            raise ApiError(Code.BUSY, f"{MOST_BIDS} bids wait already", "holder", "ask again in a second")
+        wanted = CapacityRequest(holder, _band(body), _amounts(body))
+        found = offered_bid(node, wanted, score, generation, self._clock()["monotonic_s"])
+        if isinstance(found, Refusal):
+            raise _refused(found)
+        self._ledger = found
+        answer = self._waiting[holder] = asyncio.get_running_loop().create_future()
+        await asyncio.sleep(BID_WINDOW_S)
+        if not answer.done():
+            self._close(found.ledger.window_ends_s)
+        result = await answer
+        if isinstance(result, Refusal):
+            raise _refused(result)
+        return encode(self._reserved(result))
+
+    async def commit(self, request: web.Request, peer: Peer) -> Any:
+        """POST /v1/reserve/NAME/commit: make a reservation a grant, which stays until it is released."""
+        body = await self._body(request, ("token",))
+        token = body.get("token")
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise ApiError(Code.REFUSED, f"{show(token)} is no token", "token", "that of the reservation")
+        node, now_s = self._now()[2], self._clock()["monotonic_s"]
+        holder = request.match_info["name"]
+        found = commit(node.ledger, holder, token, now_s)
+        if isinstance(found, Refusal):
+            raise _refused(found)
+        self._ledger = NodeLedger(found, node.adjusted_s)
+        held = found.held_by(holder)
+        assert held is not None
+        return encode(self._reserved(held))
+
+    async def release(self, request: web.Request, peer: Peer) -> Any:
+        """DELETE /v1/reserve/NAME: give a reservation or a grant back."""
+        node = self._now()[2]
+        holder = _holder(request.match_info["name"])
+        found = revoke(node.ledger, holder)
+        if isinstance(found, Refusal):
+            raise _refused(found)
+        self._ledger = NodeLedger(found, node.adjusted_s)
+        return {"released": holder}
+
+    def _document(self) -> NodeDocument:
+        snapshot, facts, node = self._now()
+        return node_document(snapshot, facts, node.ledger, self._clock()["monotonic_s"])
+
+    def _now(self) -> tuple[Snapshot, NodeFacts, NodeLedger]:
+        """The host, what is known beside it, and the ledger adjusted to both."""
+        clock, snapshot, forecasts = self._clock(), self._agent.snapshot(), self._forecasts()
+        status = self._agent.status()
+        decisions = {each.spec.name: each.decision for each in status.workloads if each.decision is not None}
+        facts = NodeFacts(status.mode, clock["unix_s"], forecasts, decisions, status.queue, status.problems)
+        use, topology, now_s = node_use(snapshot, forecasts), snapshot.host.topology, clock["monotonic_s"]
+        if self._ledger is None:
+            # Above every generation of a daemon before this one, which made fewer than a thousand a second.
+            first = int(clock["unix_s"] * _GENERATIONS_PER_S)
+            self._ledger = opened(topology, first, use, now_s, status.queue)
+        self._close(now_s)
+        self._ledger = adjusted(self._ledger, topology, use, now_s, status.queue)
+        return snapshot, facts, self._ledger
+
+    def _close(self, now_s: float) -> None:
+        """Let lapsed reservations go, and tell everybody who waits for a window that is over."""
+        assert self._ledger is not None
+        self._ledger, result = closed(self._ledger, now_s)
+        told: dict[str, Holding | Refusal] = {each.holder: each for each in result.refused}
+        if result.winner is not None:
+            told[result.winner.holder] = result.winner
+        for holder, outcome in told.items():
+            answer = self._waiting.pop(holder, None)
+            if answer is not None and not answer.done():
+                answer.set_result(outcome)
+
+    def _reserved(self, held: Holding) -> Reserved:
+        assert self._ledger is not None
+        left_s = None if held.expires_s is None else max(0.0, held.expires_s - self._clock()["monotonic_s"])
+        generation = self._ledger.ledger.generation
+        return Reserved(held.holder, held.band.value, amounts(held.amounts), generation, held.token, left_s)
+
+    def _forecasts(self) -> Forecasts | Unavailable:
+        published = self._agent.forecasts()
+        if isinstance(published, Unavailable):
+            return published
+        if self._known is None or self._known[0] != published:
+            try:
+                self._known = (published, decode(Forecasts, json.loads(published)))
+            except (ValueError, PerphError) as exc:
+                return Unavailable(f"the published forecasts cannot be read: {exc}")
+        return self._known[1]
+
+
+def _refused(refusal: Refusal) -> ApiError:
+    code = {RefusalCause.UNKNOWN: Code.NOT_FOUND, RefusalCause.INVALID: Code.REFUSED}
+    return ApiError(code.get(refusal.cause, Code.CONFLICT), refusal.reason, refusal.cause.value)
+
+
+def _amounts(body: dict[str, Any]) -> Amounts:
+    cpus = _number(body.get("cpu", 0.0), "cpu", 0.0, MOST_CPUS)
+    given = body.get("memory", 0)
+    if isinstance(given, bool) or not isinstance(given, int | str) or (isinstance(given, int) and given < 0):
+        raise ApiError(Code.REFUSED, f"{show(given)} is no size", "memory", "bytes, or text as 512M or 8Gi")
+    try:
+        memory = parse_size_bytes(given) if isinstance(given, str) else given
+    except (ValueError, PerphError) as exc:
+        raise ApiError(Code.REFUSED, str(exc), "memory", "bytes, or text as 512M or 8Gi") from exc
+    if memory >= 1 << 60:
+        raise ApiError(Code.REFUSED, f"{show(given)} is more than any node has", "memory", "less than 1 EiB")
+    return Amounts(cpus, memory)
+
+
+def _band(body: dict[str, Any]) -> QosBand:
+    band = body.get("band", QosBand.COPPER.value)
+    if band not in tuple(each.value for each in BANDS):
+        raise ApiError(Code.REFUSED, f"{show(band)} is not accepted", "band", ", ".join(BANDS))
+    return QosBand(band)
+
+
+def _holder(value: object) -> str:
+    allowed = f"a name of 1 to {MOST_HOLDER} printable characters, as namespace.pod"
+    if not isinstance(value, str) or not 0 < len(value) <= MOST_HOLDER or not value.isprintable():
+        raise ApiError(Code.REFUSED, f"{show(value)} is no holder", "holder", allowed)
+    return value
+
+
+def _number(value: object, key: str, low: float, high: float) -> float:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not low <= value <= high
+        or math.isnan(value)
+    ):
+        raise ApiError(Code.REFUSED, f"{show(value)} is not accepted", key, f"{low:g} to {high:g}")
+    return float(value)
