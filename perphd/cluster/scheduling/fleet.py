@@ -180,8 +180,12 @@ class Scores:
             bool(self.feasible[place]),
             float(self.score[place]),
             {name: float(values[place]) for name, values in self.terms.items()},
-            tuple(reason for reason, mask in self.refusals.items() if mask[place]),
+            self.against(place),
         )
+
+    def against(self, place: int) -> tuple[str, ...]:
+        """What stands against the candidate at this place of ``rows``."""
+        return tuple(reason for reason, mask in self.refusals.items() if mask[place])
 
     def ranked(self, most: int) -> tuple[NodeScore, ...]:
         """The best feasible candidates, best first."""

@@ -1,0 +1,175 @@
+"""The stock kube-scheduler's calls, with payloads written after the published API types."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perphd.cluster.document import (
+    CacheHeadroom,
+    CopperRoom,
+    NodeAmounts,
+    NodeDocument,
+    NodeLra,
+    ResourceForecast,
+    UnitCost,
+)
+from perphd.cluster.extender import ExtenderError, KnownNodes, asking_pod, filtered, prioritized, quantity
+from perphd.domain.decision import Cause, Health
+from perphd.domain.reading import NOT_MEASURED, Unavailable
+from perphd.domain.workload import Mode
+from perphd.qos.bands import QosBand
+
+GIB = float(1 << 30)
+POD = json.loads("""
+{"metadata": {"name": "pi-7x9", "namespace": "batch", "uid": "0b5e6c1a", "labels": {"perphd.io/band": "copper"},
+              "ownerReferences": [{"apiVersion": "batch/v1", "kind": "Job", "name": "pi", "uid": "1"}]},
+ "spec": {"containers": [
+   {"name": "a", "image": "pi", "resources": {"requests": {"cpu": "1500m", "memory": "1Gi"}, "limits": {"cpu": "2"}}},
+   {"name": "b", "image": "log", "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}}},
+   {"name": "c", "image": "none", "resources": {}}],
+  "initContainers": [{"name": "i", "image": "init", "resources": {"requests": {"cpu": "1", "memory": "4Gi"}}}]},
+ "status": {"phase": "Pending"}}
+""")
+
+
+def document(
+    used: float = 4.0, free: float = 8.0, loss: float = 0.0, made: float = 0.0, **more: Any
+) -> NodeDocument:
+    amounts, left = NodeAmounts(used, 8 * GIB), NodeAmounts(free, 32 * GIB)
+    lra = NodeLra("db", Health.HEALTHY, Cause.NONE, 1.1, None, (UnitCost("cpu", "one core", loss),), 9.0)
+    forecast = (
+        ResourceForecast("cpu", used, 0.5, used + 1.2, used + 2),
+        ResourceForecast("memory", 8 * GIB, GIB, 10 * GIB, 11 * GIB),
+    )
+    made_document = NodeDocument(
+        1, made, 30.0, Mode.OBSERVE, 0.8, NodeAmounts(16.0, 64 * GIB), amounts, amounts, forecast,
+        CopperRoom(left, NodeAmounts(0.0, 0.0), left, NodeAmounts(1.0, GIB), "forecast"),
+        (lra,), (), (), CacheHeadroom(NOT_MEASURED, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED),
+    )  # fmt: skip
+    return replace(made_document, **more)
+
+
+def known(**documents: NodeDocument) -> KnownNodes:
+    nodes = KnownNodes()
+    for name, each in documents.items():
+        nodes.put(name, each)
+    return nodes
+
+
+def call(*names: str, pod: Any = POD) -> dict[str, Any]:
+    return {"Pod": pod, "Nodes": None, "NodeNames": list(names)}
+
+
+def test_a_pod_as_the_scheduler_describes_it() -> None:
+    asked = asking_pod(POD)
+    assert asked.band is QosBand.COPPER
+    assert (asked.pod.name, asked.pod.application) == ("batch/pi-7x9", "pi")
+    assert asked.pod.cores == pytest.approx(2.0)
+    assert asked.pod.memory_bytes == 4 * GIB  # the init container wants more than all containers together
+
+
+def test_extended_resources_make_a_pod_copper() -> None:
+    requests = {"perphd.io/copper-cpu": "2500", "perphd.io/copper-memory": "3Gi"}
+    asked = asking_pod(
+        {"metadata": {"name": "p"}, "spec": {"containers": [{"resources": {"requests": requests}}]}}
+    )
+    assert (asked.band, asked.pod.cores, asked.pod.memory_bytes) == (QosBand.COPPER, 2.5, 3 * GIB)
+    plain = asking_pod({"metadata": {"name": "p"}, "spec": {"containers": []}})
+    assert plain.band is QosBand.SILVER
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("500m", 0.5),
+        ("2", 2),
+        ("1.5", 1.5),
+        ("1Gi", GIB),
+        ("100M", 1e8),
+        ("1e3", 1000),
+        ("2E", 2e18),
+        (".5", 0.5),
+        (3, 3),
+    ],
+)
+def test_quantities(text: object, value: float) -> None:
+    assert quantity(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "1 Gi", "Gi", "1ki", "-1", "1e999", "NaN", None, True, {}])
+def test_what_is_no_quantity(text: object) -> None:
+    with pytest.raises(ExtenderError):
+        quantity(text)
+
+
+def test_filter_keeps_what_has_room_and_says_why_not() -> None:
+    nodes = known(roomy=document(), tight=document(free=1.0), full=document(used=15.5))
+    answer = filtered(nodes, call("roomy", "tight", "full", "unknown"), "optum", 10.0)
+    assert answer["NodeNames"] == ["roomy", "unknown"]
+    assert "copper may still take 1 CPUs" in answer["FailedNodes"]["tight"]
+    assert "predicted CPU use" in answer["FailedNodes"]["full"]
+    assert (answer["Error"], answer["Nodes"]) == ("", None)
+    assert json.loads(json.dumps(answer)) == answer
+
+
+def test_whole_nodes_come_back_whole() -> None:
+    nodes = known(a=document(), b=document(free=0.0))
+    items = [{"metadata": {"name": name, "labels": {"zone": name}}, "spec": {}} for name in "ab"]
+    given = {"Pod": POD, "Nodes": {"metadata": {"resourceVersion": "7"}, "items": items}, "NodeNames": None}
+    answer = filtered(nodes, given, "optum", 0.0)
+    assert answer["Nodes"] == {"metadata": {"resourceVersion": "7"}, "items": items[:1]}
+    assert answer["NodeNames"] is None
+
+
+def test_priorities_follow_the_score_and_unknown_nodes_come_last() -> None:
+    nodes = known(hurts=document(loss=0.2), calm=document(), stale=document(made=-100.0))
+    given = {
+        each["Host"]: each["Score"]
+        for each in prioritized(nodes, call("hurts", "calm", "stale", "new"), "optum", 0.0)
+    }
+    assert given == {"hurts": 1, "calm": 10, "stale": 0, "new": 0}
+
+
+def test_an_older_document_does_not_replace_a_newer_one() -> None:
+    nodes = known(a=document(made=5.0))
+    nodes.put("a", document(free=0.0, made=4.0))
+    assert filtered(nodes, call("a"), "optum", 6.0)["NodeNames"] == ["a"]
+    nodes.put("a", document(free=0.0, made=6.0))
+    assert filtered(nodes, call("a"), "optum", 6.0)["NodeNames"] == []
+
+
+def test_without_forecasts_what_is_reserved_counts_for_certain() -> None:
+    missing = Unavailable("no forecast")
+    blind = tuple(ResourceForecast(name, missing, missing, missing, missing) for name in ("cpu", "memory"))
+    nodes = known(a=document(used=15.0, forecast=blind), b=document(used=13.0, forecast=blind))
+    assert filtered(nodes, call("a", "b"), "distribution", 0.0)["NodeNames"] == ["b"]
+
+
+@pytest.mark.parametrize("policy", ["optum", "optum-eq11", "distribution", "balanced", "borg", "n-sigma"])
+def test_every_policy_that_documents_serve_answers(policy: str) -> None:
+    nodes = known(a=document(), b=document(used=6.0))
+    assert filtered(nodes, call("a", "b"), policy, 0.0)["NodeNames"] == ["a", "b"]
+    assert sorted(each["Score"] for each in prioritized(nodes, call("a", "b"), policy, 0.0))[-1] == 10
+
+
+_KEYS = "Pod Nodes NodeNames metadata spec containers resources requests cpu items name labels".split()
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(_KEYS), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(_JSON)
+def test_nonsense_is_an_extender_error_or_an_answer(data: Any) -> None:
+    for answer in (filtered, prioritized):
+        try:
+            answer(known(a=document()), data, "optum", 0.0)
+        except ExtenderError:
+            continue
