@@ -36,11 +36,13 @@ at most 6 % to the undisturbed delay.
 """
 BARRED: Final = 0.0
 """Chance of what was too little lately."""
-ASKED_ALL, NEAR, ASKED_FAR = 24, 4, 16
+ASKED_ALL, NEAR, ASKED_FAR = 24, 3, 10
 """Where an LRA can have more than ``ASKED_ALL`` cores, the model is asked for those within ``NEAR`` of the present ones
 and for ``ASKED_FAR`` others, spread geometrically: 20 LRAs on 128 cores are to be decided within 50 ms."""
 SHORT: Final = 0.99
 """Most that is expected of as many cores as were too few lately."""
+QUEUED: Final = 0.9
+"""The same where requests queue up on them: another division that ends the queue is a gain (``max_min.LEAST_GAIN``)."""
 FAILED_BEFORE: Final = 0.5
 """Part of a chance that is left where the same was too little some time ago."""
 MEASURED: Final = "the model's shape at the measured level"
@@ -84,6 +86,12 @@ class CoreCurve:
         """The fewest cores, at least ``least``, with that chance; all that there can be if none have it."""
         most = len(self.scores)
         return next((n for n in range(max(1, least), most) if self.chance(n) >= wanted), most)
+
+    def step_up(self, wanted: float, least: int) -> int:
+        """The same for a rescue: where no number has that chance, a step is looked at before more are taken."""
+        most = len(self.scores)
+        found = self.fewest(wanted, least)
+        return found if self.chance(found) >= wanted else min(max(1, least), most)
 
     def found_too_few(self, cores: int) -> CoreCurve:
         """The same after so many cores have proved too few."""
@@ -154,10 +162,9 @@ def core_curve(
         sds = [math.hypot(noise, sd * step) for sd, step in zip(sds, steps, strict=True)]
         basis = MEASURED
     logs = _rising(logs, fixed)
-    logs = [min(value, math.log(SHORT)) if n <= barred else value for n, value in enumerate(logs, 1)]
-    chances = [_chance(value, sd) for value, sd in zip(logs, sds, strict=True)]
-    for n in range(1, most):
-        chances[n] = max(chances[n], chances[n - 1])
+    logs = [min(value, math.log(QUEUED)) if n <= barred else value for n, value in enumerate(logs, 1)]
+    # A wide doubt about fewer cores must not make them likelier than the present ones, which are measured.
+    chances = _rising([_chance(value, sd) for value, sd in zip(logs, sds, strict=True)], fixed)
     scores = tuple(math.exp(value) for value in logs)
     return CoreCurve(dict(zip(counts, asked, strict=True)), scores, tuple(chances), beliefs, basis, barred)
 

@@ -16,7 +16,7 @@ from perphd.admission.lra_observation import LraObservation
 from perphd.admission.lra_state import LraState
 from perphd.admission.max_min import Claim
 from perphd.admission.settings import PolicySettings
-from perphd.admission.thresholds import BOLD, FAIR, LIKELY, SURE
+from perphd.admission.thresholds import BOLD, FAIR, HELPED_RATIO, LIKELY, SURE
 from perphd.domain.reading import available
 
 MODEST: Final = 0.3
@@ -172,8 +172,15 @@ def _claims(
         if not available(observed.score) or lra.own.demand is None:
             # Nobody can say how it does: it keeps what it has.
             scores = [1.0 if n >= min(wanted[name], most) else 0.5 for n in range(1, most + 1)]
+        found_most = max(wanted[name], lra.own.cores, 1)
+        scores = [
+            *scores[:found_most],
+            *(0.0 for _ in scores[found_most:]),
+        ]  # nobody gets more than it asks for
         for n in range(1, most):
-            scores[n] = max(scores[n], scores[n - 1])
+            # Below its target a gain that would not show is none: it is not worth another's core.
+            helps = scores[n] >= scores[n - 1] * HELPED_RATIO or scores[n] >= 1.0
+            scores[n] = max(scores[n], scores[n - 1]) if helps else scores[n - 1]
         found.append(Claim(name, observed.view.spec.priority, lra.own.cores, tuple(scores)))
     return found
 

@@ -260,13 +260,9 @@ def curve_of(
         measured,
     )
     setting, now_s = _setting(lra.own.demand, scene), scene.now_s
-    failed = [
-        (r.allocation.cpu.own_cores, r.until_s)
-        for r in lra.regrets
-        if r.allocation.cpu.own_cores is not None and setting.resembles(r.setting)
-    ]
-    barred = [cores for cores, until_s in failed if until_s > now_s]
-    doubted = [cores for cores, _ in failed]
+    failed = [(r, r.allocation.cpu.own_cores) for r in lra.regrets if r.allocation.cpu.own_cores is not None]
+    barred = [cores for r, cores in failed if r.bars(now_s, setting)]
+    doubted = [cores for r, cores in failed if setting.resembles(r.setting)]
     return replace(curve, barred=max([curve.barred, *barred]), doubted=max(doubted, default=0))
 
 

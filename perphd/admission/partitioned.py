@@ -12,7 +12,7 @@ One tick is one pass over values: ``Partitioning`` and the LRAs' states go in an
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -74,7 +74,8 @@ class PartitionedController:
         self.before = {v.spec.name: _known(states.get(v.spec.name), snapshot.at_s) for v in views}
         self.observations = {v.spec.name: self._observe(v) for v in views}
         self.states: dict[str, LraState] = {}
-        self.curves: dict[str, CoreCurve] = {}
+        self.curves = _Curves(self._curve)
+        self.somebody_is_short = False
         self.drafts: dict[str, Draft] = {name: Draft() for name in self.observations}
         self.outcomes: list[Outcome] = []
         self.undone: set[str] = set()
@@ -102,7 +103,8 @@ class PartitionedController:
         for name, observed in self.observations.items():
             self.states[name] = self._seen(name, observed)
         self._judge_cache()
-        self.curves = {name: self._curve(name) for name in self.observations}
+        self.curves = _Curves(self._curve)
+        self.somebody_is_short = any(is_short(s, self.observations[n]) for n, s in self.states.items())
         wanted = {name: self._wanted(name) for name in self.observations}
         shares = divide(self.cores, wanted, self.states, self.observations, self.curves)
         if shares.lacks is not None:
@@ -239,11 +241,11 @@ class PartitionedController:
         step = STEPS[min(lra.own.rescues, len(STEPS) - 1)]
         self.states[name] = lra
         draft.action, draft.reason = Action.GROW, f"{why}: too few cores"
-        return curve.fewest(LIKELY, lra.own.cores + step)
+        return curve.step_up(LIKELY, lra.own.cores + step)
 
     def _spared(self, name: str, lra: LraState, draft: Draft) -> int:
         """Fewer cores where they can be spared and somebody can use them; else those it has."""
-        short = self._somebody_is_short()
+        short = self.somebody_is_short
         if not short and self._batch_is_full():
             return lra.own.cores
         # Whoever is short and can take nothing from batch waits for what a neighbour can spare.
@@ -412,9 +414,6 @@ class PartitionedController:
             return False
         return self.now_s - since_s >= self.settings.release_after_s
 
-    def _somebody_is_short(self) -> bool:
-        return any(is_short(m, self.observations[n]) for n, m in self.states.items())
-
     def _batch_is_full(self) -> bool:
         """True if batch has no use for more cores."""
         if not self.cores.has_batch:
@@ -431,3 +430,15 @@ def _known(state: LraState | None, now_s: float) -> LraState:
     if state is None:
         return LraState.new(now_s)
     return state if state.own.cores > 0 else replace(state.anew(), detector=state.detector)
+
+
+class _Curves(dict[str, CoreCurve]):
+    """Curves by LRA, asked of the model when they are first looked at: many ticks need only some of them."""
+
+    def __init__(self, ask: Callable[[str], CoreCurve]) -> None:
+        super().__init__()
+        self._ask = ask
+
+    def __missing__(self, name: str) -> CoreCurve:
+        self[name] = curve = self._ask(name)
+        return curve

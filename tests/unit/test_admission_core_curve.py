@@ -132,5 +132,13 @@ def test_few_counts_stand_for_all_and_the_near_ones_are_among_them(most: int, da
     counts = asked_counts(most, here)
     assert list(counts) == sorted(set(counts))
     assert (counts[0], counts[-1]) == (1, most)
-    assert {n for n in range(here - 4, here + 5) if 1 <= n <= most} <= set(counts)
+    assert {n for n in range(here - 3, here + 4) if 1 <= n <= most} <= set(counts)
     assert len(counts) <= 27
+
+
+def test_a_rescue_that_no_number_is_likely_to_end_goes_by_steps() -> None:
+    hopeless = ask(1.0, (2, 0.6, 0.01))
+    assert hopeless.fewest(SURE, 3) == TOTAL - 1
+    assert hopeless.step_up(SURE, 3) == 3
+    hopeful = ask(3.0, (2, 0.6, 0.01))
+    assert hopeful.step_up(FAIR, 3) == hopeful.fewest(FAIR, 3)
