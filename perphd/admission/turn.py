@@ -26,7 +26,7 @@ from perphd.admission import (
 )
 from perphd.admission import cause as causes
 from perphd.admission.context import batch_is_quiet, batch_is_there
-from perphd.admission.detector import UNKNOWN_NOISE_SD, Judgement, Target, judge, rearm, standing, target_of
+from perphd.admission.detector import Judgement, Target, judge, rearm, standing, target_of
 from perphd.admission.gathering import Awaiting, gathered_by
 from perphd.admission.giveback import GiveBack
 from perphd.admission.inferer import Assessed
@@ -36,6 +36,7 @@ from perphd.admission.rescue import AS_GOOD, Move, Plight, rescue
 from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
+from perphd.admission.significance import UNKNOWN_NOISE_SD
 from perphd.admission.thresholds import FAIR
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import TROUBLED, Action, Cause, Decision, Health, Outcome, Verdict
