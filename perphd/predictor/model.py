@@ -25,7 +25,7 @@ from perphd.predictor.persist import ModelState, Skipped
 from perphd.predictor.physics import CpuGrants, Expected, Floats, expect
 from perphd.predictor.reference import Reference
 from perphd.predictor.residual import Residual
-from perphd.predictor.staged import Staged
+from perphd.predictor.staged import Staged, rows_of
 from perphd.predictor.stages import COUNT
 
 WITNESSES = ("cpu_some_pct", "memory_some_pct", "io_some_pct")
@@ -156,6 +156,10 @@ class LraModel:
             (made._batch, state.batch),
         ):
             correction.restore(known, now_s, elapsed_s)
+            if isinstance(correction, Boosted) and known.boosted is None and known.staged is not None:
+                x, _, y = rows_of(known.staged)
+                if len(y):
+                    correction.begin(x, y)
         made.work_gate.restore(state.work_error, state.work_advises)
         made.delay_gate.restore(state.delay_error, state.delay_advises)
         made._elasticity = state.elasticity

@@ -38,7 +38,7 @@ def seen(
 
 def rested() -> LraModel:
     """One that knows what is undisturbed: 1000 a second."""
-    model = LraModel()
+    model = LraModel("staged")
     for t in range(12):
         quiet = replace(CONTEXT, batch_demand_cores=0.0)
         model.observe(seen(float(t), Allocation(CpuGrant(CORES, CORES)), 1000.0, quiet, latency_p95_ms=10.0))
@@ -134,7 +134,7 @@ def test_what_was_written_goes_on_exactly_as_before() -> None:
         )
     state = model.to_state()
     file = ModelFile(Provenance("db", "/db", "push", "node1", CORES, "1.0", 1e6), ranges_of(state), state)
-    again = LraModel.from_state(from_text(to_text(file)).state, 99.0)
+    again = LraModel.from_state(from_text(to_text(file)).state, 99.0, learner="staged")
     for one in (model, again):
         one.observe(seen(100.0, places[1], 700.0, latency_p95_ms=13.0))
     assert again.predict_work(places, CONTEXT) == model.predict_work(places, CONTEXT)
@@ -149,7 +149,7 @@ def test_stages_learn_what_a_model_of_another_learner_knew(learner: Any) -> None
     here = Allocation(CpuGrant(CORES, 6, 50))
     for t in range(60):
         old.observe(seen(20.0 + t, here, 600.0))
-    new = LraModel.from_state(old.to_state(), 80.0)
+    new = LraModel.from_state(old.to_state(), 80.0, learner="staged")
     (told,), (known,) = new.predict_work([here], CONTEXT), old.predict_work([here], CONTEXT)
     assert told.value == pytest.approx(known.value, rel=0.05)
 
@@ -166,7 +166,7 @@ def test_a_file_that_does_not_fit_itself_is_refused() -> None:
     ):
         broken = replace(state, work=replace(state.work, staged=replace(state.work.staged, **change)))
         with pytest.raises(InvalidModel, match=says):
-            LraModel.from_state(broken)
+            LraModel.from_state(broken, learner="staged")
 
 
 def test_stages_of_another_version_are_learned_anew_from_what_it_remembers() -> None:
@@ -177,7 +177,9 @@ def test_stages_of_another_version_are_learned_anew_from_what_it_remembers() -> 
     state = model.to_state()
     assert state.work.staged is not None
     other = replace(state.work.staged, stages=("level", "another"), mean=(0.0, 0.0), spread=(1.0, 0.0, 1.0))
-    again = LraModel.from_state(replace(state, work=replace(state.work, staged=other)), 60.0)
+    again = LraModel.from_state(
+        replace(state, work=replace(state.work, staged=other)), 60.0, learner="staged"
+    )
     (band,) = again.predict_work([here], CONTEXT)
     assert band.value == pytest.approx(0.6, rel=0.05)
 
@@ -205,3 +207,14 @@ def test_coefficients_keep_their_bounds(wanted: list[float], seed: int) -> None:
     prior = -rng.random(40)
     made.learn_rows(x, prior, stages(x, prior) @ np.array(wanted), 0.01)
     assert np.all(made._kept_signs() >= LEAST)
+
+
+def test_trees_begin_from_what_stages_remember() -> None:
+    model = rested()
+    here = Allocation(CpuGrant(CORES, 6, 50))
+    for t in range(60):
+        model.observe(seen(20.0 + t, here, 600.0))
+    again = LraModel.from_state(model.to_state(), 80.0, learner="ogbrt")
+    channel = again.work_correction.to_state(80.0).boosted
+    assert channel is not None
+    assert len(channel.labels) > 5

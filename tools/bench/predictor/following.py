@@ -238,7 +238,7 @@ def _verdict(runs: Sequence[Run]) -> list[str]:
         nearer = sum(ours[key].near[k] <= bar[key].near[k] for key in both)
         told.append(f"{phase} {ratio:.2f} ({nearer} of {len(both)})")
     return [
-        f"What acts over {BAR}, by the means (and on how many streams it is at least as near): {', '.join(told)}."
+        f"Stages over {BAR}, by the means (and on how many streams it is at least as near): {', '.join(told)}."
     ]
 
 
