@@ -111,11 +111,16 @@ CHANGING: list[tuple[str, str, dict[str, Any] | None]] = [
     ("POST", "/v1/restore", None),
     ("POST", "/v1/reload", None),
 ]
+OF_THE_QUEUE: list[tuple[str, str, dict[str, Any] | None]] = [
+    ("POST", "/v1/event", {"duration_s": 60, "copper_share": 0.1}),
+    ("DELETE", "/v1/event", None),
+]
+"""These answer where there is a batch queue; this daemon has none."""
 
 
 def test_every_changing_route_is_in_this_table(served: Served):
     routes = served.server._routes.table()
-    assert sum(route.right is Right.CHANGE for route in routes) == len(CHANGING)
+    assert sum(route.right is Right.CHANGE for route in routes) == len([*CHANGING, *OF_THE_QUEUE])
 
 
 @pytest.mark.parametrize(("method", "path"), READING)
@@ -141,7 +146,15 @@ def test_changing_is_for_these(
     assert ask(served, method, path, body)[0] in (200, 201)
 
 
-@pytest.mark.parametrize(("method", "path", "body"), CHANGING)
+@pytest.mark.parametrize(("method", "path", "body"), OF_THE_QUEUE)
+def test_without_a_queue_its_routes_say_so(
+    served: Served, method: str, path: str, body: dict[str, Any] | None
+):
+    served.peer = ADMIN
+    assert error_of(served, method, path, body)["key"] == "queue.enabled"
+
+
+@pytest.mark.parametrize(("method", "path", "body"), [*CHANGING, *OF_THE_QUEUE])
 @pytest.mark.parametrize("peer", [READER, STRANGER])
 def test_changing_is_not_for_these(
     served: Served, peer: Peer, method: str, path: str, body: dict[str, Any] | None
