@@ -226,7 +226,18 @@ def is_short(
     if judged.verdict.health is Health.DEGRADED:
         below = available(judged.score) and judged.score < 1.0
         return below and (judged.confirmed or still_short(scores, judged.noise_sd, settings))
-    return judged.verdict.health is Health.SUSPECT and is_often_short(scores, settings)
+    suspect = judged.verdict.health is Health.SUSPECT
+    return suspect and (is_often_short(scores, settings) or _is_lastingly_short(scores, judged.noise_sd, settings))
+
+
+def _is_lastingly_short(scores: Sequence[float], noise_sd: float, settings: PolicySettings) -> bool:
+    """True if the mean of many samples since the last change is below target by more than scatter explains.
+
+    It may be a shortfall of half a per cent, which no verdict calls degraded; it is perphd's own last step all the same.
+    """
+    n = PATIENCE * settings.evaluate_ticks
+    last = scores[-n:]
+    return len(last) >= n and -math.log(mean(last)) > _CLEAR * noise_sd / math.sqrt(n)
 
 
 def _is_plainly_short(scores: Sequence[float], noise_sd: float) -> bool:
