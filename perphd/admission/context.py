@@ -16,8 +16,6 @@ STARVED_PCT = 20.0
 """CPU pressure of a batch workload above which its use says nothing about what it would like to use."""
 
 
-LEAST_SERVICE_SHARE = 0.05
-"""Less of a request's delay is never taken to be CPU time: readings are not that exact."""
 MOST_GROWTH = 4.0
 """How far beyond the loads that were seen undisturbed an LRA's use of CPU is extrapolated."""
 
@@ -214,27 +212,4 @@ def model_context(snapshot: Snapshot, lra: WorkloadView, model: ResPerfModel | N
         total_cores=total,
         other_cores=other_cores(snapshot),
         threads_per_core=1.0 / cores_per_cpu(snapshot),
-        service_share=_service_share(lra, model),
     )
-
-
-def _service_share(lra: WorkloadView, model: ResPerfModel | None) -> float:
-    """CPU time of a request over its delay, from what it does undisturbed, else on cores of its own; 1 if not known."""
-    sample = lra.sample
-    if sample is None:
-        return 1.0
-    percentile = lra.spec.objective.latency_percentile
-    work, usage = sample.work_rate_per_s, sample.cpu_usage_cores
-    delay_ms = sample.reading(f"latency_{percentile}_ms")
-    if model is not None:
-        bands = [
-            model.reference(signal, sample.load_per_s)
-            for signal in ("work:sli", "cpu_usage_cores", f"delay:latency_{percentile}_ms")
-        ]
-        if all(band is not None for band in bands):
-            work, usage, delay_ms = (band.value for band in bands if band is not None)
-        elif lra.protection is None or not lra.protection.cpu.exclusive:
-            return 1.0
-    if not (available(work) and available(usage) and available(delay_ms)) or work <= 0 or delay_ms <= 0:
-        return 1.0
-    return min(max(1000.0 * usage / work / delay_ms, LEAST_SERVICE_SHARE), 1.0)

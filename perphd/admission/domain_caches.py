@@ -1,4 +1,4 @@
-"""Cache and bandwidth of several LRAs, domain by domain: each L3 domain has a ``CacheController`` of its own.
+"""Cache and bandwidth of several LRAs, domain by domain: each L3 domain has a ``CacheTurn`` of its own.
 
 LRAs with cores of their own share a cache only with those on the same L3 domain. Batch loses ways and bandwidth in a
 domain by what the LRAs there need, and keeps everything where no LRA is. An LRA with cores in two domains counts in
@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from perphd.admission.cache_control import CacheController, CacheState
+from perphd.admission.crowd_cache import CacheState, CacheTurn
 from perphd.admission.domains import domains_with
-from perphd.admission.lra_observation import LraObservation
-from perphd.admission.lra_state import LraState
+from perphd.admission.member import Look, Member
 from perphd.admission.placement import Cores, cpus_of
 from perphd.admission.settings import PolicySettings
 from perphd.domain.policy import Snapshot, WorkloadView
@@ -53,37 +52,33 @@ class DomainCaches:
         states = [turn.state for _, turn in self._of(name)]
         return max((s.ways for s in states), default=0), min((s.pct for s in states), default=100)
 
-    # -- as CacheController, for the domains of one LRA or for each domain with the LRAs there -----------------
+    # -- as CacheTurn, for the domains of one LRA or for each domain with the LRAs there --------------------------
 
-    def tighten(self, lra: LraState, observed: LraObservation) -> bool:
+    def tighten(self, member: Member, look: Look) -> bool:
         """Take cache or bandwidth from batch for this LRA, wherever it is; True if it was done."""
-        done = [turn.tighten(lra, observed) for _, turn in self._of(observed.name)]  # in all of them
+        done = [turn.tighten(member, look) for _, turn in self._of(look.name)]  # in all of them
         return any(done)
 
-    def judge_tightened(
-        self, states: Mapping[str, LraState], observations: Mapping[str, LraObservation]
-    ) -> tuple[str, ...]:
+    def judge_tightened(self, members: Mapping[str, Member], looks: Mapping[str, Look]) -> tuple[str, ...]:
         """The LRAs that what was taken for them did not help: it goes back at once."""
         found = (
-            turn.judge_tightened(self._in(domain, states), self._in(domain, observations))
+            turn.judge_tightened(self._in(domain, members), self._in(domain, looks))
             for domain, turn in self._turns.items()
         )
         return tuple(dict.fromkeys(name for name in found if name is not None))
 
-    def judge_loosened(
-        self, states: Mapping[str, LraState], observations: Mapping[str, LraObservation]
-    ) -> tuple[str, ...]:
+    def judge_loosened(self, members: Mapping[str, Member], looks: Mapping[str, Look]) -> tuple[str, ...]:
         """Those who miss what was given back in their domain: it is taken again."""
         short: dict[str, None] = {}
         for domain, turn in self._turns.items():
-            found = turn.judge_loosened(self._in(domain, states), self._in(domain, observations))
+            found = turn.judge_loosened(self._in(domain, members), self._in(domain, looks))
             short.update(dict.fromkeys(found))
         return tuple(short)
 
-    def loosen(self, states: Mapping[str, LraState]) -> str | None:
+    def loosen(self, members: Mapping[str, Member]) -> str | None:
         """A step back to batch in the first domain where everybody has had room: the first LRA there, or None."""
         for domain, turn in self._turns.items():
-            here = self._in(domain, states)
+            here = self._in(domain, members)
             if here and turn.loosen(here):
                 return next(iter(here))
         return None
@@ -104,13 +99,13 @@ class DomainCaches:
             for turn in self._turns.values():
                 turn.end()
 
-    def _turn(self, state: CacheState) -> CacheController:
-        return CacheController(self._settings, self._snapshot, state, self._giving)
+    def _turn(self, state: CacheState) -> CacheTurn:
+        return CacheTurn(self._settings, self._snapshot, state, self._giving)
 
     def _homes_of(self, placed: Mapping[str, Cores]) -> dict[str, tuple[int, ...]]:
         return {n: domains_with(self._topology, cpus_of(self._topology, c)) for n, c in placed.items()}
 
-    def _of(self, name: str) -> list[tuple[int, CacheController]]:
+    def _of(self, name: str) -> list[tuple[int, CacheTurn]]:
         """The domains of an LRA; one that is not placed yet could come into any."""
         homes = self._homes.get(name)
         return [(d, turn) for d, turn in self._turns.items() if homes is None or d in homes]

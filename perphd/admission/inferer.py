@@ -126,18 +126,6 @@ def assess(
     )
 
 
-def assess_performance(
-    allocations: Sequence[Allocation], model: ResPerfModel, context: ModelContext, target: Target, z: float
-) -> tuple[Assessed, ...]:
-    """As ``assess``, without asking what batch gets: it is taken to use the cores that it may run on."""
-    work = model.predict_work(allocations, context)
-    delay = model.predict_delay(allocations, context)
-    return tuple(
-        Assessed(allocation, _score(work[i], delay[i], target, z), float(allocation.cpu.batch_cores))
-        for i, allocation in enumerate(allocations)
-    )
-
-
 def chance(prediction: Prediction, need: float, z: float) -> float:
     """Probability that the score is at least ``need``, the band being log-normal with ``lower`` at ``z`` sigma."""
     if z <= 0 or prediction.lower <= 0 or prediction.score <= prediction.lower:

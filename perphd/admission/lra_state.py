@@ -1,18 +1,16 @@
-"""What is remembered about one LRA from tick to tick, as one value. What several share: ``partitioned_state``."""
+"""What is remembered about one LRA from tick to tick, as one value. Several decided for together: ``crowd_state``."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 from perphd.admission import culprit, pregrow, probing
 from perphd.admission.detector import DetectorState, Target, rearm
-from perphd.admission.outcomes import LOAD_ROSE, PATIENT, Harmed, Pending, Regret, Setting
+from perphd.admission.outcomes import LOAD_ROSE, Harmed, Pending, Regret, Setting
 from perphd.admission.quarantine import Quarantine
 from perphd.admission.reach import Reach
-from perphd.admission.scatter import mean
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import Health
 from perphd.domain.reading import Reading, available
@@ -35,28 +33,6 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnCores:
-    """What is remembered of an LRA with cores of its own. ``cores``: how many; 0: it has none, or not yet.
-
-    ``demand``: hardware threads that it keeps busy at full speed; ``rescues``: changes in a row that left it short;
-    ``idle_cores_until_s``, ``idle_cache_until_s``: until then more cores, or less cache and bandwidth for batch, are
-    taken not to help it, since they did not (cores: ``idle_times`` in a row); ``target``: of its last sample;
-    ``rooms``: with the ``scores``, the accepted delay over the one seen, which tells more of what it could spare than a
-    rate does that is as high as asked (the score where there is none).
-    """
-
-    cores: int = 0
-    demand: float | None = None
-    rescues: int = 0
-    calm_since_s: float | None = None
-    idle_cores_until_s: float = -math.inf
-    idle_times: int = 0
-    idle_cache_until_s: float = -math.inf
-    rooms: tuple[float, ...] = ()
-    target: Target | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class LraState:
     """What is remembered about one LRA. ``scores``: clean scores since the last change, newest last.
 
@@ -64,7 +40,6 @@ class LraState:
     enough, one after anything else.
     ``moments``: shortfall and batch's samples of the last ticks, to find out who is to blame. ``loads``: what was asked
     of it in the last ticks. ``standing``: of the last sample that was judged. ``chosen``: at the last tick.
-    ``own``: while several LRAs have cores of their own.
     ``awaited``: the same while its cache and bandwidth wait for their write. ``gave_back``: under what the last
     change was made if it was a step back to batch; ``harmed``: steps back that proved too much.
     """
@@ -91,27 +66,6 @@ class LraState:
     awaited: Allocation | None = None
     gave_back: Setting | None = None
     harmed: Harmed = Harmed()
-    own: OwnCores = OwnCores()
-
-    @property
-    def level(self) -> float:
-        """Mean of its latest scores; NaN if there is none."""
-        return mean(self.scores[-PATIENT:]) if self.scores else math.nan
-
-    @property
-    def worst_lately(self) -> float:
-        """What a change is to cure: its latest score where that is worse than the mean; NaN if there is none."""
-        return min(self.level, self.scores[-1]) if self.scores else math.nan
-
-    @property
-    def room(self) -> float:
-        """Mean of how far its delay was within the accepted one, in its latest clean samples; NaN if there is none."""
-        n = min(len(self.scores), PATIENT)
-        return mean(self.own.rooms[-n:]) if n else math.nan
-
-    def with_own(self, **changes: Any) -> LraState:
-        """The same with these fields of ``own`` changed."""
-        return replace(self, own=replace(self.own, **changes))
 
     @classmethod
     def new(cls, now_s: float) -> LraState:

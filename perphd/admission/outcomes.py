@@ -14,12 +14,11 @@ from typing import Final
 
 from perphd.admission import inferer
 from perphd.admission.backoff import doubled_s
-from perphd.admission.detector import Judgement
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
-from perphd.admission.thresholds import HELPED_RATIO, PILED_UP, WORSE_RATIO
+from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
 from perphd.domain.allocation import Allocation
-from perphd.domain.decision import Action, Health
+from perphd.domain.decision import Action
 from perphd.domain.reading import NOT_MEASURED, Reading, available
 
 PATIENCE = 3
@@ -32,13 +31,10 @@ FEW = 3
 SLIGHTLY, OFTEN, OFTEN_OF = 0.98, 3, 8
 """So many of so many samples slightly below target are too many, whatever their mean."""
 _AMPLE = 0.05
-PATIENT: Final = 6
-"""Samples on whose mean a small shortfall is believed."""
-PLAINLY: Final = ((1, 0.85), (2, WORSE_RATIO), (3, 0.99))
-"""How many samples in a row, all below target, are believed where their mean is below this."""
-_LEAST_DOUBT = 0.01
 MOST_STRIDE = 8
 """Units of cores, ways or bandwidth that are given back in one step at most."""
+_PILED_UP = 0.4
+"""A delay that is so many times (1 / this) the accepted one is one of requests that had to queue up."""
 _COSTLIER = 1.5
 """The next units are taken to cost so many times what the last ones did: knees bend."""
 _CERTAIN = 3.0
@@ -57,8 +53,7 @@ LOAD_ROSE: Final = 1.2
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A change whose outcome is not judged yet; ``load``: what was asked of the LRA when it was decided; ``cpus``: the
-    hardware threads that it kept busy, where it has cores of its own.
+    """A change whose outcome is not judged yet; ``load``: what was asked of the LRA when it was decided.
 
     ``unproven``: no model spoke for it, so that it stands only if it helps; ``home``: where it is taken back to, if not
     to ``before``.
@@ -72,12 +67,6 @@ class Pending:
     load: Reading = NOT_MEASURED
     unproven: bool = False
     home: Allocation | None = None
-    cpus: Reading = NOT_MEASURED
-
-    @property
-    def shrinks(self) -> bool:
-        """True if it gave something back."""
-        return self.action is Action.SHRINK
 
     @property
     def origin(self) -> Allocation:
@@ -168,7 +157,7 @@ def is_no_better(pending: Pending, score: float) -> bool:
     yet: the oldest come last.
     """
     grown = pending.action in (Action.GROW, Action.EXPLORE) and pending.before.cpu != pending.after.cpu
-    grown = grown and score > PILED_UP
+    grown = grown and score > _PILED_UP
     return grown and available(pending.score_before) and score < pending.score_before * HELPED_RATIO
 
 
@@ -209,47 +198,6 @@ def still_short(scores: Sequence[float], noise_sd: float, settings: PolicySettin
     return -math.log(mean(last)) > (_DOUBTFUL if len(last) >= n else _CLEAR) * doubt
 
 
-def is_short(
-    judged: Judgement, scores: Sequence[float], settings: PolicySettings, *, apart: bool = False
-) -> bool:
-    """True if an LRA is to be relieved: the verdict says so and no scatter explains it, or too many samples are below.
-
-    Args:
-        judged: the detector's answer now.
-        scores: clean scores since the last change, newest last.
-        settings: of the LRA.
-        apart: it has only cores of its own. That it is short is then most likely perphd's doing: the mean of its scores
-            is believed before the verdict is.
-    """
-    if apart:
-        return _is_plainly_short(scores, judged.noise_sd) or is_often_short(scores, settings)
-    if judged.verdict.health is Health.DEGRADED:
-        below = available(judged.score) and judged.score < 1.0
-        return below and (judged.confirmed or still_short(scores, judged.noise_sd, settings))
-    suspect = judged.verdict.health is Health.SUSPECT
-    return suspect and (is_often_short(scores, settings) or _is_lastingly_short(scores, judged.noise_sd, settings))
-
-
-def _is_lastingly_short(scores: Sequence[float], noise_sd: float, settings: PolicySettings) -> bool:
-    """True if the mean of many samples since the last change is below target by more than scatter explains.
-
-    It may be a shortfall of half a per cent, which no verdict calls degraded; it is perphd's own last step all the same.
-    """
-    n = PATIENCE * settings.evaluate_ticks
-    last = scores[-n:]
-    return len(last) >= n and -math.log(mean(last)) > _CLEAR * noise_sd / math.sqrt(n)
-
-
-def _is_plainly_short(scores: Sequence[float], noise_sd: float) -> bool:
-    """True if the last one, two, three or six samples are below target, each by as much as so few can tell."""
-    for n, level in PLAINLY:
-        if len(scores) >= n and max(scores[-n:]) < 1.0 and mean(scores[-n:]) < level:
-            return True
-    if len(scores) < PATIENT:
-        return False
-    return -math.log(mean(scores[-PATIENT:])) > max(_DOUBTFUL * noise_sd / math.sqrt(PATIENT), _LEAST_DOUBT)
-
-
 def is_often_short(scores: Sequence[float], settings: PolicySettings) -> bool:
     """True if too many of the latest samples are below target, whatever their mean.
 
@@ -263,14 +211,10 @@ def is_often_short(scores: Sequence[float], settings: PolicySettings) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """Under what something has shown not to be enough: beside which batch (names), and what was asked of the LRA.
-
-    ``load``: requests; ``cpus``: hardware threads that it keeps busy.
-    """
+    """Under what something has shown not to be enough: beside which batch (names), and what was asked of the LRA."""
 
     beside: frozenset[str] = frozenset()
     load: Reading = NOT_MEASURED
-    cpus: Reading = NOT_MEASURED
 
     def resembles(self, other: Setting) -> bool:
         """True if what was too little under ``other`` is to be expected to be too little here."""
@@ -278,8 +222,7 @@ class Setting:
 
     def is_easier(self, other: Setting) -> bool:
         """True if clearly less is asked of the LRA than under ``other``."""
-        pairs = (self.load, other.load), (self.cpus, other.cpus)
-        return any(available(a) and available(b) and a * LOAD_ROSE < b for a, b in pairs)
+        return available(self.load) and available(other.load) and self.load * LOAD_ROSE < other.load
 
 
 ANYWHERE: Final = Setting()

@@ -1,7 +1,7 @@
 """The perph policy: detect, infer just enough, judge what came of it, give back what is not needed.
 
 One small state machine per LRA (``turn``), then one target state for all of them (``arbiter``). Several LRAs that get
-into trouble are given cores of their own and divide the host among them (``partitioned``). Each keeps its state.
+into trouble are given cores of their own, and then decided for together (``crowd``).
 """
 
 from __future__ import annotations
@@ -12,20 +12,13 @@ from dataclasses import dataclass, field, replace
 from perphd.admission import arbiter, floor, own_ways, streaming
 from perphd.admission.bandwidth import with_bandwidth
 from perphd.admission.context import batches, lras
+from perphd.admission.crowd import CrowdTick
+from perphd.admission.crowd_state import Crowd, Result, can_part, in_trouble, present, sharing_again
 from perphd.admission.domains import domains_of
 from perphd.admission.floor import NO_FLOOR, Floor
 from perphd.admission.lra_state import LraState
 from perphd.admission.origin import is_shared
 from perphd.admission.own_ways import OwnWays
-from perphd.admission.partitioned import PartitionedController
-from perphd.admission.partitioned_state import (
-    Partitioning,
-    Result,
-    can_part,
-    in_trouble,
-    present,
-    sharing_again,
-)
 from perphd.admission.settings import PolicySettings, at_pace, settings_for, without_trials
 from perphd.admission.streaming import Lras, Streaming
 from perphd.admission.turn import Turn
@@ -36,14 +29,15 @@ from perphd.domain.policy import Snapshot, TargetState
 
 @dataclass(frozen=True, slots=True)
 class PerphMemory:
-    """State of the policy: per LRA name, and what all share while each has cores of its own (``partitioned``).
+    """State of the policy: per LRA name, and of all together while each has cores of its own.
 
+    What was learned of each (regrets, doubts of its model, what is usual) is kept for the time after that.
     ``streaming``: which batch jobs are kept to the least cache; ``own_ways``: which LRAs are kept apart in the cache;
     ``floor``: what batch jobs got done and are given for their floor.
     """
 
     lras: Mapping[str, LraState] = field(default_factory=dict)
-    partitioning: Partitioning | None = None
+    crowd: Crowd | None = None
     streaming: Streaming = Streaming()
     own_ways: OwnWays = field(default_factory=OwnWays)
     floor: Floor = NO_FLOOR
@@ -87,10 +81,10 @@ class PerphPolicy:
 
     def _for_lras(self, snapshot: Snapshot, memory: PerphMemory, wanted: PolicySettings) -> TargetState:
         partable = can_part(snapshot)
-        if memory.partitioning is not None and partable:
+        if memory.crowd is not None and partable:
             return self._together(snapshot, memory, wanted)
         known = memory.lras
-        if memory.partitioning is not None:
+        if memory.crowd is not None:
             snapshot = sharing_again(snapshot)
             known = {name: state.anew() for name, state in known.items()}
         states: dict[str, LraState] = {}
@@ -120,26 +114,24 @@ class PerphPolicy:
 
     def _together(self, snapshot: Snapshot, memory: PerphMemory, wanted: PolicySettings) -> TargetState:
         """Decide for several LRAs at once, each on cores of its own."""
+        detectors = {name: state.detector for name, state in memory.lras.items()}
         paced = at_pace(wanted, snapshot.period_s)
-        result: Result = PartitionedController(paced, snapshot, memory.partitioning, memory.lras).run()
+        result: Result = CrowdTick(paced, snapshot, memory.crowd, detectors).run()
         decisions = tuple(replace(d, policy=self.name) for d in result.decisions)
-        partitioning = result.partitioning if result.partitioning is not None else Partitioning()
+        crowd = result.crowd if result.crowd is not None else Crowd()
         settings = arbiter.arbitrate(
             snapshot.host,
             lras(snapshot),
             batches(snapshot),
             result.protections,
             wanted,
-            partitioning.placed,
-            partitioning.lent,
+            crowd.placed,
+            crowd.lent,
         )
-        # Who does not run has no cores of its own; with whom they share again, nobody has.
-        states = {
-            n: result.states.get(n) or s.anew() for n, s in (*memory.lras.items(), *result.states.items())
-        }
-        if result.partitioning is None:
-            states = {name: state.anew() for name, state in states.items()}
-        return TargetState(settings, decisions, result.outcomes, PerphMemory(states, result.partitioning))
+        lras_known = (
+            memory.lras if result.crowd is not None else {n: s.anew() for n, s in memory.lras.items()}
+        )
+        return TargetState(settings, decisions, result.outcomes, PerphMemory(lras_known, result.crowd))
 
 
 def _with_bandwidth(snapshot: Snapshot, target: TargetState) -> tuple[Decision, ...]:
@@ -160,7 +152,7 @@ def _how_lras_fare(snapshot: Snapshot, target: TargetState) -> Lras:
     decisions = [d for d in target.decisions if d.workload in there]
     good = Health.HEALTHY, Health.OVERPROVISIONED
     well = all(d.verdict.health in good and d.action is Action.HOLD for d in decisions)
-    partitioning = target.memory.partitioning if isinstance(target.memory, PerphMemory) else None
-    caches = partitioning.caches.values() if partitioning is not None else ()
+    crowd = target.memory.crowd if isinstance(target.memory, PerphMemory) else None
+    caches = crowd.caches.values() if crowd is not None else ()
     calm = all(state.loosened is None and state.tightened is None for state in caches)
     return Lras(there=bool(decisions), well=well, calm=calm)

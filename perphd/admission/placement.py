@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from perphd.admission.max_min import LEAST_GAIN
+from perphd.admission.partition import LEAST_GAIN
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.smt import SIBLING_SPEED
 from perphd.domain.topology import Topology

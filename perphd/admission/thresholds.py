@@ -19,5 +19,3 @@ HELPED_RATIO: Final = 1.03
 """A change that raises the score by less than this did not help."""
 WORSE_RATIO: Final = 0.95
 """A change that lowers the score below this share of what it was is undone."""
-PILED_UP: Final = 0.4
-"""Score below which requests queue up, so that their delay is one of the queue and not of the cores."""

@@ -26,7 +26,7 @@ from perphd.admission import (
 )
 from perphd.admission import cause as causes
 from perphd.admission.context import batch_is_quiet, batch_is_there
-from perphd.admission.detector import Judgement, Target, judge, rearm, standing, target_of
+from perphd.admission.detector import UNKNOWN_NOISE_SD, Judgement, Target, judge, rearm, standing, target_of
 from perphd.admission.gathering import Awaiting, gathered_by
 from perphd.admission.giveback import GiveBack
 from perphd.admission.inferer import Assessed
@@ -36,7 +36,6 @@ from perphd.admission.rescue import AS_GOOD, Move, Plight, rescue
 from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
-from perphd.admission.significance import UNKNOWN_NOISE_SD
 from perphd.admission.thresholds import FAIR
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import TROUBLED, Action, Cause, Decision, Health, Outcome, Verdict
@@ -207,7 +206,8 @@ class Turn:
         if judged.verdict.health is Health.DEGRADED:
             if judged.score >= 1.0:
                 return self._hold("back on target; watching")
-            if not outcomes.is_short(judged, self.state.scores, self.settings):
+            short = outcomes.still_short(self.state.scores, judged.noise_sd, self.settings)
+            if not judged.confirmed and not short:
                 return self._hold("below target, but no further than its samples scatter: watching")
             if self.current == self.nothing and self._does_as_undisturbed():
                 return self._hold(BELOW_UNDISTURBED)
@@ -270,7 +270,7 @@ class Turn:
         return (
             below
             and self.current != self.nothing
-            and outcomes.is_short(judged, self.state.scores, self.settings)
+            and outcomes.is_often_short(self.state.scores, self.settings)
         )
 
     def _relieved_after(

@@ -75,8 +75,7 @@ class ModelContext:
     ``lra_demand_cores``: CPU that the LRA would use if it were alone; ``batch_demand_cores``: CPU that batch
     would use if it could (its runnable demand, capped at the host's CPUs); ``total_cores``: usable CPUs;
     ``other_cores``: CPU that everything else on the host uses. ``threads_per_core``: hardware threads that share one
-    core's units; more than 1 where SMT is on. ``service_share``: CPU time of a request over its delay; the rest of the
-    delay is spent elsewhere and does not grow with how busy the CPUs are.
+    core's units; more than 1 where SMT is on.
     """
 
     lra_demand_cores: float
@@ -84,7 +83,6 @@ class ModelContext:
     total_cores: float
     other_cores: float = 0.0
     threads_per_core: float = 1.0
-    service_share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,10 +107,7 @@ def expect(grants: CpuGrants, context: ModelContext) -> Expected:
     queueing = np.maximum(now / alone, 1.0)
     # Whether load is open (waiting grows without bound) or closed (it grows as work falls, Little's law) is not
     # known here: growth by queueing is bounded, and what demand exceeds supply by is added as a closed loop would.
-    busy = np.minimum(queueing, MAX_QUEUEING) / np.sqrt(speed)
-    # On cores of its own only the part of a request's delay that is CPU time grows with how busy they are.
-    busy = np.where(grants.exclusive, 1.0 + context.service_share * (busy - 1.0), busy)
-    delay = waking * busy / work
+    delay = waking * np.minimum(queueing, MAX_QUEUEING) / (work * np.sqrt(speed))
 
     used_free = np.minimum(demand * work, free)
     taken = np.maximum(demand * work - used_free, demand * beside)

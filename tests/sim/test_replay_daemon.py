@@ -171,7 +171,7 @@ def test_a_record_that_is_older_than_a_field_is_read():
     whole = encode_tagged(PerphMemory())
     older = {**whole, "fields": {n: v for n, v in whole["fields"].items() if n != "streaming"}}
     assert decode_tagged(older) == PerphMemory()
-    lame = {"type": "perphd.admission.cache_control:Ban", "fields": {"ways": 1}}
+    lame = {"type": "perphd.admission.crowd_cache:Ban", "fields": {"ways": 1}}
     with pytest.raises(TaggedError, match="lacks 'pct'"):
         decode_tagged(lame)
 

@@ -60,7 +60,7 @@ def live(agent: Agent, host: SimHost, seconds: int, then: Callable[[int], None])
 
 
 def test_a_calibration_that_comes_while_the_daemon_runs_is_noticed(tmp_path: Path) -> None:
-    scenario = scene(service(TWO, "img-dnn", 0.5), stream("near"))
+    scenario = scene(service(TWO, "xapian", 0.5), stream("near"))
     host = pinned(scenario)
     agent = agent_on(host, scenario, str(tmp_path), "perph")
     known: list[bool] = []
@@ -70,7 +70,7 @@ def test_a_calibration_that_comes_while_the_daemon_runs_is_noticed(tmp_path: Pat
         if second == 2:
             calibration_of(host).save(tmp_path / FILE)
         known.append(agent.capabilities[CAPABILITY].present)
-        said.update(str(d.chosen) for d in agent.decisions("img-dnn", limit=1))
+        said.update(str(d.chosen) for d in agent.decisions("xapian", limit=1))
 
     live(agent, host, 70, look)
     assert not known[0]
@@ -79,12 +79,12 @@ def test_a_calibration_that_comes_while_the_daemon_runs_is_noticed(tmp_path: Pat
 
 
 def test_bandwidth_that_was_calibrated_is_said_in_bytes(tmp_path: Path) -> None:
-    scenario = scene(service(TWO, "img-dnn", 0.5), stream("near"))
+    scenario = scene(service(TWO, "xapian", 0.5), stream("near"))
     host = pinned(scenario)
     calibration_of(host).save(tmp_path / FILE)
     agent = agent_on(host, scenario, str(tmp_path), "perph")
     said: set[str] = set()
-    live(agent, host, 40, lambda _: said.update(str(d.chosen) for d in agent.decisions("img-dnn", limit=1)))
+    live(agent, host, 40, lambda _: said.update(str(d.chosen) for d in agent.decisions("xapian", limit=1)))
     assert any("batch at most" in text and "calibrated)" in text for text in said), said
     assert not any("(nominal)" in text for text in said), said
 

@@ -17,7 +17,7 @@ from perphd.domain.reading import Unavailable
 from perphd.domain.sample import Sample
 from perphd.domain.signals import performance
 from perphd.domain.workload import Kind, Objective, Touch, WorkloadSpec
-from tests.unit.admission_partitioned_world import NoModel
+from tests.unit.admission_crowd_world import NoModel
 from tests.unit.admission_world import KNOBS, World, topology
 
 
@@ -372,7 +372,7 @@ def test_one_sample_clearly_below_is_believed_when_the_load_has_risen(jump: floa
     )
     sample = replace(sample, cpu_some_pct=30.0)
     perf = performance(sample)
-    target = Target(Unavailable("not asked for"), 1.0, None, Band(0.8, 0.03, 50.0))
+    target = Target(Unavailable("not asked for"), 1.0, None, Band(1.0, 0.03, 50.0))
     state = DetectorState(health=Health.HEALTHY)
     judged = judge(
         state, sample, perf, target, NoModel(), PolicySettings(), protected=True, rising=jump > 1.2

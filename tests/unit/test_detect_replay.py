@@ -60,7 +60,7 @@ def decisions(rounds: Rounds) -> list[Decision]:
 
 def has_own_cores(rounds: Rounds) -> bool:
     memories = [t.memory for _, t in rounds if isinstance(t.memory, PerphMemory)]
-    placed = [m.partitioning.placed for m in memories if m.partitioning is not None]
+    placed = [m.crowd.placed for m in memories if m.crowd is not None]
     alone = {d.workload for d in decisions(rounds) if d.chosen.cpu.own_cores is not None}
     return any(len(p) == 2 for p in placed) and alone == {"masstree", "xapian"}
 

@@ -14,8 +14,7 @@ from typing import Final
 from perphd.admission import ladder
 from perphd.admission.backoff import doubled_s
 from perphd.admission.bandwidth import delivered_pct
-from perphd.admission.lra_observation import LraObservation, is_short
-from perphd.admission.lra_state import LraState
+from perphd.admission.member import Look, Member, is_short
 from perphd.admission.scatter import mean
 from perphd.admission.settings import PolicySettings
 from perphd.admission.thresholds import HELPED_RATIO
@@ -77,7 +76,7 @@ class CacheState:
     bans: tuple[Ban, ...] = ()
 
 
-class CacheController:
+class CacheTurn:
     """Works out the cache and bandwidth of one tick; ``state`` is what it came to."""
 
     def __init__(
@@ -109,25 +108,25 @@ class CacheController:
 
     # -- taking ---------------------------------------------------------------------------------------
 
-    def tighten(self, lra: LraState, observed: LraObservation) -> bool:
+    def tighten(self, member: Member, look: Look) -> bool:
         """Take cache or bandwidth from batch for this LRA, if there is something to take; True if it was done."""
-        to = self._tighter(lra, observed)
+        to = self._tighter(member, look)
         if to is None:
             return False
         state = self.state
-        tightened = Tightened(observed.name, state.ways, state.pct, lra.worst_lately)
+        tightened = Tightened(look.name, state.ways, state.pct, member.now)
         self.state = replace(
             state, ways=max(state.ways, to[0]), pct=min(state.pct, to[1]), tightened=tightened
         )
         return True
 
-    def _tighter(self, lra: LraState, observed: LraObservation) -> tuple[int, int] | None:
+    def _tighter(self, member: Member, look: Look) -> tuple[int, int] | None:
         state = self.state
-        if state.tightened is not None or lra.own.idle_cache_until_s > self.now_s:
+        if state.tightened is not None or member.idle_cache_until_s > self.now_s:
             return None
-        found = observed.judged.hierarchy
+        found = look.judged.hierarchy
         cause = found if found in (Cause.LLC, Cause.MBW) else Cause.LLC
-        if lra.level >= SLIGHT:
+        if member.level >= SLIGHT:
             return self._unit(cause)
         for rung in ladder.stronger(self._allocation(), cause, self.host, self.giving):
             return rung.llc_ways, rung.mbw_pct
@@ -146,21 +145,19 @@ class CacheController:
             steps.reverse()
         return steps[0] if steps else None
 
-    def judge_tightened(
-        self, states: Mapping[str, LraState], observations: Mapping[str, LraObservation]
-    ) -> str | None:
+    def judge_tightened(self, members: Mapping[str, Member], looks: Mapping[str, Look]) -> str | None:
         """What was taken and did not help goes back at once: the name of the LRA that it did not help."""
         trial = self.state.tightened
         if trial is None:
             return None
-        lra, observed = states.get(trial.name), observations.get(trial.name)
-        if lra is None or observed is None:
+        member, look = members.get(trial.name), looks.get(trial.name)
+        if member is None or look is None:
             self.state = replace(self.state, tightened=None)
             return None
-        if not observed.clean or len(lra.scores) < max(self.settings.evaluate_ticks, _ENOUGH_SAMPLES):
+        if not look.clean or len(member.scores) < max(self.settings.evaluate_ticks, _ENOUGH_SAMPLES):
             return None
         self.state = replace(self.state, tightened=None)
-        if lra.level >= 1.0 or math.isnan(trial.score) or lra.level >= trial.score * HELPED_RATIO:
+        if member.level >= 1.0 or math.isnan(trial.score) or member.level >= trial.score * HELPED_RATIO:
             self._ban(trial.ways, trial.pct)
             return None
         self.state = replace(self.state, ways=trial.ways, pct=trial.pct)
@@ -168,9 +165,7 @@ class CacheController:
 
     # -- giving back ----------------------------------------------------------------------------------
 
-    def judge_loosened(
-        self, states: Mapping[str, LraState], observations: Mapping[str, LraObservation]
-    ) -> tuple[str, ...]:
+    def judge_loosened(self, members: Mapping[str, Member], looks: Mapping[str, Look]) -> tuple[str, ...]:
         """What was given back and is missed is taken again: the names of those who miss it."""
         before = self.state.loosened
         if before is None:
@@ -179,16 +174,11 @@ class CacheController:
         # At the end of the trial everybody must have a little left: what is just enough is too little the next moment.
         short = tuple(
             n
-            for n, m in states.items()
-            if m.own.cores
-            and (
-                is_short(m, observations[n])
-                or (due and m.scores and mean(m.own.rooms[-RECENT:]) < STILL_ROOM)
-            )
+            for n, m in members.items()
+            if m.cores
+            and (is_short(m, looks[n]) or (due and m.scores and mean(m.rooms[-RECENT:]) < STILL_ROOM))
         )
-        far = any(
-            available(observed.score) and observed.score < FAR_BELOW for observed in observations.values()
-        )
+        far = any(available(look.score) and look.score < FAR_BELOW for look in looks.values())
         if short or far:
             self._ban(self.state.ways, self.state.pct)
             self.state = replace(self.state, ways=before[0], pct=before[1], loosened=None)
@@ -196,15 +186,15 @@ class CacheController:
             self.state = replace(self.state, loosened=None)
         return short
 
-    def loosen(self, states: Mapping[str, LraState]) -> bool:
+    def loosen(self, members: Mapping[str, Member]) -> bool:
         """A step back to batch where everybody has had room for a while; True if there is one."""
         state = self.state
-        if self.moved or state.loosened is not None or not states:
+        if self.moved or state.loosened is not None or not members:
             return False
-        judged = [m for m in states.values() if m.unknown_since_s is None] or list(states.values())
+        judged = [m for m in members.values() if m.unknown_since_s is None] or list(members.values())
         # Caches fill for seconds: the latest samples tell how it is by now.
-        rooms = [min(m.room, mean(m.own.rooms[-RECENT:])) if m.own.rooms else math.nan for m in judged]
-        calm = [m.own.calm_since_s if r >= ROOM else None for m, r in zip(judged, rooms, strict=True)]
+        rooms = [min(m.room, mean(m.rooms[-RECENT:])) if m.rooms else math.nan for m in judged]
+        calm = [m.calm_since_s if r >= ROOM else None for m, r in zip(judged, rooms, strict=True)]
         if any(since_s is None or self.now_s - since_s < self.settings.shrink_after_s for since_s in calm):
             return False
         steps = [(s.llc_ways, s.mbw_pct) for s in ladder.weaker(self._allocation(), self.host)]

@@ -1,10 +1,24 @@
 from __future__ import annotations
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perphd.admission.max_min import Claim, busy_share, is_idle, max_min_shares, worst
+from perphd.admission import partition
+from perphd.admission.partition import (
+    NEVER,
+    Anchor,
+    Claim,
+    Seen,
+    busy_share,
+    chance,
+    expected,
+    note,
+    share_out,
+    worst,
+)
 from perphd.admission.placement import ROOM, cpus_of, lend, place
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.topology import Core, L3Domain, Topology
@@ -43,7 +57,7 @@ def claims(draw: st.DrawFn) -> tuple[int, list[Claim]]:
 @given(claims())
 def test_nothing_is_given_twice_and_everybody_has_a_core(case: tuple[int, list[Claim]]) -> None:
     total, asked = case
-    got = max_min_shares(total, asked)
+    got = share_out(total, asked)
     assert set(got) == {c.name for c in asked}
     assert sum(got.values()) <= total
     for claim in asked:
@@ -58,7 +72,7 @@ def test_within_a_class_nobody_could_be_raised_without_lowering_somebody_to_less
     """Max-min: the worst score is the greatest that any division has; here against equal parts and one core each."""
     total, asked = case
     peers = [c for c in asked if c.priority == asked[0].priority]
-    got = max_min_shares(total, peers)
+    got = share_out(total, peers)
     equal = {c.name: total // len(peers) for c in peers}
     assert worst(got, peers) >= worst(equal, peers) - 1e-9
 
@@ -67,7 +81,7 @@ def test_within_a_class_nobody_could_be_raised_without_lowering_somebody_to_less
 @given(claims())
 def test_what_is_left_could_bring_nobody_further(case: tuple[int, list[Claim]]) -> None:
     total, asked = case
-    got = max_min_shares(total, asked)
+    got = share_out(total, asked)
     left = total - sum(got.values())
     for claim in asked:
         if claim.score(got[claim.name]) < 1.0:
@@ -77,10 +91,10 @@ def test_what_is_left_could_bring_nobody_further(case: tuple[int, list[Claim]]) 
 def test_who_is_more_important_is_served_first() -> None:
     steep = (0.1, 0.2, 0.4, 0.8, 1.1)
     asked = [Claim("gold", 200, 1, steep), Claim("iron", 100, 5, steep)]
-    assert max_min_shares(6, asked) == {"gold": 5, "iron": 1}
-    assert max_min_shares(8, asked) == {"gold": 5, "iron": 3}
+    assert share_out(6, asked) == {"gold": 5, "iron": 1}
+    assert share_out(8, asked) == {"gold": 5, "iron": 3}
     with pytest.raises(ValueError, match="at least one"):
-        max_min_shares(1, asked)
+        share_out(1, asked)
 
 
 @given(st.floats(0.0, 100.0), st.integers(1, 64), st.integers(1, 2))
@@ -88,11 +102,63 @@ def test_cores_are_less_busy_the_more_there_are(demand: float, cores: int, threa
     assert busy_share(demand, cores + 1, threads) <= busy_share(demand, cores, threads) + 1e-9
 
 
-@given(st.floats(0.05, 64.0), st.integers(1, 64), st.integers(1, 2))
-def test_cores_that_are_idle_stay_so_when_there_are_more(demand: float, cores: int, threads: int) -> None:
-    if is_idle(demand, cores, threads):
-        assert is_idle(demand, cores + 1, threads)
-        assert busy_share(demand, cores, threads) < 0.6
+SEEN = st.lists(
+    st.builds(
+        Seen,
+        cores=st.integers(1, 12),
+        demand=st.floats(0.1, 12.0),
+        score=st.floats(0.05, 1.5),
+        until_s=st.floats(-10.0, 500.0),
+        times=st.integers(0, 4),
+    ),
+    max_size=6,
+)
+
+
+@given(SEEN, st.floats(0.1, 12.0), st.integers(1, 12))
+def test_chances_lie_between_known_to_be_too_few_and_known_to_be_enough(
+    seen: list[Seen], demand: float, cores: int
+) -> None:
+    found = chance(seen, cores, demand, 2, 0.0)
+    assert partition.NEVER <= found <= partition.KNOWN
+    assert math.isfinite(expected(seen, cores, demand, 2, 0.0))
+
+
+def test_experience_is_believed_as_far_as_it_reaches() -> None:
+    seen = note((), Seen(3, 2.0, 0.7, 0.0, times=1), 0.0, 60.0)
+    assert chance(seen, 3, 2.0, 2, 1.0) == partition.NEVER
+    assert chance(seen, 2, 2.5, 2, 1.0) == partition.NEVER
+    assert chance(seen, 4, 1.5, 2, 1.0) > partition.NEVER
+    assert chance(seen, 3, 2.0, 2, 61.0) > partition.NEVER  # for a while only
+    seen = note(seen, Seen(4, 2.0, 1.2, 400.0), 2.0, 60.0)
+    assert chance(seen, 4, 2.0, 2, 3.0) == partition.KNOWN
+    assert chance(seen, 5, 1.9, 2, 3.0) == partition.KNOWN
+    assert expected(seen, 3, 2.0, 2, 3.0) <= 0.7
+
+
+def test_what_failed_before_has_half_the_chance_when_it_may_be_tried_again() -> None:
+    anchor = Anchor(1.5, 0.4, 4, 0.5)
+    plain = chance((), 3, 3.0, 2, 100.0, anchor)
+    failed = Seen(3, 3.0, 0.9, until_s=60.0, times=1)
+    assert chance((failed,), 3, 3.0, 2, 50.0, anchor) == NEVER
+    assert chance((failed,), 3, 3.0, 2, 100.0, anchor) == pytest.approx(max(0.5 * plain, NEVER))
+    assert chance((failed,), 3, 2.5, 2, 100.0, anchor) == chance(
+        (), 3, 2.5, 2, 100.0, anchor
+    )  # less is asked
+
+
+def test_a_failure_that_is_repeated_is_believed_twice_as_long() -> None:
+    seen: tuple[Seen, ...] = ()
+    spans = []
+    now_s = 0.0
+    for _ in range(4):
+        seen = note(seen, Seen(3, 2.0, 0.7, 0.0, times=1), now_s, 60.0)
+        spans.append(seen[-1].until_s - now_s)
+        now_s = seen[-1].until_s + 1.0
+    assert spans == [60.0, 120.0, 240.0, 480.0]
+    # Not repeated for as long as it was believed, it is forgotten.
+    seen = note(seen, Seen(3, 2.0, 0.7, 0.0, times=1), now_s + 1000.0, 60.0)
+    assert seen[-1].times == 1
 
 
 # -- which cores ---------------------------------------------------------------------------------------------

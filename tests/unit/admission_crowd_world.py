@@ -6,17 +6,16 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from perphd.admission.max_min import busy_share
+from perphd.admission.partition import busy_share
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.settings import PolicySettings
 from perphd.domain.allocation import KEEP, Allocation, Settings
 from perphd.domain.decision import Action, Decision
 from perphd.domain.policy import Band, HostView, ModelContext, Snapshot, WorkloadView
-from perphd.domain.reading import Reading, available
+from perphd.domain.reading import Reading
 from perphd.domain.sample import Quality, Sample
 from perphd.domain.topology import Topology
 from perphd.domain.workload import Kind, Objective, WorkloadSpec
-from perphd.predictor.model import LraModel
 
 KNOBS = frozenset({"cpus", "cpu_weight", "memory_low_bytes", "memory_high_bytes"})
 LIMIT_MS = 10.0
@@ -55,7 +54,7 @@ class Service:
 
 
 @dataclass
-class PartitionedWorld:
+class CrowdWorld:
     """``services`` by name and one batch job that takes what it can."""
 
     topology: Topology
@@ -72,7 +71,6 @@ class PartitionedWorld:
         self.policy = PerphPolicy(self.settings)
         self.random = random.Random(self.seed)
         self.memory: object = None
-        self.models = {name: LraModel() for name in self.services}  # never taught: the prior alone
         self.now_s, self.tick = 0.0, 0
         self.protections: dict[str, tuple[Allocation, float]] = {}
         self.in_force: dict[str, Settings] = {}
@@ -124,12 +122,7 @@ class PartitionedWorld:
             spec = WorkloadSpec("pi", Kind.BATCH, "/pi", min_cores=self.min_cores)
             knobs = KNOBS | {"llc_masks", "mba_pct"} if self.ways else KNOBS
             views.append(WorkloadView(spec, sample, enforceable=knobs, enforced=True))
-        used = sum(
-            v.sample.cpu_usage_cores
-            for v in views
-            if v.sample is not None and available(v.sample.cpu_usage_cores)
-        )
-        busy = min(used, float(len(self.topology.usable)))
+        busy = float(len(self.topology.usable)) if self.batch else 1.0
         snapshot = Snapshot(
             self.tick,
             self.now_s,
@@ -174,12 +167,12 @@ class PartitionedWorld:
                 quality=(Quality.SETTLING,) if settling else (),
             )  # fmt: skip
         return WorkloadView(
-            spec, sample, self.models[name], protection=known[0] if known else None,
+            spec, sample, NoModel(), protection=known[0] if known else None,
             protected_since_s=known[1] if known else 0.0, enforceable=KNOBS, enforced=True,
         )  # fmt: skip
 
 
-def actions(world: PartitionedWorld, name: str) -> list[Action]:
+def actions(world: CrowdWorld, name: str) -> list[Action]:
     """What was done to one LRA, holding aside."""
     return [
         d.action for row in world.history for d in row if d.workload == name and d.action is not Action.HOLD

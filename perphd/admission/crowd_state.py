@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from perphd.admission.cache_control import CacheState
 from perphd.admission.context import batches, lras, total_cores
-from perphd.admission.lra_state import LraState
+from perphd.admission.crowd_cache import CacheState
+from perphd.admission.member import Member
 from perphd.admission.origin import nothing_to_give
 from perphd.admission.placement import Cores
 from perphd.admission.scene import Scene
@@ -27,14 +27,15 @@ LEAST_LRAS: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Partitioning:
+class Crowd:
     """What is remembered of all of them together.
 
-    ``placed``: by name; ``trouble_was_quiet``: batch was not even there when they got into each other's
+    ``members``, ``placed``: by name; ``trouble_was_quiet``: batch was not even there when they got into each other's
     way; ``quiet_since_s``: since when batch is idle or gone; ``lent``: cores of an LRA on which batch, which has none
     of its own, is an idle guest; ``caches``: by L3 domain.
     """
 
+    members: Mapping[str, Member] = field(default_factory=dict)
     placed: Mapping[str, Cores] = field(default_factory=dict)
     batch_cores: int = 0
     lent: Cores = ()
@@ -45,10 +46,9 @@ class Partitioning:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Outcome of a tick. ``partitioning``: None when all share again; ``states``: of the LRAs that are there."""
+    """What a tick came to. ``crowd``: None when everybody shares again."""
 
-    partitioning: Partitioning | None
-    states: Mapping[str, LraState]
+    crowd: Crowd | None
     decisions: tuple[Decision, ...]
     outcomes: tuple[Outcome, ...]
     protections: Mapping[str, Allocation]

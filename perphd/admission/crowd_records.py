@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Final
 
-from perphd.admission import inferer
 from perphd.admission.context import lras, total_cores
-from perphd.admission.core_curve import CoreCurve
-from perphd.admission.lra_observation import LraObservation
-from perphd.admission.lra_state import LraState
+from perphd.admission.member import Look, Member
 from perphd.domain.allocation import Allocation, CpuGrant
-from perphd.domain.decision import Action, Candidate, Cause, Decision, Health, Verdict
+from perphd.domain.decision import Action, Candidate, Cause, Decision, Estimate, Health, Verdict
 from perphd.domain.policy import Snapshot
 from perphd.domain.reading import Unavailable
+
+BY_BUSY_CORES: Final = "by how busy its cores would be and what was seen; no model was asked"
+"""The rule behind the scores of the candidates."""
 
 
 @dataclass(slots=True)
@@ -25,38 +26,36 @@ class Draft:
     candidates: tuple[Candidate, ...] = ()
 
 
-def moved(draft: Draft, lra: LraState, count: int, left: int, candidates: tuple[Candidate, ...]) -> Draft:
+def moved(draft: Draft, member: Member, count: int, left: int, candidates: tuple[Candidate, ...]) -> Draft:
     """The same with what it does to its cores. ``count``: its cores from now on; ``left``: batch's."""
     action = draft.action
     if action is Action.HOLD:
-        action = Action.GROW if count > lra.own.cores else Action.SHRINK
-    text = f"{lra.own.cores or 'no'} -> {count} cores of its own, batch has {left}: {draft.reason}"
+        action = Action.GROW if count > member.cores else Action.SHRINK
+    text = f"{member.cores or 'no'} -> {count} cores of its own, batch has {left}: {draft.reason}"
     return Draft(action, text, candidates)
 
 
 def candidates(
-    lra: LraState, count: int, total: int, cache: tuple[int, int], curve: CoreCurve
+    member: Member, count: int, total: int, cache: tuple[int, int], expected: Callable[[Member, int], float]
 ) -> tuple[Candidate, ...]:
-    """Its present cores, its new ones, and their neighbours, each with what the model says of it."""
+    """Its present cores, its new ones, and their neighbours, each with the score that a rule expects there."""
     found = []
-    for cores in sorted({lra.own.cores, count, max(1, count - 1), count + 1} - {0}):
+    for cores in sorted({member.cores, count, max(1, count - 1), count + 1} - {0}):
         grant = CpuGrant(total, max(0, total - cores), exclusive=True, own_cores=cores)
-        verdict = "chosen" if cores == count else "in force" if cores == lra.own.cores else "considered"
-        if (item := curve.assessed(cores)) is None:
-            continue
-        shown = replace(item, allocation=Allocation(grant, 0, *cache))
-        found.append(inferer.as_candidate(shown, float(total), verdict))
+        verdict = "chosen" if cores == count else "in force" if cores == member.cores else "considered"
+        estimate = Estimate(expected(member, cores), BY_BUSY_CORES)
+        found.append(Candidate(Allocation(grant, 0, *cache), None, float(cores), verdict, estimate))
     return tuple(found)
 
 
-def record(snapshot: Snapshot, observed: LraObservation, draft: Draft, chosen: Allocation) -> Decision:
+def record(snapshot: Snapshot, look: Look, draft: Draft, chosen: Allocation) -> Decision:
     """The decision about one of them. The policy's name is not known here."""
-    current = observed.view.protection
+    current = look.view.protection
     if current is None:
         current = _nothing(snapshot)
     return Decision(
-        snapshot.at_s, observed.name, observed.judged.verdict, draft.action,
-        observed.target.work, observed.target.delay, current, chosen, draft.candidates, draft.reason, "",
+        snapshot.at_s, look.name, look.judged.verdict, draft.action, look.target.work, look.target.delay,
+        current, chosen, draft.candidates, draft.reason, "",
     )  # fmt: skip
 
 

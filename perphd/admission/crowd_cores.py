@@ -1,7 +1,8 @@
-"""Division of the host's cores in one tick: which LRA can spare some, and how all are divided. Pure.
+"""Cores for several LRAs in one tick: what so many would do for each, who can spare some, how all are divided. Pure.
 
-What a number of cores is worth says ``core_curve``; which cores they are, ``placement``. Batch has what the LRAs do not
-need, its floor at least. Where that is promised more than is left, it can be an idle guest on their cores.
+What a number of cores is worth is ``partition``'s to say; which ones they are, ``placement``'s. Here it is asked for
+everybody at once, beside batch, which has what the LRAs do not need, its floor at least: where it is promised more than
+is left, it can be an idle guest on their cores instead.
 """
 
 from __future__ import annotations
@@ -10,13 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from perphd.admission import max_min
-from perphd.admission.core_curve import SHORT, CoreCurve
-from perphd.admission.lra_observation import LraObservation
-from perphd.admission.lra_state import LraState
-from perphd.admission.max_min import Claim
+from perphd.admission import partition
+from perphd.admission.member import Look, Member
+from perphd.admission.partition import Claim
 from perphd.admission.settings import PolicySettings
-from perphd.admission.thresholds import BOLD, FAIR, HELPED_RATIO, LIKELY, SURE
+from perphd.admission.thresholds import BOLD, FAIR, LIKELY, SURE
 from perphd.domain.reading import available
 
 MODEST: Final = 0.3
@@ -58,39 +57,66 @@ class SharedCores:
         """Cores that one LRA can have at most: the others have one each."""
         return max(1, self.for_lras - self.lras + 1)
 
-    def is_idle(self, lra: LraState, cores: int) -> bool:
+    def chance(self, member: Member, cores: int) -> float:
+        """Probability that this LRA meets its target with so many cores."""
+        if member.demand is None:
+            return partition.NEVER if cores < member.cores else partition.KNOWN
+        return partition.chance(member.seen, cores, member.demand, self.threads, self.now_s, member.anchor)
+
+    def is_idle(self, member: Member, cores: int) -> bool:
         """True if so few cores would not be busy with what it wants."""
-        return lra.own.demand is not None and max_min.is_idle(lra.own.demand, cores, self.threads)
+        if member.demand is None:
+            return False
+        return partition.chance((), cores, member.demand, self.threads, self.now_s) >= LIKELY
+
+    def fewest(self, member: Member, wanted: float, least: int = 1) -> int:
+        """The fewest cores with that chance; all that there can be if none have it."""
+        for cores in range(max(1, least), self.most):
+            if self.chance(member, cores) >= wanted:
+                return cores
+        return self.most
 
     def spared(
-        self, lra: LraState, curve: CoreCurve, settings: PolicySettings, *, needed: bool, batch_cores: int
+        self, member: Member, settings: PolicySettings, *, needed: bool, batch_cores: int
     ) -> tuple[int, str]:
         """Fewer cores where that is as good as certain, or worth a trial, else those it has; and why, if that is news.
 
         Args:
-            lra: the LRA, on target.
-            curve: what more or fewer cores would give it.
+            member: the LRA, on target.
             settings: those for it.
             needed: somebody is short who can take nothing from batch, and waits for what a neighbour can spare.
             batch_cores: what batch has now.
         """
-        if lra.pending is not None or lra.own.calm_since_s is None:
-            return lra.own.cores, ""
-        if lra.own.cores == 1 or len(lra.scores) < 2:
-            return lra.own.cores, ""
-        calm_s = self.now_s - lra.own.calm_since_s
-        sure = curve.fewest(SURE)
-        if sure < lra.own.cores:
+        if member.trial is not None or member.calm_since_s is None:
+            return member.cores, ""
+        if member.cores == 1 or len(member.scores) < 2:
+            return member.cores, ""
+        calm_s = self.now_s - member.calm_since_s
+        sure = self.fewest(member, SURE)
+        if sure < member.cores:
             if calm_s < settings.shrink_sure_after_s:
-                return lra.own.cores, "more than enough; waiting before cores are given back"
+                return member.cores, "more than enough; waiting before cores are given back"
             return sure, f"{sure} cores are as good as certain to be enough"
-        guess = curve.chance(lra.own.cores - 1)
+        guess = self.chance(member, member.cores - 1)
         if guess < (BOLD if needed else worth_a_trial(batch_cores)):
-            return lra.own.cores, "just enough: with a core less it would likely miss its target"
+            return member.cores, "just enough: with a core less it would likely miss its target"
         waits_s = settings.shrink_sure_after_s, settings.shrink_after_s, 2.0 * settings.shrink_after_s
         if calm_s < waits_s[(guess < FAIR) + (not needed)]:
-            return lra.own.cores, "perhaps more than enough; waiting before a core is given back"
-        return lra.own.cores - 1, f"a {guess:.0%} chance that a core less is enough"
+            return member.cores, "perhaps more than enough; waiting before a core is given back"
+        return member.cores - 1, f"a {guess:.0%} chance that a core less is enough"
+
+    def expected(self, member: Member, cores: int) -> float:
+        """The score that this many cores would bring: what is measured on the present ones, else what is expected."""
+        if cores == member.cores and member.scores:
+            return member.level
+        if member.demand is None:
+            return 1.0 if cores >= member.cores else 0.5
+        score = partition.expected(member.seen, cores, member.demand, self.threads, self.now_s, member.anchor)
+        if member.scores and cores < member.cores:
+            score = min(score, member.level)
+        elif score < 1.0 and self.chance(member, cores) >= LIKELY:
+            score = 1.0
+        return score
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,45 +132,40 @@ class Shares:
 
 
 def divide(
-    cores: SharedCores,
-    wanted: Mapping[str, int],
-    states: Mapping[str, LraState],
-    observations: Mapping[str, LraObservation],
-    curves: Mapping[str, CoreCurve],
+    cores: SharedCores, wanted: Mapping[str, int], members: Mapping[str, Member], looks: Mapping[str, Look]
 ) -> Shares:
     """What everybody gets of what everybody wants.
 
     Args:
         cores: what there is.
         wanted: cores for each LRA, by name.
-        states: what is remembered of each.
-        observations: how each is now.
-        curves: what any number of cores would give each.
+        members: what is remembered of each.
+        looks: how each is now.
     """
     room, lends = cores.total - cores.floor, False
     if cores.can_lend and sum(wanted.values()) > room:
         # What batch would have for itself is worth more to them than its idle-class work on it costs.
         room, lends = cores.total, True
-    has = {name: lra.own.cores for name, lra in states.items()}
+    has = {name: member.cores for name, member in members.items()}
     if sum(wanted.values()) <= room:
         counts = dict(wanted)
         if not cores.has_batch and counts != has:
-            claims = _claims(cores, wanted, states, observations, curves)
-            counts = max_min.spread(room - sum(counts.values()), counts, claims)
+            claims = _claims(cores, wanted, members, looks)
+            counts = partition.spread(room - sum(counts.values()), counts, claims)
         return Shares(counts, lends)
     # More is wanted than there is: by what each is expected to do with how many.
-    claims = _claims(cores, wanted, states, observations, curves)
-    counts = max_min.max_min_shares(room, claims)
-    for name in sorted(counts, key=lambda n: (-observations[n].view.spec.priority, n)):
+    claims = _claims(cores, wanted, members, looks)
+    counts = partition.share_out(room, claims)
+    for name in sorted(counts, key=lambda n: (-looks[n].view.spec.priority, n)):
         # What is not needed to bring anybody on target stays where it is, and is not taken away from batch.
         spare = room - sum(counts.values())
         counts[name] += max(0, min(spare, min(wanted[name], has[name]) - counts[name]))
     if not cores.has_batch:
-        counts = max_min.spread(room - sum(counts.values()), counts, claims)
+        counts = partition.spread(room - sum(counts.values()), counts, claims)
     taken = [n for n in has if counts[n] < has[n]]
     if all(has.values()) and taken and len({claim.priority for claim in claims}) == 1:
-        old, new = max_min.worst(has, claims), max_min.worst(counts, claims)
-        if new < old * max_min.LEAST_GAIN and sum(has.values()) <= room:
+        old, new = partition.worst(has, claims), partition.worst(counts, claims)
+        if new < old * partition.LEAST_GAIN and sum(has.values()) <= room:
             counts = has
     lacks = {c.name: _lack(c, counts[c.name]) for c in claims if c.score(counts[c.name]) < 1.0}
     return Shares(counts, lends, lacks)
@@ -158,36 +179,17 @@ def _lack(claim: Claim, cores: int) -> str:
 
 
 def _claims(
-    cores: SharedCores,
-    wanted: Mapping[str, int],
-    states: Mapping[str, LraState],
-    observations: Mapping[str, LraObservation],
-    curves: Mapping[str, CoreCurve],
+    cores: SharedCores, wanted: Mapping[str, int], members: Mapping[str, Member], looks: Mapping[str, Look]
 ) -> list[Claim]:
     """What is expected of each with 1, 2, ... cores; who is to have a number of them gets no less by asking."""
     most, found = cores.most, []
-    for name, observed in observations.items():
-        lra, curve = states[name], curves[name]
-        scores = [_expected(curve, n, lra.own.cores) for n in range(1, most + 1)]
-        if not available(observed.score) or lra.own.demand is None:
+    for name, look in looks.items():
+        member = members[name]
+        scores = [cores.expected(member, n) for n in range(1, most + 1)]
+        if not available(look.score) or member.demand is None:
             # Nobody can say how it does: it keeps what it has.
             scores = [1.0 if n >= min(wanted[name], most) else 0.5 for n in range(1, most + 1)]
-        found_most = max(wanted[name], lra.own.cores, 1)
-        scores = [
-            *scores[:found_most],
-            *(0.0 for _ in scores[found_most:]),
-        ]  # nobody gets more than it asks for
         for n in range(1, most):
-            # Below its target a gain that would not show is none: it is not worth another's core.
-            helps = scores[n] >= scores[n - 1] * HELPED_RATIO or scores[n] >= 1.0
-            scores[n] = max(scores[n], scores[n - 1]) if helps else scores[n - 1]
-        found.append(Claim(name, observed.view.spec.priority, lra.own.cores, tuple(scores)))
+            scores[n] = max(scores[n], scores[n - 1])
+        found.append(Claim(name, look.view.spec.priority, member.cores, tuple(scores)))
     return found
-
-
-def _expected(curve: CoreCurve, cores: int, has: int) -> float:
-    """The score to reckon with: more cores that are likely to be enough count as enough."""
-    score = curve.score(cores)
-    if cores <= curve.barred:
-        return min(score, SHORT)
-    return 1.0 if score < 1.0 and cores > has and curve.chance(cores) >= LIKELY else score

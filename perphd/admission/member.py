@@ -1,0 +1,331 @@
+"""One LRA among several: what is remembered of it, and what its samples say. Pure."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Final
+
+from perphd.admission import partition
+from perphd.admission.cause import surroundings
+from perphd.admission.detector import DetectorState, Judgement, Target, judge, rearm, standing, target_of
+from perphd.admission.gathering import Awaiting, gathered_by
+from perphd.admission.outcomes import PATIENCE, is_often_short
+from perphd.admission.partition import Anchor, Seen
+from perphd.admission.scatter import mean
+from perphd.admission.scene import Scene
+from perphd.admission.settings import PolicySettings, at_pace, settings_for
+from perphd.admission.thresholds import HELPED_RATIO, WORSE_RATIO
+from perphd.domain.decision import Cause
+from perphd.domain.policy import Snapshot, WorkloadView
+from perphd.domain.reading import Reading, Unavailable, available
+from perphd.domain.sample import is_short as is_glance
+from perphd.domain.signals import performance
+
+MOST_SCORES: Final = 30
+PATIENT: Final = 6
+"""Samples on whose mean a small shortfall is believed."""
+MILD: Final = 3
+"""Samples in a row below target that are believed without being far below."""
+FAR: Final = 0.85
+"""A score below this needs no second sample."""
+RISING: Final = 1.1
+"""A score that grows by this factor from sample to sample is on its way."""
+AMPLE: Final = 1.08
+"""From here on a core less is plainly enough."""
+FALLS: Final = 0.3
+"""Part of a fall of demand that one sample is believed; a rise is believed at once."""
+ELSEWHERE: Final = 0.94
+"""Demand that is measured on too few cores is less by this factor on enough of them."""
+SATURATED: Final = 0.9
+"""Busy share of its CPUs from which use no longer shows what an LRA wants ..."""
+UNSEEN: Final = 1.25
+"""... and by what factor more it is then taken to want, where nothing tells."""
+STEPS: Final = (1, 1, 2, 4, 8)
+"""Cores by which a rescue goes on when the last one was not enough."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A change of an LRA's cores that is not judged yet; ``score`` (NaN if not known), ``demand``: before it."""
+
+    at_s: float
+    before: int
+    after: int
+    score: float
+    demand: float
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """What is remembered of an LRA that has cores of its own.
+
+    ``scores``: clean ones since its last change, newest last; ``demand``: hardware threads that it keeps busy at full
+    speed; ``rescues``: changes in a row that left it short; ``idle_cores_until_s``, ``idle_cache_until_s``: so long
+    more cores, or less cache and bandwidth for batch, are taken not to help it, since they did not
+    (cores: ``idle_times`` in a row); ``unknown_since_s``: since when it cannot be judged; ``target``: of its last
+    sample; ``rooms``: with the ``scores``, the accepted delay over the one seen, which tells more of what it could
+    spare than a rate does that is as high as asked (the score where there is none).
+    """
+
+    cores: int
+    detector: DetectorState = DetectorState()
+    scores: tuple[float, ...] = ()
+    demand: float | None = None
+    seen: tuple[Seen, ...] = ()
+    anchor: Anchor | None = None
+    trial: Trial | None = None
+    rescues: int = 0
+    calm_since_s: float | None = None
+    idle_cores_until_s: float = -math.inf
+    idle_times: int = 0
+    idle_cache_until_s: float = -math.inf
+    unknown_since_s: float | None = None
+    rooms: tuple[float, ...] = ()
+    target: Target | None = None
+
+    @property
+    def room(self) -> float:
+        """Mean of how far its delay was within the accepted one, in its latest clean samples; NaN if there is none."""
+        n = min(len(self.scores), PATIENT)
+        return mean(self.rooms[-n:]) if n else math.nan
+
+    @property
+    def now(self) -> float:
+        """What a change is to cure: its latest score where that is worse than the mean; NaN if there is none."""
+        return min(self.level, self.scores[-1]) if self.scores else math.nan
+
+    @property
+    def level(self) -> float:
+        """Mean of its latest scores; NaN if there is none."""
+        return mean(self.scores[-PATIENT:]) if self.scores else math.nan
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One LRA at one tick. ``clean``: the sample lies wholly after the last change; ``settings``: those for it.
+
+    ``awaits``: its sample cannot be judged yet, and what was found before stands.
+    """
+
+    view: WorkloadView
+    target: Target
+    judged: Judgement
+    clean: bool
+    settings: PolicySettings
+    awaits: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self.view.spec.name
+
+    @property
+    def score(self) -> Reading:
+        """Performance over target now."""
+        return self.judged.score
+
+
+def look_at(
+    snapshot: Snapshot,
+    view: WorkloadView,
+    settings: PolicySettings,
+    state: DetectorState,
+    *,
+    is_apart: bool,
+    known: Target | None = None,
+) -> Look:
+    """One LRA as this tick shows it.
+
+    Args:
+        snapshot: the host now.
+        view: the LRA, which is there: it has a sample and a model.
+        settings: the host's.
+        state: of its detector until now.
+        is_apart: it has cores of its own already.
+        known: its target until now.
+    """
+    assert view.sample is not None
+    assert view.model is not None
+    own = at_pace(settings_for(settings, view.spec), snapshot.period_s)
+    gathered, found = gathered_by(state.gathered, view, own, snapshot.period_s)
+    if gathered is not state.gathered:
+        state = replace(state, gathered=gathered)
+    if isinstance(found, Awaiting):
+        waits = Unavailable(found.text)
+        judged = Judgement(standing(state, found), state, waits)
+        return Look(view, known or Target(waits, waits), judged, clean=False, settings=own, awaits=True)
+    if found is not view.sample:
+        view = replace(view, sample=found)
+    model = view.model
+    assert model is not None
+    perf = performance(found, view.spec.objective.latency_percentile)
+    target = target_of(view.spec.objective, model, perf, own)
+    judged = judge(
+        state,
+        found,
+        perf,
+        target,
+        model,
+        own,
+        protected=is_apart,
+        around=surroundings(snapshot),
+        period_s=snapshot.period_s,
+    )
+    return Look(view, target, judged, Scene(own, snapshot, view).is_clean(), own)
+
+
+class TrialFinding(StrEnum):
+    """What can be said of an LRA's last change of cores."""
+
+    OPEN = "open"
+    ENOUGH = "enough"
+    TOO_FEW = "too few"
+    NO_HELP = "it did not help"
+
+
+def take_in(
+    member: Member, look: Look, demand: Reading, threads_per_core: int, now_s: float, period_s: float
+) -> Member:
+    """The member with one sample more; of a glance between two ticks only what is blatant counts."""
+    judged = look.judged
+    if look.awaits:
+        return replace(member, detector=judged.state)
+    member = replace(member, target=look.target)
+    if not available(judged.score):
+        unknown_s = member.unknown_since_s if member.unknown_since_s is not None else now_s
+        return replace(member, detector=judged.state, unknown_since_s=unknown_s)
+    member = replace(member, unknown_since_s=None)
+    sample = look.view.sample
+    if sample is not None and is_glance(sample, period_s) and not judged.blatant:
+        return replace(member, detector=judged.state)
+    if available(demand):
+        old = member.demand
+        new = demand if old is None or demand >= old else old + FALLS * (demand - old)
+        member = replace(member, demand=new)
+    if not look.clean:
+        return replace(member, detector=rearm(judged.state))
+    scores = (*member.scores, min(judged.score, 10.0))[-MOST_SCORES:]
+    rooms = (*member.rooms, _room_of(look, scores[-1]))[-MOST_SCORES:]
+    member = replace(member, detector=judged.state, scores=scores, rooms=rooms)
+    member = replace(member, anchor=_anchor(member, look, threads_per_core))
+    calm = judged.score >= 1.0 or (member.level >= 1.0 and judged.score >= FAR)
+    since_s = (member.calm_since_s if member.calm_since_s is not None else now_s) if calm else None
+    return replace(member, calm_since_s=since_s)
+
+
+def _room_of(look: Look, score: float) -> float:
+    """The accepted delay over the one seen, of this sample; its score where no delay is judged."""
+    sample, target = look.view.sample, look.target.delay
+    if sample is None or not available(target):
+        return score
+    delay = performance(sample, look.view.spec.objective.latency_percentile).delay
+    return min(target / delay, 10.0) if available(delay) and delay > 0 else score
+
+
+def _anchor(member: Member, look: Look, threads_per_core: int) -> Anchor | None:
+    """Where it stands now, if that is on target and can be told; else what is known from before."""
+    sample = look.view.sample
+    if sample is None or member.demand is None or member.level < 1.0 or len(member.scores) < 2:
+        return member.anchor
+    work, usage = sample.work_rate_per_s, sample.cpu_usage_cores
+    delay = sample.reading(f"latency_{look.view.spec.objective.latency_percentile}_ms")
+    if not (available(work) and available(usage) and available(delay)) or work <= 0 or delay <= 0:
+        return member.anchor
+    busy = partition.busy_share(member.demand, member.cores, threads_per_core)
+    return Anchor(member.room, min(busy, 0.97), member.cores, min(1000.0 * usage / work / delay, 1.0))
+
+
+def demand_of(look: Look, busy: float, threads_per_core: int) -> Reading:
+    """Hardware threads that the LRA wants to keep busy, from its use and how busy its CPUs (a share) are."""
+    sample = look.view.sample
+    if sample is None or not available(sample.cpu_usage_cores):
+        return sample.cpu_usage_cores if sample is not None else look.judged.score
+    base = partition.base_demand(sample.cpu_usage_cores, busy, threads_per_core)
+    asked, done = sample.load_per_s, sample.work_rate_per_s
+    if available(asked) and available(done) and done > 0 and asked > done:
+        return base * min(asked / done, 10.0)
+    return base * UNSEEN if busy >= SATURATED and not available(asked) else base
+
+
+def is_recovering(member: Member) -> bool:
+    """True while its score still rises after it was given more: what had queued up is being worked off."""
+    trial, scores = member.trial, member.scores
+    if trial is None or trial.after < trial.before or len(scores) > PATIENT:
+        return False
+    before = scores[-2] if len(scores) >= 2 else trial.score
+    return math.isnan(before) or scores[-1] > RISING * before
+
+
+def is_short(member: Member, look: Look) -> bool:
+    """True if it is believed to be below its target now."""
+    scores = member.scores
+    if not scores or not look.clean or is_recovering(member):
+        return False
+    if scores[-1] < FAR or (len(scores) >= 2 and max(scores[-2:]) < 1.0 and mean(scores[-2:]) < 0.95):
+        return True
+    if len(scores) >= MILD and max(scores[-MILD:]) < 1.0 and mean(scores[-MILD:]) < 0.99:
+        return True
+    if is_often_short(scores, look.settings):
+        return True
+    if len(scores) < PATIENT:
+        return False
+    doubt = 0.5 * look.judged.noise_sd / math.sqrt(PATIENT)
+    return -math.log(mean(scores[-PATIENT:])) > max(doubt, 0.01)
+
+
+def judge_trial(member: Member, look: Look) -> TrialFinding:
+    """What came of the member's last change of cores."""
+    trial, settings = member.trial, look.settings
+    if trial is None:
+        return TrialFinding.OPEN
+    shrunk = trial.after < trial.before
+    if not look.clean:
+        # Taking back does not wait for things to settle when far too little is left.
+        far = shrunk and available(look.score) and look.score < WORSE_RATIO
+        return TrialFinding.TOO_FEW if far else TrialFinding.OPEN
+    if not member.scores:
+        return TrialFinding.OPEN
+    if shrunk:
+        if is_short(member, look):
+            return TrialFinding.TOO_FEW
+        # What is hardly enough is watched for longer: while it is, the core comes back at the first doubt.
+        ticks = settings.evaluate_ticks * (1 if member.room >= AMPLE else PATIENCE)
+        return (
+            TrialFinding.ENOUGH if len(member.scores) >= ticks and member.level >= 1.0 else TrialFinding.OPEN
+        )
+    if len(member.scores) < settings.evaluate_ticks or (is_recovering(member) and member.scores[-1] < 1.0):
+        return TrialFinding.OPEN
+    level = mean(member.scores[-settings.evaluate_ticks :])
+    if level >= 1.0:
+        return TrialFinding.ENOUGH
+    if math.isnan(trial.score) or level >= trial.score * HELPED_RATIO:
+        return TrialFinding.TOO_FEW
+    return TrialFinding.NO_HELP
+
+
+def found_enough(member: Member, look: Look, now_s: float) -> Member:
+    """The member with the experience that its cores are enough, if its scores say so."""
+    if len(member.scores) < 3 or member.demand is None or member.level < 1.0 or member.scores[-1] < 1.0:
+        return member
+    good = Seen(member.cores, member.demand, member.level, now_s + partition.GOOD_LASTS_S)
+    seen = partition.note(member.seen, good, now_s, look.settings.regret_s)
+    return replace(member, seen=seen, rescues=0, idle_times=0)
+
+
+def found_too_few(member: Member, look: Look, now_s: float) -> Member:
+    """The member with the experience that its cores are too few."""
+    demand = member.demand if member.demand is not None else 0.0
+    if member.trial is not None:
+        # On too few cores everything takes longer: what it wants is what it wanted before.
+        demand = min(demand, member.trial.demand)
+    else:
+        demand *= ELSEWHERE
+    bad = Seen(member.cores, demand, member.level if member.scores else 0.0, now_s, times=1)
+    return replace(member, seen=partition.note(member.seen, bad, now_s, look.settings.regret_s))
+
+
+def hierarchy_is_to_blame(look: Look) -> bool:
+    """True if instructions take clearly longer because of cache or memory bandwidth."""
+    return look.judged.hierarchy in (Cause.LLC, Cause.MBW)
