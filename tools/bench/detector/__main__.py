@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections import Counter
-from collections.abc import Callable
-from pathlib import Path
 from random import Random
 from statistics import mean, median, stdev
 
@@ -23,9 +20,9 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 from perphd.admission.settings import PolicySettings  # noqa: E402
 from tools.bench.detector import blame, injected, lstm, quiet, significance, spikes  # noqa: E402
+from tools.bench.detector.sections import Lines, Sections, measure  # noqa: E402
 from tools.bench.detector.significance import Noise  # noqa: E402
 
-Lines = list[str]
 LIFE_DAYS = 7
 """Days of one life of the CUSUM."""
 
@@ -163,7 +160,7 @@ def of_lstm(options: argparse.Namespace) -> Lines:
     return lstm.compare(options.seeds)
 
 
-SECTIONS: dict[str, tuple[str, Callable[[argparse.Namespace], Lines]]] = {
+SECTIONS: Sections = {
     "significance": ("False alarms and delays", of_significance),
     "lstm": ("An LSTM as the source of residuals, on equal terms", of_lstm),
     "causes": ("Cause", of_causes),
@@ -179,22 +176,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench.detector", description=__doc__.partition("\n")[0]
     )
-    parser.add_argument("--sections", default=",".join(SECTIONS), help="some of these, between commas")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--lives", type=int, default=30, help=f"of {LIFE_DAYS} days, of the CUSUM alone")
-    parser.add_argument("--out", type=Path, help="Markdown report to append to")
-    options = parser.parse_args()
-    names = [n for n in options.sections.split(",") if n]
-    if unknown := set(names) - set(SECTIONS):
-        parser.error(f"--sections {','.join(sorted(unknown))}: known are {', '.join(SECTIONS)}")
-    for name in names:
-        title, measure = SECTIONS[name]
-        text = "\n".join([f"## {title}", "", *measure(options), "", ""])
-        sys.stdout.write(text)
-        if options.out is not None:
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(text)
+    measure(parser, SECTIONS)
 
 
 if __name__ == "__main__":

@@ -14,11 +14,9 @@ from __future__ import annotations
 import argparse
 import math
 import os
-import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from random import Random
 from statistics import median
 from typing import Any, Final
@@ -45,12 +43,12 @@ from perphd.sim.node.model import Node  # noqa: E402
 from perphd.sim.node.outcome import Outcome  # noqa: E402
 from tools.bench.detector import injected  # noqa: E402
 from tools.bench.detector.injected import Injection  # noqa: E402
+from tools.bench.detector.sections import Lines, Sections, measure  # noqa: E402
 from tools.bench.policies.driver import KNOBS, Seat  # noqa: E402
 from tools.bench.policies.scene import Actor, Scenario  # noqa: E402
 from tools.bench.policies.world import World, host_view  # noqa: E402
 
 Floats = NDArray[np.float64]
-Lines = list[str]
 STARTS_S: Final = injected.STARTS_S
 ENDS_S: Final = STARTS_S + 40.0
 SOON: Final = 10
@@ -454,7 +452,7 @@ def of_policy(options: argparse.Namespace) -> Lines:
     return lines
 
 
-SECTIONS: Final[dict[str, tuple[str, Callable[[argparse.Namespace], Lines]]]] = {
+SECTIONS: Final[Sections] = {
     "injections": ("Harm to LRAs without indicators", of_injections),
     "laws": ("Slower instructions among phases", of_laws),
     "days": ("Days of phases, the channels alone", of_days),
@@ -467,25 +465,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench.detector.channels", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--sections", default=",".join(SECTIONS), help="some of these, between commas")
     parser.add_argument(
         "--only", default=",".join(INJECTIONS), help="some of what is taken away, between commas"
     )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--days", type=float, default=7.0)
     parser.add_argument("--tell", action="store_true", help="print every action of the policy")
-    parser.add_argument("--out", type=Path, help="Markdown report to append to")
-    options = parser.parse_args()
-    names = [n for n in options.sections.split(",") if n]
-    if unknown := set(names) - set(SECTIONS):
-        parser.error(f"--sections {','.join(sorted(unknown))}: known are {', '.join(SECTIONS)}")
-    for name in names:
-        title, measure = SECTIONS[name]
-        text = "\n".join([f"## {title}", "", *measure(options), "", ""])
-        sys.stdout.write(text)
-        if options.out is not None:
-            with options.out.open("a", encoding="utf-8") as file:
-                file.write(text)
+    measure(parser, SECTIONS)
 
 
 if __name__ == "__main__":
