@@ -9,13 +9,12 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from perphd.admission.baselines import NonePolicy, StaticPolicy
 from perphd.admission.egress import EgressCeiling, EgressRule
 from perphd.admission.perph import PerphPolicy
 from perphd.admission.windowed import Windowed
-from perphd.agent.batch_queue import FOLDER as QUEUE_FOLDER
-from perphd.agent.batch_queue import BatchQueue
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.fitting import Fitting
@@ -35,7 +34,6 @@ from perphd.agent.tally import Tally
 from perphd.agent.trials import Trials, configured_modes
 from perphd.agent.wake import Waker
 from perphd.agent.window import Window
-from perphd.batch.runner import JobRunner
 from perphd.domain.capability import Capabilities
 from perphd.domain.errors import KernelError, Unsupported
 from perphd.domain.plan import Write
@@ -66,8 +64,6 @@ from perphd.host.throttle import throttle_of
 from perphd.host.topology import Processors, read_topology
 from perphd.isolation.ending import Ender
 from perphd.isolation.executor import Executor
-from perphd.isolation.job_groups import JobGroups
-from perphd.isolation.job_units import JobUnits
 from perphd.isolation.journal import Journal, this_boot
 from perphd.isolation.neighbours import Neighbours
 from perphd.monitor.host_account import HostAccounts
@@ -80,6 +76,9 @@ from perphd.monitor.sli import open_source
 from perphd.monitor.store import Store
 from perphd.predictor import Registry
 from perphd.predictor.files import ModelFiles
+
+if TYPE_CHECKING:
+    from perphd.agent.batch_queue import BatchQueue
 
 log = logging.getLogger("perphd")
 
@@ -274,12 +273,16 @@ def _queue(
     """The batch queue on this machine: by systemd where it runs, else by control groups."""
     if not config.queue.enabled:
         return None
+    from perphd.agent.batch_queue import FOLDER, BatchQueue  # a host without a queue does not carry it
+    from perphd.isolation.job_groups import JobGroups
+    from perphd.isolation.job_units import JobUnits
+
     state_dir, boot = Path(config.daemon.state_dir).absolute(), this_boot()
-    runner: JobRunner
+    runner: JobUnits | JobGroups
     if is_systemd(fs):
         runner = JobUnits(units if units is not None else open_bus())
     else:
-        runner = JobGroups(hierarchies, state_dir / QUEUE_FOLDER / "units", boot)
+        runner = JobGroups(hierarchies, state_dir / FOLDER / "units", boot)
 
     def capacity() -> tuple[float, float]:
         return float(len(topology.online - topology.isolated)), float(topology.memory_bytes)

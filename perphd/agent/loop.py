@@ -11,12 +11,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 from perphd.admission.calibration import self_test
 from perphd.admission.declaring import suggestions
 from perphd.admission.whatif import whatif
 from perphd.agent import counting
-from perphd.agent.batch_queue import BatchQueue
 from perphd.agent.config import Config
 from perphd.agent.fitting import Fitting
 from perphd.agent.forecasts import FORECASTS_OFF
@@ -56,6 +56,9 @@ from perphd.sizing.memory_fit import FitView
 from perphd.sizing.shaper_view import ShaperView
 from perphd.trial.design import Request
 from perphd.trial.record import End, TrialRecord
+
+if TYPE_CHECKING:
+    from perphd.agent.batch_queue import BatchQueue
 
 
 class Agent:

@@ -7,11 +7,10 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from perphd.admission.attention import Attention, next_in_s
 from perphd.admission.declaring import UndeclaredRecord
-from perphd.agent.batch_queue import BatchQueue
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
 from perphd.agent.fitting import Fitting
@@ -49,6 +48,9 @@ from perphd.monitor.hostload import HostLoad
 from perphd.monitor.links import LinkLoad
 from perphd.monitor.residence import Residence
 from perphd.monitor.sampler import Monitor
+
+if TYPE_CHECKING:
+    from perphd.agent.batch_queue import BatchQueue
 
 log = logging.getLogger("perphd")
 

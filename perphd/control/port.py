@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perphd.agent.batch_queue import BatchQueue
 from perphd.agent.config import Config
 from perphd.agent.rounds import Round
 from perphd.agent.tally import Tally
@@ -27,6 +26,7 @@ from perphd.trial.design import Request
 from perphd.trial.record import TrialRecord
 
 if TYPE_CHECKING:
+    from perphd.agent.batch_queue import BatchQueue
     from perphd.monitor.sli import SliReading
 
 Done = Awaitable[Any] | None

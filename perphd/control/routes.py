@@ -9,7 +9,8 @@ import math
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from aiohttp import web
 
@@ -31,11 +32,9 @@ from perphd.control.access import Access, Peer, Right
 from perphd.control.errors import ApiError, Code
 from perphd.control.limits import MAX_PAUSE_S, MAX_REASON, Limits
 from perphd.control.model_routes import ModelRoutes
-from perphd.control.node_routes import NodeRoutes
 from perphd.control.owner_only import check_harmless
 from perphd.control.past_routes import PastRoutes
 from perphd.control.port import AgentPort, Done
-from perphd.control.queue_routes import QueueRoutes
 from perphd.control.render import limitations
 from perphd.control.replay_routes import Recordings
 from perphd.control.sizing_routes import SizingRoutes
@@ -54,6 +53,10 @@ from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.cgroup.hierarchy import discover
 from perphd.host.fs import RealFs
 from perphd.monitor.sli import PUSHED_FIELDS, SLI_FIELDS, told
+
+if TYPE_CHECKING:
+    from perphd.control.node_routes import NodeRoutes
+    from perphd.control.queue_routes import QueueRoutes
 
 _BODY = "the request"
 _MAX_LIMIT = 1000
@@ -125,22 +128,47 @@ class Routes:
         self._streams = Streams(agent, limits, self._clock)
         self._recordings = Recordings(agent, limits)
         self._past = PastRoutes(agent, self._queries, self._clock, self._workload)
-        self._jobs = QueueRoutes(agent, access, self._body)
         self._sizing = SizingRoutes(agent, self._workload, self._body)
-        self._node = NodeRoutes(agent, self._body, self._clock)
         self._models = ModelRoutes(agent, limits, lambda name: self._check_lra(self._workload(name)))
+
+    # Who has no queue, and whom no scheduler asks, does not carry their modules.
+
+    @cached_property
+    def _jobs(self) -> QueueRoutes:
+        from perphd.control.queue_routes import QueueRoutes
+
+        return QueueRoutes(self._agent, self._access, self._body)
+
+    @cached_property
+    def _node(self) -> NodeRoutes:
+        from perphd.control.node_routes import NodeRoutes
+
+        return NodeRoutes(self._agent, self._body, self._clock)
 
     def table(self) -> tuple[Route, ...]:
         """Every route with the right that it takes."""
         read, submit, change = Right.READ, Right.SUBMIT, Right.CHANGE
+
+        def jobs(handler: Callable[[QueueRoutes], Handler]) -> Handler:
+            async def ask(request: web.Request, peer: Peer) -> Any:
+                return await handler(self._jobs)(request, peer)
+
+            return ask
+
+        def node(handler: Callable[[NodeRoutes], Handler]) -> Handler:
+            async def ask(request: web.Request, peer: Peer) -> Any:
+                return await handler(self._node)(request, peer)
+
+            return ask
+
         return (
             Route("GET", "/v1/status", read, self._status),
             Route("GET", "/v1/workloads", read, self._workloads),
             Route("GET", "/v1/doctor", read, self._doctor),
             Route("GET", "/v1/explain", read, self._explain),
             Route("GET", "/v1/whatif", read, self._whatif),
-            Route("GET", "/v1/node", read, self._node.node),
-            Route("POST", "/v1/whatif", read, self._node.whatif),
+            Route("GET", "/v1/node", read, node(lambda of: of.node)),
+            Route("POST", "/v1/whatif", read, node(lambda of: of.whatif)),
             Route("GET", "/v1/shaper", read, self._sizing.shaper),
             Route("GET", "/v1/memfit", read, self._sizing.fits),
             Route("PUT", "/v1/memfit/{name}", change, self._sizing.start_fit),
@@ -152,14 +180,14 @@ class Routes:
             Route("GET", "/v1/models/{name}/export", read, self._models.export),
             Route("GET", "/v1/forecasts", read, self._forecasts),
             Route("GET", "/v1/trial", read, self._trial),
-            Route("GET", "/v1/jobs", read, self._jobs.listed, waits=True),
-            Route("POST", "/v1/jobs", submit, self._jobs.submit, 201, waits=True),
-            Route("GET", "/v1/jobs/{name}", read, self._jobs.show, waits=True),
-            Route("DELETE", "/v1/jobs/{name}", submit, self._jobs.cancel, waits=True),
-            Route("GET", "/v1/jobs/{name}/log", read, self._jobs.log, waits=True),
-            Route("GET", "/v1/event", read, self._jobs.event),
-            Route("POST", "/v1/event", change, self._jobs.begin_event, 201),
-            Route("DELETE", "/v1/event", change, self._jobs.end_event),
+            Route("GET", "/v1/jobs", read, jobs(lambda of: of.listed), waits=True),
+            Route("POST", "/v1/jobs", submit, jobs(lambda of: of.submit), 201, waits=True),
+            Route("GET", "/v1/jobs/{name}", read, jobs(lambda of: of.show), waits=True),
+            Route("DELETE", "/v1/jobs/{name}", submit, jobs(lambda of: of.cancel), waits=True),
+            Route("GET", "/v1/jobs/{name}/log", read, jobs(lambda of: of.log), waits=True),
+            Route("GET", "/v1/event", read, jobs(lambda of: of.event)),
+            Route("POST", "/v1/event", change, jobs(lambda of: of.begin_event), 201),
+            Route("DELETE", "/v1/event", change, jobs(lambda of: of.end_event)),
             Route("GET", "/v1/config", read, self._config),
             Route("GET", "/v1/metrics", read, self._exposition),
             Route("GET", "/metrics", read, self._exposition),
@@ -179,9 +207,9 @@ class Routes:
             Route("POST", "/v1/workloads/{name}/sli", change, self._push),
             Route("PUT", "/v1/models/{name}", change, self._models.take),
             Route("DELETE", "/v1/models/{name}", change, self._models.reset),
-            Route("POST", "/v1/reserve", change, self._node.reserve, 201, waits=True),
-            Route("POST", "/v1/reserve/{name}/commit", change, self._node.commit),
-            Route("DELETE", "/v1/reserve/{name}", change, self._node.release),
+            Route("POST", "/v1/reserve", change, node(lambda of: of.reserve), 201, waits=True),
+            Route("POST", "/v1/reserve/{name}/commit", change, node(lambda of: of.commit)),
+            Route("DELETE", "/v1/reserve/{name}", change, node(lambda of: of.release)),
             Route("POST", "/v1/restore", change, self._restore),
             Route("POST", "/v1/reload", change, self._reload),
         )

@@ -16,3 +16,13 @@ def test_programs_start_without_numpy_and_aiohttp(imported: str) -> None:
     code = f"import sys, {imported}; print(*({{'numpy', 'aiohttp', 'pyroute2'}} & sys.modules.keys()))"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == []
+
+
+def test_a_daemon_carries_neither_a_queue_nor_a_cluster_unasked() -> None:
+    code = (
+        "import sys, perphd.agent.service, perphd.agent.composition, perphd.control.server;"
+        "print(*(name for name in sys.modules if name.startswith(('perphd.batch', 'perphd.cluster', 'perphd.qos', "
+        "'perphd.sim', 'perphd.agent.batch_queue', 'perphd.agent.queue_planning', 'perphd.control.openapi'))))"
+    )
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert told.stdout.split() == []

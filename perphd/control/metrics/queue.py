@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from perphd.batch.job import JobState
 from perphd.control.metrics.text import Page, labels
 from perphd.domain.queue import QueueSummary
 
@@ -11,6 +10,8 @@ def add_queue(page: Page, summary: QueueSummary | None) -> None:
     """Everything about the queue; nothing where there is none."""
     if summary is None:
         return
+    from perphd.batch.job import JobState  # a host without a queue does not carry its modules
+
     for state in JobState:
         page.add("perphd_queue_jobs", summary.counts.get(state.value, 0), labels(state=state.value))
     page.add("perphd_queue_copper_share", 1.0 if summary.event is None else summary.event.share)
