@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -59,9 +61,9 @@ def add_iopath_command(cli: click.Group) -> None:
         found = look(fs, readlink, pids)
         times = None
         if seconds > 0:
-            before = _refaults(fs, cgroup)
+            before = _counters(fs, cgroup)
             times = split(fs, readlink, lambda: list(_threads(fs, group.procs())), found.sockets, seconds)
-            times = _with_group(times, before, _refaults(fs, cgroup))
+            times = _with_group(times, before, _counters(fs, cgroup))
         said = flaws(found.uses)
         data = _json(workload, cgroup, found.uses, times, said, found.skipped)
         out.show(data, lambda: _parts(found.uses, times, said, found.skipped))
@@ -103,32 +105,47 @@ def _threads(fs: RealFs, pids: frozenset[int]) -> Iterator[tuple[int, int]]:
             yield from ((pid, int(name)) for name in fs.subdirectories(f"/proc/{pid}/task"))
 
 
-def _refaults(fs: RealFs, cgroup: str) -> tuple[float, Reading]:
-    """When, and pages that the group had to read again so far."""
-    import time
+@dataclass(frozen=True, slots=True)
+class _Counters:
+    """Of a control group at one moment: pages that it read again, and seconds in which some thread waited for I/O."""
 
+    at_s: float
+    refaults: Reading
+    stalled_s: Reading
+
+
+def _counters(fs: RealFs, cgroup: str) -> _Counters:
     from perphd.host.cgroup.hierarchy import discover
 
+    refaults: Reading = Unavailable("the group has no memory.stat")
+    stalled: Reading = Unavailable("the group has no io.pressure: that is a file of cgroup v2")
     for hierarchy in discover(fs).all():
-        path = f"{hierarchy.path(cgroup)}/memory.stat"
-        prefix = "total_" if hierarchy.version == 1 else ""
+        name = "workingset_refault_file" if hierarchy.version == 2 else "total_workingset_refault_file"
         with suppress(KernelError, ValueError):
-            lines = dict(line.split() for line in fs.read(path).decode().splitlines())
-            return time.monotonic(), float(lines[f"{prefix}workingset_refault_file"]) if (
-                f"{prefix}workingset_refault_file" in lines
-            ) else Unavailable("memory.stat has no workingset_refault_file")
-    return time.monotonic(), Unavailable("the group has no memory.stat")
+            text = fs.read(f"{hierarchy.path(cgroup)}/memory.stat").decode()
+            lines = dict(line.split() for line in text.splitlines())
+            refaults = float(lines[name]) if name in lines else Unavailable(f"memory.stat has no {name}")
+        with suppress(KernelError, ValueError, StopIteration):
+            text = fs.read(f"{hierarchy.path(cgroup)}/io.pressure").decode()
+            some = next(line for line in text.splitlines() if line.startswith("some "))
+            stalled = float(some.rpartition("total=")[2]) / 1e6
+    return _Counters(time.monotonic(), refaults, stalled)
 
 
-def _with_group(times: TimeSplit, before: tuple[float, Reading], after: tuple[float, Reading]) -> TimeSplit:
-    from dataclasses import replace
+def _with_group(times: TimeSplit, before: _Counters, after: _Counters) -> TimeSplit:
+    seconds = max(after.at_s - before.at_s, 1e-9)
 
-    first, last = before[1], after[1]
-    if not available(first):
-        return replace(times, refaults_per_s=first)
-    if not available(last):
-        return replace(times, refaults_per_s=last)
-    return replace(times, refaults_per_s=(last - first) / max(after[0] - before[0], 1e-9))
+    def rate(first: Reading, last: Reading) -> Reading:
+        if not available(first):
+            return first
+        return (last - first) / seconds if available(last) else last
+
+    stalled = rate(before.stalled_s, after.stalled_s)
+    return replace(
+        times,
+        refaults_per_s=rate(before.refaults, after.refaults),
+        stalled_pct=min(100.0, 100.0 * stalled) if available(stalled) else stalled,
+    )
 
 
 def _json(
@@ -175,6 +192,7 @@ def _json(
             "block": _number(times.block),
             "network": _number(times.network),
             "block_source": times.block_source,
+            "stalled_pct": _number(times.stalled_pct),
             "refaults_per_s": _number(times.refaults_per_s),
         },
         "flaws": list(said),
@@ -217,11 +235,23 @@ def _parts(
     if times is not None:
         yield table(
             f"Threads over {times.seconds:.1f} s",
-            ("CPU", "BLOCK I/O", "NETWORK", "PAGES READ AGAIN/S"),
-            [tuple(_shown(each) for each in (times.cpu, times.block, times.network, times.refaults_per_s))],
-            right=(0, 1, 2, 3),
+            ("CPU", "BLOCK I/O", "NETWORK", "STALLED%", "PAGES READ AGAIN/S"),
+            [
+                tuple(
+                    _shown(each)
+                    for each in (
+                        times.cpu,
+                        times.block,
+                        times.network,
+                        times.stalled_pct,
+                        times.refaults_per_s,
+                    )
+                )
+            ],
+            right=(0, 1, 2, 3, 4),
         )
         yield text(f"In threads: 1 is all the time of one thread. Block I/O: {times.block_source}.")
+        yield text("STALLED%: share of the time in which at least one thread waited for I/O.")
     if said:
         yield text(*(f"Flaw: {sentence}" for sentence in said))
 

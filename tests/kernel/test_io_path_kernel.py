@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -9,14 +10,16 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from perphd.domain.io_path import Place, TimeSplit
 from perphd.domain.reading import available
+from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
 from perphd.host.io_wait import split
 from perphd.host.storage_path import look
@@ -166,6 +169,41 @@ def test_a_writer_that_syncs_waits_for_its_disk(disk: Path):
     assert available(times.cpu)
     assert available(times.block)
     assert times.block > times.cpu, times
+
+
+@pytest.mark.requires_cgroup_v2
+def test_the_command_tells_how_long_a_group_stood_still_for_its_disk(disk: Path):
+    tree = next(each for each in discover(RealFs()).all() if each.version == 2)
+    group = Path(tree.path(f"/perphd-test-iopath-{os.getpid()}"))
+    group.mkdir()
+    script = """
+        import os, sys
+        file = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
+        print("ready", flush=True)
+        while True:
+            os.pwrite(file, bytes(4096), 0); os.fsync(file)
+    """
+    try:
+        with child(script, str(disk / "data")) as process:
+            (group / "cgroup.procs").write_text(str(process.pid))
+            argv = [
+                "-c",
+                "from perphd.control.cli import main; main()",
+                "--json",
+                "iopath",
+                f"/{group.name}",
+                "--seconds",
+                "1",
+            ]
+            told = subprocess.run([sys.executable, *argv], capture_output=True, text=True, check=True)
+    finally:
+        for _ in range(100):
+            with suppress(OSError):
+                group.rmdir()
+                break
+            time.sleep(0.05)
+    threads = json.loads(told.stdout)["threads"]
+    assert 1.0 < threads["stalled_pct"] <= 100.0, told.stdout
 
 
 def test_threads_that_end_meanwhile_do_no_harm():
