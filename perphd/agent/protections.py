@@ -17,6 +17,7 @@ from perphd.host.actuators import Actuators
 
 _CPU_KNOBS = frozenset({"cpus", "cpu_weight"})
 """What of batch makes up the CPU part of every LRA's protection: it is in force as a whole or not at all."""
+_CACHE_KNOBS = frozenset({"llc_masks", "mba_pct"})
 CALM_TIMES = 3.0
 """Of the time, one part in so many at most is spent on settling after groups that (re)appear."""
 ENFORCEABLE_S = 60.0
@@ -146,6 +147,8 @@ class Protections:
     ) -> Allocation:
         """The choice with the ways and the bandwidth that batch really leaves, where its knobs are blocked."""
         for name, knobs in blocked.items():
+            if knobs.isdisjoint(_CACHE_KNOBS):
+                continue
             wanted = target.settings.get(name, UNTOUCHED)
             found = self._state.parts.executor.in_force(name)
             if "llc_masks" in knobs and wanted.llc_masks is not KEEP:
