@@ -25,7 +25,12 @@ from perphd.host.fs import RealFs
 from perphd.host.tcp_latency import Counter, TcpProbe, percentile_ms
 from tests.kernel.tcp_wire import Asker, Wire, enable, load
 
-pytestmark = [pytest.mark.requires_root, pytest.mark.requires_cgroup_v2]
+# The whole host is measured with it: other work on a shared machine may spoil one look, and does not spoil three.
+pytestmark = [
+    pytest.mark.requires_root,
+    pytest.mark.requires_cgroup_v2,
+    pytest.mark.flaky(reruns=2, reruns_delay=5),
+]
 
 PATIENCE_S = 60.0
 _FOLDER = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None

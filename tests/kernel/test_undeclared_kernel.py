@@ -26,7 +26,12 @@ from perphd.host.cgroup import discover
 from perphd.host.fs import RealFs
 from perphd.monitor.query import run_query
 
-pytestmark = [pytest.mark.requires_root, pytest.mark.requires_cgroup_v2]
+# The whole host is measured with it: other work on a shared machine may spoil one look, and does not spoil three.
+pytestmark = [
+    pytest.mark.requires_root,
+    pytest.mark.requires_cgroup_v2,
+    pytest.mark.flaky(reruns=2, reruns_delay=5),
+]
 
 SERVICE = str(Path(__file__).with_name("undeclared_service.py"))
 SPIN = "while True: pass"
