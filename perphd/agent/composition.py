@@ -287,7 +287,8 @@ def _queue(
     def capacity() -> tuple[float, float]:
         return float(len(topology.online - topology.isolated)), float(topology.memory_bytes)
 
-    return BatchQueue(config.queue, state_dir, runner, boot, wall_clock, capacity)
+    slots = Path(config.daemon.socket).absolute().parent / "slots"
+    return BatchQueue(config.queue, state_dir, runner, boot, wall_clock, capacity, slots)
 
 
 def _journal(config: Config, neighbours: Neighbours | None) -> Journal:

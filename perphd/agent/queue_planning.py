@@ -12,6 +12,7 @@ from typing import Final
 
 from perphd.agent.config_queue import QueueConfig
 from perphd.agent.queue_solver import QueueSolver
+from perphd.batch.gangs import led
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.outlook import forecast_of
 from perphd.batch.scheduling import (
@@ -135,7 +136,11 @@ class QueuePlanner:
         copper_share: float,
     ) -> QueueStep:
         """What this look decides. ``capacity``: CPUs and bytes of the host."""
-        view = self._view(now_s, capacity, waiting, active, preempts, copper_share)
+        considered, together, workers = led(waiting)
+        view = self._view(now_s, capacity, considered, active, preempts, copper_share)
+        if workers or together:
+            outlooks = dict(view.outlooks) | {job.id: self._outlook(job, now_s) for job in workers}
+            view = replace(view, together=together, workers=workers, outlooks=outlooks)
         return scheduled(view, lambda *problem: self._solver.improved(now_s, *problem))
 
     def forecast(

@@ -29,13 +29,17 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class ElasticRequest:
-    """One job: units of its core, of its elastic part, and its priority. ``granted`` are its elastic units in use."""
+    """One job: units of its core, of its elastic part, and its priority. ``granted`` are its elastic units in use.
+
+    ``unit``: elastic units are granted in multiples of this, one component each.
+    """
 
     name: str
     core: int
     elastic: int
     priority: int = 0
     granted: int = 0
+    unit: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +94,7 @@ def rebalanced(shares: ElasticShares) -> ElasticShares:
     left = shares.capacity - sum(job.core for job in serving)
     granted = []
     for job in serving:
-        given = min(job.elastic, left)
+        given = max(0, min(job.elastic, left)) // job.unit * job.unit
         left -= given
         granted.append(replace(job, granted=given))
     return replace(shares, serving=tuple(granted), waiting=tuple(waiting))

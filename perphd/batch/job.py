@@ -185,10 +185,11 @@ class Confirmed:
 
 @dataclass(frozen=True, slots=True)
 class FrozenFor:
-    """The job was preempted: its processes stand still."""
+    """The job's processes stand still. ``preempted``: False for an elastic worker, which has no right to its slot."""
 
     at_s: float
     reason: str
+    preempted: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +284,8 @@ def after(job: QueuedJob, event: JobEvent) -> QueuedJob | TransitionRefused:
             since_s = job.since_s if job.confirmed else event.at_s
             return replace(known, confirmed=True, since_s=since_s, cgroup=event.cgroup or job.cgroup)
         case FrozenFor():
-            return _preempted(replace(known, state=JobState.FROZEN), event.at_s)
+            frozen = replace(known, state=JobState.FROZEN)
+            return _preempted(frozen, event.at_s) if event.preempted else frozen
         case Thawed():
             return replace(known, state=JobState.RUNNING)
         case RequeuedFor():
@@ -311,7 +313,7 @@ def _refusal(job: QueuedJob, event: JobEvent) -> str:
         case FrozenFor():
             if job.state is not JobState.RUNNING:
                 return "only a running job is frozen"
-            return _backoff(job, event.at_s)
+            return _backoff(job, event.at_s) if event.preempted else ""
         case Thawed():
             return "" if job.state is JobState.FROZEN else "only a frozen job is thawed"
         case RequeuedFor():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from perphd.batch.gangs import gang_of, is_elastic
 from perphd.batch.job import STARTABLE, JobState, QueuedJob
 
 
@@ -23,6 +24,10 @@ def dependencies(live: Sequence[QueuedJob], ended: Mapping[int, JobState]) -> De
     startable: list[QueuedJob] = []
     blocked: dict[int, str] = {}
     impossible: dict[int, str] = {}
+    cores: dict[int | None, list[QueuedJob]] = {}
+    for job in live:
+        if job.spec.elastic is not None and not is_elastic(job):
+            cores.setdefault(gang_of(job), []).append(job)
     for job in live:
         if job.state not in STARTABLE:
             continue
@@ -33,9 +38,13 @@ def dependencies(live: Sequence[QueuedJob], ended: Mapping[int, JobState]) -> De
             number, state = over[0]
             told = "is not known any more" if state is None else f"is {state}"
             impossible[job.id] = f"job {number}, which it was to follow, {told}"
+        elif is_elastic(job) and not cores.get(gang_of(job)):
+            impossible[job.id] = "the core of its elastic job has ended"
         elif left:
             number, state = left[0]
             blocked[job.id] = f"it follows job {number}, which is {state}"
+        elif is_elastic(job) and not all(each.state.active for each in cores[gang_of(job)]):
+            blocked[job.id] = "the core of its elastic job does not run yet"
         else:
             startable.append(job)
     return Dependencies(tuple(startable), blocked, impossible)

@@ -12,6 +12,9 @@ deadlines are started: smaller jobs would keep it waiting without end.
 
 A job with a deadline that does not fit may freeze copper jobs, if the plan gains more than that costs. A frozen job
 keeps its memory: it is requeued when memory is what the urgent job lacks. It goes on when nothing urgent waits.
+
+The core of an elastic job starts as a whole. Its other workers start on what all jobs that fit have left, and are the
+first to stand still for an urgent job (``gangs``).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from typing import Final, TypeAlias
 
 from perphd.batch.admission import Admission, ResourceRisk, WorkloadUsage, admission, conditioned, correlated
 from perphd.batch.fairness import PATIENCE
+from perphd.batch.gangs import admitted, gangs_of, is_elastic, revoked, shares_of, with_urgent
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.planner import JobPlan, PlanWindow, RunningJob, WaitingJob, greedy
 from perphd.batch.utility import RunTime, Utility, adapted, of_history, remaining, uniform
@@ -80,7 +84,8 @@ class QueueView:
     """Everything that one look is about. ``others_*``: what everything else on the host was seen to use.
 
     ``cpus`` and ``memory_bytes``: what the queue may use together with the others. ``preempts``: copper may be frozen.
-    ``most_running``: jobs with a unit at a time. ``epsilon``: accepted P(over) by resource.
+    ``most_running``: jobs with a unit at a time. ``epsilon``: accepted P(over) by resource. ``together``: the jobs that
+    start with a waiting one, or not at all. ``workers``: elastic workers that could start.
     """
 
     now_s: float
@@ -96,14 +101,24 @@ class QueueView:
     most_running: int
     preempts: bool = False
     copper_share: float = 1.0
+    together: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    workers: Sequence[QueuedJob] = ()
+
+    def tasks(self, job: QueuedJob) -> int:
+        """Jobs that start with this one, itself included."""
+        return 1 + len(self.together.get(job.id, ()))
 
 
 @dataclass(frozen=True, slots=True)
 class QueueStep:
-    """What is to be done, in this order. ``reasons``: why jobs wait, by job; ``plan``: planned starts, by job."""
+    """What is to be done, in this order. ``reasons``: why jobs wait, by job; ``plan``: planned starts, by job.
+
+    ``revoke``: elastic workers that lose their slots.
+    """
 
     requeue: tuple[int, ...] = ()
     freeze: tuple[int, ...] = ()
+    revoke: tuple[int, ...] = ()
     thaw: tuple[int, ...] = ()
     start: tuple[int, ...] = ()
     reasons: Mapping[int, str] = field(default_factory=dict)
@@ -129,6 +144,11 @@ def is_overdue(view: QueueView, job: QueuedJob) -> bool:
     return job.spec.deadline_s is None and waited_s > max(PATIENCE * view.average_wait_s, SLOT_S[0])
 
 
+def is_urgent(view: QueueView, job: QueuedJob) -> bool:
+    """True for a job that elastic workers give way to."""
+    return job.spec.deadline_s is not None or is_overdue(view, job)
+
+
 def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
     """What this look decides. ``improve``: turns the greedy plan into a better one."""
     tried = candidates(view)
@@ -141,14 +161,17 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
     frozen: list[int] = []
     short_of_memory = False
     held_up: QueuedJob | None = None
+    elastic = _Elastic(view)
     for job in _in_order(view, tried, plan):
-        if len(starts) >= room:
+        if len(starts) + view.tasks(job) > room:
             reasons[job.id] = f"{view.most_running} jobs run, the most at a time ([queue] most_running)"
             continue
         if held_up is not None and job.spec.deadline_s is None:
             reasons[job.id] = f"job {held_up.id} has waited longest and goes first"
             continue
         answer = host.admission(job)
+        if not answer.admitted and is_urgent(view, job):
+            answer = elastic.made_room(host, job, answer)
         if not answer.admitted and plan is not None and job.spec.deadline_s is not None:
             victims = _victims(view, plan)
             if victims and not frozen:
@@ -157,12 +180,11 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
                 answer = host.admission(job)
             short_of_memory |= answer.over[MEMORY] > view.epsilon[MEMORY]
         over[job.id] = answer.over
-        if answer.admitted and plan is not None and plan.starts_s.get(str(job.id), 0.0) > 0.0:
-            reasons[job.id] = (
-                f"planned to start in {plan.starts_s[str(job.id)]:.0f} s: others gain more by now"
-            )
+        planned_s = 0.0 if plan is None or job.id in elastic.served else plan.starts_s.get(str(job.id), 0.0)
+        if answer.admitted and planned_s > 0.0:
+            reasons[job.id] = f"planned to start in {planned_s:.0f} s: others gain more by now"
         elif answer.admitted:
-            starts.append(job.id)
+            starts += [job.id, *view.together.get(job.id, ())]
             host.add(job)
         else:
             reasons[job.id] = waiting_reason(view, job, answer.over)
@@ -178,19 +200,43 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
         job.id
         for job in standing
         if not view.preempts
-        or (job.id not in requeued and not frozen and not urgent_waits and host.thaws(job))
+        or (
+            job.id not in requeued
+            and not is_elastic(job)
+            and not frozen
+            and not urgent_waits
+            and host.thaws(job)
+        )
     ]
+    if not elastic.revoked and held_up is None and not urgent_waits and not frozen:
+        for job in elastic.more([job for job in tried if job.id in starts]):
+            if job.state is JobState.FROZEN:
+                thawed += [job.id] if job.id not in thawed and host.thaws(job) else []
+            elif len(starts) >= room:
+                reasons[job.id] = f"{view.most_running} jobs run, the most at a time ([queue] most_running)"
+            elif (answer := host.admission(job)).admitted:
+                starts.append(job.id)
+                host.add(job)
+            else:
+                reasons[job.id] = waiting_reason(view, job, answer.over)
+    for job in view.workers:
+        if job.id not in starts:
+            reasons.setdefault(job.id, "an elastic worker starts on what others leave")
     times = {} if plan is None else {int(name): start_s for name, start_s in plan.starts_s.items()}
-    return QueueStep(tuple(requeued), tuple(frozen), tuple(thawed), tuple(starts), reasons, times, over)
+    revoke = tuple(each for each in elastic.revoked if each not in requeued and each not in frozen)
+    return QueueStep(
+        tuple(requeued), tuple(frozen), revoke, tuple(thawed), tuple(starts), reasons, times, over
+    )
 
 
 def waiting_reason(view: QueueView, job: QueuedJob, over: Mapping[str, float]) -> str:
     """Why a job is not admitted, in plain words."""
     words = []
     if over[CPU] > view.epsilon[CPU]:
-        words.append(f"{job.spec.cpus:g} CPUs would be too many with a probability of {over[CPU]:.0%}")
+        cpus = job.spec.cpus * view.tasks(job)
+        words.append(f"{cpus:g} CPUs would be too many with a probability of {over[CPU]:.0%}")
     if over[MEMORY] > view.epsilon[MEMORY]:
-        asked = f"{job.spec.memory_bytes / 2**20:.0f} MiB"
+        asked = f"{view.tasks(job) * job.spec.memory_bytes / 2**20:.0f} MiB"
         words.append(f"{asked} of memory would be too much with a probability of {over[MEMORY]:.0%}")
     accepted = f"accepted: {view.epsilon[CPU]:.0%} for CPUs, {view.epsilon[MEMORY]:.0%} for memory"
     return f"the host has no room: {' and '.join(words)} ({accepted})"
@@ -256,9 +302,8 @@ def stated(
     for job in tried:
         outlook = view.outlooks[job.id]
         run_time = run_time_of(outlook)
-        waiting.append(
-            WaitingJob(str(job.id), demand_of(job, outlook), run_time, utility_of(job, run_time, view.now_s))
-        )
+        demand = {name: view.tasks(job) * each for name, each in demand_of(job, outlook).items()}
+        waiting.append(WaitingJob(str(job.id), demand, run_time, utility_of(job, run_time, view.now_s)))
     running = []
     for each in view.active:
         demand = demand_of(each.job, each.outlook)
@@ -297,6 +342,53 @@ def _in_order(view: QueueView, tried: Sequence[QueuedJob], plan: JobPlan | None)
         return list(tried)
     now = set(plan.now)
     return sorted(tried, key=lambda job: (not is_overdue(view, job), str(job.id) not in now))
+
+
+class _Elastic:
+    """The shares of elastic jobs in one look. ``revoked``: workers that lose their slots, to the jobs in ``served``."""
+
+    def __init__(self, view: QueueView) -> None:
+        self._view = view
+        self._active = [each.job for each in view.active]
+        self._gangs = gangs_of([*self._active, *view.workers])
+        self._outlooks = {each.job.id: each.outlook for each in view.active} | dict(view.outlooks)
+        self._shares = shares_of(self._room(), self._active, view.workers, self._cpus)
+        self.revoked: list[int] = []
+        self.served: set[int] = set()
+
+    def made_room(self, host: _Host, job: QueuedJob, answer: Admission) -> Admission:
+        """Take slots for an urgent job if that lets it start; else all keep theirs."""
+        if not self._gangs or not self._view.preempts:
+            return answer
+        shares = with_urgent(self._shares, job, self._view.tasks(job) * self._cpus(job))
+        taken = [each.id for each in revoked(self._gangs, shares) if each.id not in self.revoked]
+        if not taken:
+            return answer
+        saved = host.saved()
+        host.without_cpus(taken)
+        after = host.admission(job)
+        if not after.admitted:
+            host.restored(saved)
+            return answer
+        self._shares = shares
+        self.revoked += taken
+        self.served.add(job.id)  # a plan that counts with the workers says later
+        return after
+
+    def more(self, started: Sequence[QueuedJob]) -> list[QueuedJob]:
+        """Elastic workers that may run beside what runs and ``started``."""
+        if not self._gangs:
+            return []
+        shares = shares_of(self._room(), [*self._active, *started], self._view.workers, self._cpus)
+        return admitted(self._gangs, shares)
+
+    def _room(self) -> float:
+        others = self._view.others_cpus
+        used = quantile(others, PLANNED_SHARE) if others.count else 0.0
+        return max(0.0, self._view.cpus - used) * self._view.copper_share
+
+    def _cpus(self, job: QueuedJob) -> float:
+        return demand_of(job, self._outlooks.get(job.id, JobOutlook()))[CPU]
 
 
 class _Host:
@@ -338,7 +430,8 @@ class _Host:
                     self._running(resource), self._task(resource, job), self._view.epsilon[resource]
                 )
                 for resource in (CPU, MEMORY)
-            }
+            },
+            self._view.tasks(job),
         )
         alone = not self._jobs[CPU] and self._view.copper_share >= 1.0
         if alone and answer.over[MEMORY] <= self._view.epsilon[MEMORY]:
@@ -346,9 +439,19 @@ class _Host:
         return answer
 
     def add(self, job: QueuedJob) -> None:
-        """The job runs from now on."""
+        """The job runs from now on, with those that start together with it."""
         for resource in (CPU, MEMORY):
-            self._jobs[resource][job.id] = self._task(resource, job)
+            for number in (job.id, *self._view.together.get(job.id, ())):
+                self._jobs[resource][number] = self._task(resource, job)
+        self._sums.clear()
+
+    def saved(self) -> dict[str, dict[int, GridDistribution]]:
+        """The laws of all jobs, for ``restored``."""
+        return {resource: dict(laws) for resource, laws in self._jobs.items()}
+
+    def restored(self, saved: dict[str, dict[int, GridDistribution]]) -> None:
+        """As when ``saved`` was called."""
+        self._jobs = saved
         self._sums.clear()
 
     def without_cpus(self, numbers: Sequence[int]) -> None:

@@ -33,6 +33,7 @@ class JobDetail:
 
     Times are in seconds since 1970. ``ran_s``: of the present attempt; ``lost_s``: of earlier ones. ``array``: place
     and size. ``output``: the file that the job's owner named. ``failures``: attempts with another status than 0.
+    ``elastic``: of a worker of an elastic job, the least and the greatest number of workers.
     """
 
     user: str
@@ -58,6 +59,7 @@ class JobDetail:
     unit: str
     workload: str
     forecast: JobForecast | Unavailable = NOT_MEASURED
+    elastic: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ def add_job_commands(cli: click.Group) -> None:
 @click.option("--env", multiple=True, metavar="K=V", help="A variable; K alone takes its present value.")
 @click.option("--retries", type=int, default=0, show_default=True, help="Starts after a failure.")
 @click.option("--array", type=int, metavar="N", help="N jobs with PERPHD_ARRAY_INDEX 0 to N-1.")
+@click.option("--elastic", metavar="MIN:MAX", help="MIN to MAX workers run the command.")
 @click.option("--wait", "waits", is_flag=True, help="Return when it has ended, with its exit status.")
 @click.argument("words", metavar="COMMAND...", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -62,6 +63,7 @@ def run(
     env: tuple[str, ...],
     retries: int,
     array: int | None,
+    elastic: str | None,
     waits: bool,
     words: tuple[str, ...],
 ) -> None:
@@ -69,7 +71,12 @@ def run(
 
     It runs as you, in this directory, as a batch workload that gives way to the LRAs. Put -- before the command. The
     answer is the job's number, once it is stored on disk.
+
+    An elastic job runs its command as MIN workers that start together, and as up to MAX where the host has room for
+    more; --cores and --memory are those of one worker.
     """
+    if elastic is not None and array is not None:
+        raise click.UsageError("--elastic and --array exclude each other")
     if best_effort and deadline is not None:
         raise click.UsageError("--best-effort and --deadline exclude each other")
     body: dict[str, Any] = {
@@ -84,6 +91,8 @@ def run(
             body["memory_bytes"] = parse_size_bytes(memory)
         except ParseError as exc:
             raise click.UsageError(f"--memory: {exc}") from exc
+    if elastic is not None:
+        body["elastic"] = _workers(elastic)
     if output is not None:
         body["output"] = os.path.abspath(output)
     given = {"cores": cores, "deadline_in_s": deadline, "band": band, "name": name, "array": array}
@@ -285,6 +294,13 @@ def _decoded(data: Any) -> JobRow:
     from perphd.control.wire import decode
 
     return decode(JobRow, data["job"], "job")
+
+
+def _workers(text: str) -> list[int]:
+    found = re.fullmatch(r"([0-9]{1,6}):([0-9]{1,6})", text)
+    if found is None:
+        raise click.UsageError(f"--elastic {text!r} is not MIN:MAX, such as 2:8")
+    return [int(found[1]), int(found[2])]
 
 
 def _numbers(text: str) -> list[int]:

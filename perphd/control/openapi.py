@@ -15,6 +15,7 @@ from typing import Any, Final
 from perphd import __version__
 from perphd.agent.config_schema import Key, keys_of
 from perphd.agent.config_workloads import WORKLOAD_TABLES
+from perphd.batch.gangs import Slots
 from perphd.batch.view import JobRow
 from perphd.cluster.document import NodeDocument, PodImpact, Reserved
 from perphd.cluster.reservations import BANDS
@@ -22,7 +23,14 @@ from perphd.control.errors import Code
 from perphd.control.limits import MAX_PAUSE_S, MAX_REASON
 from perphd.control.node_routes import MOST_CPUS, MOST_HOLDER
 from perphd.control.past_routes import LONGEST_S, MOST_SLOTS, SHORTEST_S
-from perphd.control.queue_routes import MAX_ARRAY, MAX_DEADLINE_S, MAX_EVENT_S, MAX_RETRIES, MAX_ROWS
+from perphd.control.queue_routes import (
+    MAX_ARRAY,
+    MAX_DEADLINE_S,
+    MAX_EVENT_S,
+    MAX_RETRIES,
+    MAX_ROWS,
+    MAX_WORKERS,
+)
 from perphd.control.sizing_routes import SAMPLES, STEPS
 from perphd.control.wire_schema import Components, Schema
 from perphd.domain.allocation import Settings
@@ -281,6 +289,12 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
                 "directory": TEXT,
                 "retries": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_RETRIES},
                 "array": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_ARRAY},
+                "elastic": {
+                    "type": ["array", "null"],
+                    "items": {"type": "integer", "minimum": 1, "maximum": MAX_WORKERS},
+                    "minItems": 2,
+                    "maxItems": 2,
+                },
             },
             "required": ["command"],
             "additionalProperties": False,
@@ -293,6 +307,10 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("DELETE", "/v1/jobs/{name}"): Operation(
         "Cancel a job", _of(cancelled={"type": "integer"}, state=TEXT), submits=True
+    ),
+    ("GET", "/v1/jobs/{name}/slots"): Operation(
+        "The elastic job that this one is a worker of: how many workers run, and the file that tells them",
+        {"job": int, "slots": Slots, "file": str},
     ),
     ("GET", "/v1/jobs/{name}/log"): Operation(
         "A part of a job's output from an offset on; its end is reached when until stays",

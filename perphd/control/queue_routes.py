@@ -26,12 +26,14 @@ from perphd.qos.bands import QosBand
 
 KEYS: Final = (
     "command", "name", "cores", "memory_bytes", "deadline_in_s", "band", "after", "output", "environment",
-    "directory", "retries", "array",
+    "directory", "retries", "array", "elastic",
 )  # fmt: skip
 EVENT_KEYS: Final = ("duration_s", "copper_share", "ramp_s", "reason")
 MAX_EVENT_S: Final = 31 * 86400.0
 DEFAULT_CORES: Final = 1.0
 MAX_ARRAY: Final = 10_000
+MAX_WORKERS: Final = 256
+"""Of one elastic job: no more run at a time ([queue] most_running)."""
 MAX_DEADLINE_S: Final = 366 * 86400.0
 MAX_RETRIES: Final = 1000
 MAX_STORED_BYTES: Final = 64 << 20
@@ -81,6 +83,18 @@ class QueueRoutes:
             "attempt": attempt,
             "state": now.state.value,
         }
+
+    async def slots(self, request: web.Request, peer: Peer) -> Any:
+        """GET /v1/jobs/{name}/slots: of the elastic job that this one is a worker of."""
+        queue = self._queue()
+        job = await self._own(queue, request, peer)
+        found = queue.slots(job)
+        if found is None:
+            raise ApiError(
+                Code.CONFLICT, f"job {job.id} is not elastic", "job", "perphctl run --elastic MIN:MAX"
+            )
+        gang, slots, file = found
+        return {"job": gang, "slots": encode(slots), "file": file}
 
     async def cancel(self, request: web.Request, peer: Peer) -> Any:
         """DELETE /v1/jobs/{name}."""
@@ -176,7 +190,16 @@ class QueueRoutes:
             raise ApiError(Code.REFUSED, "there is no command", "command", "a list of words")
         memory = body.get("memory_bytes")
         deadline = body.get("deadline_in_s")
+        elastic = _elastic(body)
         size = _optional_whole(body, "array", 1, MAX_ARRAY)
+        if size is not None and elastic is not None:
+            raise ApiError(Code.REFUSED, "a job is an array or elastic", "elastic", "one of both")
+        size = size if elastic is None else elastic[1]
+        index, count = (
+            ("PERPHD_ARRAY_INDEX", "PERPHD_ARRAY_SIZE")
+            if elastic is None
+            else ("PERPHD_WORKER", "PERPHD_WORKERS_MOST")
+        )
         name = _text(body, "name") or command[0].rpartition("/")[2] or "job"
         values: dict[str, Any] = {
             "command": tuple(command),
@@ -196,6 +219,7 @@ class QueueRoutes:
             "after": tuple(_whole(each, "after", 1, 1 << 62) for each in _list(body, "after")),
             "output": _text(body, "output"),
             "retries": _optional_whole(body, "retries", 0, MAX_RETRIES) or 0,
+            "elastic": elastic,
         }
         environment = _environment(body)
         stored = (size or 1) * len(json_of(dict(body)))
@@ -214,8 +238,8 @@ class QueueRoutes:
                     name=f"{name}[{place}]",
                     environment=(
                         *environment,
-                        ("PERPHD_ARRAY_INDEX", str(place)),
-                        ("PERPHD_ARRAY_SIZE", str(size)),
+                        (index, str(place)),
+                        (count, str(size)),
                     ),
                     array=(place, size),
                     **values,
@@ -224,6 +248,17 @@ class QueueRoutes:
             ]
         except ValueError as exc:
             raise ApiError(Code.REFUSED, str(exc), "job") from exc
+
+
+def _elastic(body: Mapping[str, Any]) -> tuple[int, int] | None:
+    if body.get("elastic") is None:
+        return None
+    bounds = [_whole(each, "elastic", 1, MAX_WORKERS) for each in _list(body, "elastic")]
+    if len(bounds) != 2 or bounds[0] > bounds[1]:
+        raise ApiError(
+            Code.REFUSED, f"{show(body['elastic'])} is not accepted", "elastic", "[least, most], least first"
+        )
+    return bounds[0], bounds[1]
 
 
 def _band(value: Any) -> QosBand:

@@ -54,6 +54,10 @@ def job_parts(row: JobRow, now_s: float) -> Iterable[Part]:
     ]
     if detail.reason:
         lines.insert(2, f"why       {detail.reason}")
+    if detail.elastic is not None and detail.array is not None:
+        least, most = detail.elastic
+        part = "core" if detail.array[0] < least else "elastic"
+        lines.append(f"elastic   worker {detail.array[0]} ({part}) of a job with {least} to {most} workers")
     if detail.deadline_unix_s is not None:
         lines.append(f"deadline  {_deadline(detail, row.state, now_s)}")
     if detail.after:

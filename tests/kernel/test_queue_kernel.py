@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from perphd.control.client import Client, NotPermitted, Refused, Unreachable
@@ -117,7 +118,9 @@ class Host:
 
 @pytest.fixture
 def host() -> Iterator[Host]:
-    with tempfile.TemporaryDirectory(prefix="perphd-queue-") as folder:  # pytest's own are closed to other users
+    with tempfile.TemporaryDirectory(
+        prefix="perphd-queue-"
+    ) as folder:  # pytest's own are closed to other users
         os.chmod(folder, 0o755)
         yield from served(Path(folder))
 
@@ -247,6 +250,62 @@ def test_an_event_stops_a_running_job_by_the_executor_and_gives_it_back(host: Ho
     host.client.send("DELETE", "event")
     host.wait_for(lambda: freezer.read_text() == "THAWED\n", "it stands still")
     assert host.job(number)["state"] == "running"
+
+
+def test_an_elastic_job_gives_its_slots_to_a_deadline_and_gets_them_back(host: Host, tmp_path: Path) -> None:
+    host.kill()
+    text = host.config.read_text().replace("most_running = 8", "most_running = 16")
+    host.config.write_text(text.replace("cpu_risk = 1.0", "cpu_risk = 0.1"))
+    host.start()
+    host.client.send("PUT", "mode", {"mode": "enforce"})
+    cpus = len(os.sched_getaffinity(0))
+    busy = psutil.cpu_percent(15.0)
+    if busy > 40.0:
+        pytest.skip(
+            f"other work on this host uses {busy:.0f} % of its CPUs: nothing is left for elastic workers"
+        )
+    share = 0.08 * cpus  # other work on this host leaves room for more than the core
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    script = f'test -r "$PERPHD_SLOTS_FILE" && echo $PERPHD_WORKER >> {marks}/all; exec sleep 600'
+    body = {
+        "command": ["/bin/sh", "-c", script],
+        "elastic": [1, 4],
+        "cores": share,
+        "environment": {"PATH": "/usr/bin:/bin"},
+    }
+    workers = host.client.send("POST", "jobs", body)["jobs"]
+    assert len(workers) == 4
+
+    def running() -> list[int]:
+        return [number for number in workers if host.job(number)["state"] == "running"]
+
+    host.wait_for(lambda: len(running()) == 4, "its workers do not run")
+    slots = host.client.get(f"jobs/{workers[2]}/slots")
+    assert slots["slots"] == {"granted": 4, "least": 1, "most": 4}
+    host.wait_for(lambda: "PERPHD_SLOTS=4\n" in Path(slots["file"]).read_text(), "nobody tells the workers")
+    host.wait_for(
+        lambda: sorted((marks / "all").read_text().split()) == list("0123"), "a worker did not begin"
+    )
+    urgent = {"command": ["/bin/sleep", "600"], "cores": 0.95 * cpus - 2 * share, "deadline_in_s": 3600}
+    (number,) = host.client.send("POST", "jobs", urgent)["jobs"]
+    host.wait_for(lambda: host.job(number)["state"] == "running", "the deadline waits")
+    frozen = [each for each in workers if host.job(each)["state"] == "frozen"]
+    assert workers[0] not in frozen, "a core keeps its place"
+    assert frozen == workers[-len(frozen) :], "the last one goes first"
+    freezer = Path(
+        "/sys/fs/cgroup/freezer/perphd-jobs", host.job(frozen[-1])["detail"]["unit"], "freezer.state"
+    )
+    host.wait_for(lambda: freezer.read_text() == "FROZEN\n", "its processes run on")
+    host.wait_for(
+        lambda: f"PERPHD_SLOTS={4 - len(frozen)}\n" in Path(slots["file"]).read_text(), "the file is old"
+    )
+    host.client.send("DELETE", f"jobs/{number}")
+    host.wait_for(lambda: len(running()) == 4, "the workers do not go on")
+    host.wait_for(lambda: freezer.read_text() == "THAWED\n", "it stands still")
+    for each in workers:
+        host.client.send("DELETE", f"jobs/{each}")
+    host.wait_for(lambda: not Path(slots["file"]).exists(), "the file is left")
 
 
 def test_dependencies_retries_arrays_and_the_commands_of_perphctl(host: Host, tmp_path: Path) -> None:

@@ -185,7 +185,7 @@ async def test_a_full_queue_and_a_full_disk_refuse_and_change_nothing(tmp_path: 
     await queue.submit([spec(), spec()])
     with pytest.raises(ConfigError, match="2 jobs wait already"):
         await queue.submit([spec(), spec()])
-    file = queue._file
+    file = queue._jobs._file
     assert file is not None
     pages = await queue._in("file", lambda: file._database.execute("PRAGMA page_count").fetchone()[0])
     await queue._in("file", lambda: file._database.execute(f"PRAGMA max_page_count = {pages}").fetchone())
@@ -255,7 +255,7 @@ async def test_ten_thousand_jobs_cost_the_loop_nothing_in_a_round(tmp_path: Path
     queue = world.daemon()
     await queue.submit([spec() for _ in range(10_000)])
     calls = Counter[str]()
-    live = queue._live
+    live = queue._jobs.live
 
     class Counted(dict[int, QueuedJob]):
         def __getattribute__(self, name: str) -> object:
@@ -263,7 +263,7 @@ async def test_ten_thousand_jobs_cost_the_loop_nothing_in_a_round(tmp_path: Path
                 calls[name] += 1
             return super().__getattribute__(name)
 
-    queue._live = Counted(live)
+    queue._jobs.live = Counted(live)
     queue._asked = False
     queue._looked_s = world.now_s
     for n in range(100):

@@ -73,7 +73,11 @@ def test_readers_look_and_only_the_group_submits(served: Served) -> None:
         ({"cores": 0}, "0.01"),
         ({"cores": 9}, "more than the host has"),
         ({"memory_bytes": 17 * GIB}, "more than the host has"),
-        ({"elastic": [2, 3]}, "unknown key"),
+        ({"elastic": [3, 2]}, "least first"),
+        ({"elastic": [2]}, "least first"),
+        ({"elastic": [0, 3]}, "from 1 to 256"),
+        ({"elastic": [9, 9]}, "no room for 9"),
+        ({"elastic": [1, 2], "array": 2}, "an array or elastic"),
         ({"environment": {"A=B": "c"}}, "has no ="),
         ({"band": "gold"}, "copper, silver"),
         ({"after": [99]}, "there is no job 99"),
@@ -88,6 +92,21 @@ def test_what_makes_no_sense_is_refused_and_leaves_no_job(
     with pytest.raises(Refused, match=words):
         submit(served, **body)
     assert Client(served.socket).get("jobs")["jobs"] == []
+
+
+def test_workers_of_an_elastic_job_know_their_place_and_strangers_no_slots(served: Served) -> None:
+    body = {"command": ["true"], "elastic": [2, 3], "name": "pool"}
+    first, second, third = Client(served.socket).send("POST", "jobs", body)["jobs"]
+    assert (second, third) == (first + 1, first + 2)
+    row = Client(served.socket).get(f"jobs/{third}")["job"]
+    assert (row["name"], row["detail"]["elastic"], row["detail"]["array"]) == ("pool[2]", [2, 3], [2, 3])
+    found = Client(served.socket).get(f"jobs/{third}/slots")
+    assert (found["job"], found["slots"]) == (first, {"granted": 0, "least": 2, "most": 3})
+    with pytest.raises(Refused, match="is not elastic"):
+        Client(served.socket).get(f"jobs/{submit(served)}/slots")
+    served.peer = READER
+    with pytest.raises(NotPermitted, match="somebody else's"):
+        Client(served.socket).get(f"jobs/{third}/slots")
 
 
 def test_silver_is_for_administrators(served: Served) -> None:

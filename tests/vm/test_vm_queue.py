@@ -77,7 +77,9 @@ def test_somebody_elses_job_cannot_be_touched_and_is_a_batch_workload(vm: Vm) ->
     assert "mine" in shown
     assert "sleep" not in shown
     vm.wait_until(f"perphctl status | grep -q 'job-{number}'", "it is no workload")
-    assert "deadline  in 1 h" in by(vm, "queue-alice", f"job {number}").stdout
+    left_s = job(vm, number)["detail"]["deadline_unix_s"] - float(vm.sh("date +%s"))
+    assert 3600.0 < left_s <= 7200.0
+    assert "deadline  in " in by(vm, "queue-alice", f"job {number}").stdout
     assert by(vm, "queue-alice", f"cancel {number}").returncode == 0
     vm.wait_until(f"! systemctl is-active -q perphd-job-{number}-1.service", "it still runs")
 
@@ -117,3 +119,71 @@ def test_after_a_reboot_waiting_jobs_wait_and_running_ones_use_their_retries(vm:
     assert job(vm, last)["state"] == "queued"
     assert by(vm, "queue-alice", f"cancel {again}").returncode == 0
     vm.wait_until(f"perphctl job {last} | grep -q '^state     cancelled'", "what follows it is not cancelled")
+
+
+def test_an_elastic_job_gives_its_slots_to_a_deadline_and_gets_them_back(vm: Vm) -> None:
+    vm.sh("perphctl mode enforce")
+    answer = by(
+        vm,
+        "queue-alice",
+        "--json run --elastic 1:4 --cores 0.2 -- sh -c 'cat $PERPHD_SLOTS_FILE; sleep 3600'",
+    )
+    assert answer.returncode == 0, answer.stderr
+    first, *_, last = json.loads(answer.stdout)["jobs"]
+    vm.wait_until(
+        f"perphctl job {last} | grep -q '^state     running'", "its last worker does not run", 600.0
+    )
+    vm.wait_until(f"grep -qx PERPHD_SLOTS=4 /run/perphd/slots/{first}.env", "nobody tells the workers")
+    assert "PERPHD_SLOTS_MOST=4" in by(vm, "queue-alice", f"logs {last}").stdout
+    urgent = submitted(vm, "--cores 1.4 --deadline 1h -- sleep 3600")
+    vm.wait_until(f"perphctl job {urgent} | grep -q '^state     running'", "the deadline waits", 600.0)
+    assert job(vm, first)["state"] == "running", "a core keeps its place"
+    assert job(vm, last)["state"] == "frozen"
+    unit = f"perphd-job-{last}-1.service"
+    vm.wait_until(f"grep -qx 1 /sys/fs/cgroup/perphdjobs.slice/{unit}/cgroup.freeze", "its processes run on")
+    assert by(vm, "queue-alice", f"cancel {urgent}").returncode == 0
+    vm.wait_until(f"perphctl job {last} | grep -q '^state     running'", "the worker does not go on", 600.0)
+    vm.wait_until(f"grep -qx 0 /sys/fs/cgroup/perphdjobs.slice/{unit}/cgroup.freeze", "it stands still")
+    assert by(vm, "queue-alice", f"cancel {first}-{last}").returncode == 0
+    vm.sh("perphctl mode observe")
+    vm.wait_until(f"test ! -e /run/perphd/slots/{first}.env", "the file is left")
+
+
+def test_a_full_disk_refuses_new_jobs_and_loses_none(vm: Vm) -> None:
+    folder = "/var/lib/perphd/queue"
+    vm.sh("systemctl stop perphd", INSTALL_S)
+    vm.sh(f"mount -t tmpfs -o size=4m,mode=700 tmpfs {folder} && systemctl start perphd", INSTALL_S)
+    try:
+        running = submitted(vm, "-- sleep 20")
+        vm.wait_until(f"perphctl job {running} | grep -q '^state     running'", "it does not run")
+        vm.try_(f"cat /dev/zero > {folder}/ballast")
+        refused = by(vm, "queue-alice", "run -- true")
+        assert refused.returncode != 0
+        assert "free space" in refused.stderr
+        vm.wait_until(
+            f"systemctl show perphd-job-{running}-1 -p SubState | grep -q exited", "it does not end"
+        )
+        vm.wait_until("perphctl status -v | grep -q 'free space'", "nobody says that the disk is full")
+        vm.sh(f"rm {folder}/ballast")
+        vm.wait_until(f"perphctl job {running} | grep -q '^state     done'", "its end was lost")
+        again = submitted(vm, "-- true")
+        assert again == running + 1
+        assert by(vm, "queue-alice", f"wait {again}").returncode == 0
+    finally:
+        vm.sh(f"systemctl stop perphd; umount {folder}; systemctl start perphd", INSTALL_S)
+
+
+def test_ten_thousand_jobs_are_stored_listed_and_kept_over_a_restart(vm: Vm) -> None:
+    vm.sh("systemctl stop perphd && rm -rf /var/lib/perphd/queue && systemctl start perphd", INSTALL_S)
+    first = submitted(vm, "-- sleep 3600")
+    stored = by(vm, "queue-alice", f"--json run --array 10000 --after {first} --name many -- true")
+    assert stored.returncode == 0, stored.stderr
+    assert len(json.loads(stored.stdout)["jobs"]) == 10_000
+    listed = by(vm, "queue-alice", "jobs --limit 5").stdout
+    assert f"it follows job {first}" in listed
+    vm.sh("systemctl restart perphd", INSTALL_S)
+    vm.wait_until(f"perphctl job {first} | grep -q '^state     running'", "the running job is lost")
+    counts = json.loads(vm.sh("perphctl --json jobs --limit 1"))["queue"]["counts"]
+    assert counts == {"running": 1, "queued": 10_000}
+    vm.sh("systemctl stop perphd && rm -rf /var/lib/perphd/queue && systemctl start perphd", INSTALL_S)
+    vm.sh(f"systemctl stop perphd-job-{first}-1.service")
