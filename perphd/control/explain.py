@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from perphd.control.render import HEALTH_STYLE, NONE, delay_unit, duration, number, settings_text
-from perphd.control.render_host import group_name
+from perphd.control.render_host import group_name, host_lines
 from perphd.control.table import Cell, Part, Styled, table, text
 from perphd.control.wire import decode
 from perphd.domain.decision import Action, Aftermath, Cause, Decision, Evidence, Health, Prediction
 from perphd.domain.errors import ParseError
+from perphd.domain.host_account import HostAccount
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.domain.status import WorkloadStatus
 from perphd.domain.units import SECONDS_PER_UNIT, format_bytes
@@ -116,7 +117,9 @@ def answer_parts(
     listed = explain_parts if limit is not None else summary_parts
     nothing = text(f"No decision about {workload} is remembered" + (" from before then." if at else " yet."))
     now = [text(f"Its last sample says: {status.condition}.")] if status.condition and not at else []
-    return [*now, *(listed(decisions, offset_s, verbose=verbose, after=after) or [nothing])]
+    host = data.get("host") if not at else None
+    around = [] if host is None else [text(*host_lines(decode(HostAccount, host, "host")))]
+    return [*now, *around, *(listed(decisions, offset_s, verbose=verbose, after=after) or [nothing])]
 
 
 def explain_parts(

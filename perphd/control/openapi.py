@@ -41,6 +41,7 @@ from perphd.domain.decision import Aftermath, Decision
 from perphd.domain.event import EventKind
 from perphd.domain.forecast import Forecasts
 from perphd.domain.history import History, StoredEvent
+from perphd.domain.host_account import HostAccount
 from perphd.domain.queue import CopperOffer, EventStatus, QueueSummary
 from perphd.domain.status import AgentStatus, TrialStatus, WorkloadStatus
 from perphd.domain.suggestion import Suggestion
@@ -189,6 +190,7 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
             "kind": Kind,
             "in_force": Settings,
             "workload": WorkloadStatus,
+            "host": HostAccount | None,
             "clock": _CLOCK,
         },
         (_query("workload", TEXT, True), _query("at", {"type": "number"}), _query("limit", _LIMIT)),

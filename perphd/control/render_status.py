@@ -80,7 +80,7 @@ def status_parts(status: AgentStatus, now_s: float, verbose: bool = False) -> li
     """``perphctl status``. ``now_s``: the daemon's monotonic clock, from which ages are told."""
     lras = [item for item in status.workloads if item.spec.kind is Kind.LRA]
     batch = [item for item in status.workloads if item.spec.kind is Kind.BATCH]
-    host = () if status.host is None else host_lines(status.host)
+    host = () if status.host is None else host_lines(status.host, status.workloads)
     parts: list[Part] = [text(headline(status), *(line for each in host for line in folded(each)))]
     if verbose:
         parts.append(text(*(Styled(line, "dim") for line in _itself(status))))

@@ -262,6 +262,7 @@ class Routes:
             "kind": status.spec.kind.value,
             "in_force": encode(status.in_force),
             "workload": encode(status),
+            "host": encode(self._agent.status().host),
             "clock": self._clock(),
         }
 

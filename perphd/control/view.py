@@ -174,7 +174,7 @@ def view_of(status: AgentStatus, topology: Topology, now_s: float) -> View:
         status.mode,
         headline(status),
         status.host,
-        () if status.host is None else host_lines(status.host),
+        () if status.host is None else host_lines(status.host, status.workloads),
         owners.known(),
         cores,
         ways,

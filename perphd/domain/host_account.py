@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Final
 
-from perphd.domain.reading import NOT_MEASURED, Reading
+from perphd.domain.reading import NOT_MEASURED, Reading, available
 
 NO_GROUP: Final = "/"
 """The group of processes that lie in no group, and of whatever groups too many to be watched use."""
@@ -60,6 +60,32 @@ class HostAccount:
     memory_available_bytes: Reading = NOT_MEASURED
     disk_bytes_per_s: Reading = NOT_MEASURED
     network_bytes_per_s: Reading = NOT_MEASURED
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """A total of the host divided: what LRAs and batch use of it, and everything else. Bytes, or bytes per second."""
+
+    lras: float
+    batch: float
+    others: float
+
+
+def divided(total: Reading, lras: Sequence[Reading], batch: Sequence[Reading]) -> Shares | None:
+    """A total by kind of workload; None where it, or what all workloads of a kind use of it, is not measured.
+
+    The parts are of samples some seconds apart: what LRAs and batch use together may be a little over the total, and
+    nothing is left to others then.
+    """
+    if not available(total):
+        return None
+    parts = []
+    for readings in (lras, batch):
+        known = [value for value in readings if available(value)]
+        if readings and not known:
+            return None
+        parts.append(math.fsum(known))
+    return Shares(parts[0], parts[1], max(0.0, total - parts[0] - parts[1]))
 
 
 def mean_account(accounts: Sequence[HostAccount]) -> HostAccount:

@@ -11,7 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from perphd.control.render_host import host_lines
-from perphd.domain.host_account import NO_GROUP, CpuAccount, GroupUse, HostAccount, mean_account
+from perphd.domain.allocation import UNTOUCHED
+from perphd.domain.host_account import NO_GROUP, CpuAccount, GroupUse, HostAccount, divided, mean_account
+from perphd.domain.reading import NOT_MEASURED, Reading
+from perphd.domain.sample import Sample
+from perphd.domain.status import WorkloadStatus
+from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.cgroup.hierarchy import discover
 from perphd.host.fs import KernelFile, RealFs
 from perphd.monitor import undeclared
@@ -225,6 +230,8 @@ def test_the_line_names_what_uses_most(tmp_path: Path) -> None:
     assert "1.8 of 2 CPUs busy" in line
     assert "undeclared: /hogs 1.1, processes in no group 0.2" in line
     assert "wait for CPU 34%" in line
+    assert "memory" not in line  # not measured
+
     store = Store(tmp_path / "s.sqlite", 3600.0, 1 << 24)
     store.start()
     store.add_host(100.0, HostAccount(5.0, 1.0, cpu, undeclared_use))
@@ -233,3 +240,52 @@ def test_the_line_names_what_uses_most(tmp_path: Path) -> None:
         tmp_path / "s.sqlite", "select undeclared, json_extract(groups, '$.\"/hogs\"') from host"
     ).rows
     assert [tuple(row) for row in rows] == [(1.3, 1.1)]
+
+
+def status_of(
+    name: str, kind: Kind, memory_bytes: Reading, read: Reading, written: Reading
+) -> WorkloadStatus:
+    sample = Sample(
+        name, 5.0, 1.0, memory_current_bytes=memory_bytes, read_bytes_per_s=read, write_bytes_per_s=written
+    )
+    spec = WorkloadSpec(name, kind, f"/{name}")
+    return WorkloadStatus(spec, True, Mode.OBSERVE, sample, None, None, None, UNTOUCHED)
+
+
+def test_memory_and_disks_are_divided_by_kind() -> None:
+    cpu = CpuAccount(2.0, 0.4, 0.0, 1.3, 0.1, 0.0, 0.2)
+    gib, mib = float(1 << 30), float(1 << 20)
+    account = HostAccount(
+        5.0, 1.0, cpu, memory_total_bytes=8 * gib, memory_available_bytes=3 * gib,
+        disk_bytes_per_s=10 * mib, network_bytes_per_s=2 * mib,
+    )  # fmt: skip
+    workloads = (
+        status_of("a", Kind.LRA, 2 * gib, 1 * mib, 2 * mib),
+        status_of("b", Kind.LRA, 1 * gib, NOT_MEASURED, 0.0),
+        status_of("c", Kind.BATCH, 0.0, 0.0, 9 * mib),
+    )
+    lines = host_lines(account, workloads)
+    assert all(len(line) <= 80 for line in lines), lines
+    assert "  memory: 5.0 GiB of 8.0 GiB used: LRAs 3.0 GiB, batch 0, others 2.0 GiB" in lines
+    # Samples are of another second than the disks' counters: nothing is left to others, and nothing is negative.
+    assert "  disks: 10.0 MiB/s: LRAs 3.0 MiB/s, batch 9.0 MiB/s, others 0" in lines
+    assert "  network 2.0 MiB/s" in lines
+    assert "  memory: 5.0 GiB of 8.0 GiB used" in host_lines(account), (
+        "nobody is there: nothing is said of parts"
+    )
+    unknown = (status_of("a", Kind.LRA, NOT_MEASURED, NOT_MEASURED, NOT_MEASURED),)
+    assert "  memory: 5.0 GiB of 8.0 GiB used" in host_lines(account, unknown), "no part is made up"
+
+
+@given(
+    total=st.floats(0.0, 1e12),
+    lras=st.lists(st.floats(0.0, 1e12), max_size=4),
+    batch=st.lists(st.floats(0.0, 1e12), max_size=4),
+)
+def test_parts_of_a_total_are_never_negative_and_leave_nothing_out(
+    total: float, lras: list[float], batch: list[float]
+) -> None:
+    parts = divided(total, lras, batch)
+    assert parts is not None
+    assert parts.others >= 0.0
+    assert parts.lras + parts.batch + parts.others >= total * (1 - 1e-12)
