@@ -213,7 +213,9 @@ def found_cause(
     """What is contended, or what the signals that wait point to (``witness``), and whose doing it is."""
     if _made_elsewhere(extra, sample, perf, model, around, settings):
         return _elsewhere(extra, around, settings, evidence)
-    found = storage(cause(extra, hierarchy, sample, around, settings, evidence), sample, around.account, evidence)
+    found = storage(
+        cause(extra, hierarchy, sample, around, settings, evidence), sample, around.account, evidence
+    )
     return origin(found if found is not Cause.UNKNOWN else witness, sample, around.account, evidence)
 
 

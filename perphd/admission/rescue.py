@@ -223,9 +223,7 @@ def _assess(
         if prediction == p:
             found.append(replace(item, batch_cores=value))
         else:
-            found.append(
-                replace(item, prediction=prediction, batch_cores=value, asked=p, basis=SEEN_NOW)
-            )
+            found.append(replace(item, prediction=prediction, batch_cores=value, asked=p, basis=SEEN_NOW))
     return tuple(found)
 
 

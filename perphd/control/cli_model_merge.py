@@ -58,7 +58,9 @@ def evaluated(file: str, others: Sequence[str]) -> tuple[dict[str, Any], Callabl
     said = f"{source.lra}: learned on {source.host} from {model.state.samples} samples"
     if work.staged is not None:
         own |= {"noise_sd": math.sqrt(work.staged.noise_var), "drift_alarms": work.staged.alarms}
-        said += f"; samples scatter by {math.sqrt(work.staged.noise_var):.1%}, {work.staged.alarms} changes found"
+        said += (
+            f"; samples scatter by {math.sqrt(work.staged.noise_var):.1%}, {work.staged.alarms} changes found"
+        )
     elif work.boosted is not None:
         own |= {"mean_error": work.boosted.mape, "drift_alarms": work.boosted.alarms}
         said += f"; one step ahead its trees were off by {work.boosted.mape:.1%} of late"

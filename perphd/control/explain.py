@@ -272,10 +272,19 @@ def _numbers(decision: Decision) -> list[Part]:
             )
             for item in decision.candidates
         ]
-        columns = ("  CONSIDERED", "MODEL [LOWER, UPPER]", "SAMPLES", "USED", "COSTS BATCH (CORES)", "VERDICT")
+        columns = (
+            "  CONSIDERED",
+            "MODEL [LOWER, UPPER]",
+            "SAMPLES",
+            "USED",
+            "COSTS BATCH (CORES)",
+            "VERDICT",
+        )
         parts.append(table("", columns, [(f"  {row[0]}", *row[1:]) for row in rows], right=(2, 3, 4)))
         rules = {item.estimate.basis for item in decision.candidates if item.estimate is not None}
-        parts += [text(f"  USED is an estimate where it differs from MODEL: {rule}") for rule in sorted(rules)]
+        parts += [
+            text(f"  USED is an estimate where it differs from MODEL: {rule}") for rule in sorted(rules)
+        ]
     return parts
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perphd.cluster.asking import ExtenderError, asking_pod, quantity
 from perphd.cluster.document import (
     CacheHeadroom,
     CopperRoom,
@@ -19,7 +20,7 @@ from perphd.cluster.document import (
     ResourceForecast,
     UnitCost,
 )
-from perphd.cluster.extender import ExtenderError, KnownNodes, asking_pod, filtered, prioritized, quantity
+from perphd.cluster.extender import KnownNodes, filtered, prioritized
 from perphd.domain.decision import Cause, Health
 from perphd.domain.reading import NOT_MEASURED, Unavailable
 from perphd.domain.workload import Mode

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import pytest
 
+from perphd.adapters.kubernetes import extender_program, publish_program
 from perphd.agent.config import parse
 from perphd.agent.config_reference import EXAMPLE, default_text, man, markdown
 from perphd.agent.config_schema import keys_of, read_value
@@ -23,7 +24,7 @@ from perphd.control.routes import Routes
 from tests.unit.control_fake import Served
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("perphd.8", "perphctl.1", "perphd.conf.5")
+PAGES = ("perphd.8", "perphctl.1", "perphd.conf.5", "perphd-extender.8", "perphd-publish.8")
 ANEW = "write it anew: python -m perphd.agent.config_reference"
 
 
@@ -71,7 +72,15 @@ def commands(
             yield (*path, name), command
 
 
-@pytest.mark.parametrize(("group", "page"), [(cli, "perphctl.1"), (daemon.main, "perphd.8")])
+@pytest.mark.parametrize(
+    ("group", "page"),
+    [
+        (cli, "perphctl.1"),
+        (daemon.main, "perphd.8"),
+        (extender_program.main, "perphd-extender.8"),
+        (publish_program.main, "perphd-publish.8"),
+    ],
+)
 def test_every_command_and_option_is_in_the_manual(group: click.Group, page: str):
     manual = plain_page(page)
     for path, command in commands(group):

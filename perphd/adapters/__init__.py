@@ -1,0 +1,1 @@
+"""Processes beside the daemon that speak to a cluster's engine. The resident daemon imports nothing of them."""

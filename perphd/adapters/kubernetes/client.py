@@ -1,0 +1,301 @@
+"""The few calls of the Kubernetes API that perphd needs, over aiohttp.
+
+perphd has aiohttp already; the official client adds 126 MB. Errors come in classes by what the caller must do:
+
+    Unreachable   no answer, too late, or the server is overloaded (429, 5xx): wait and try again
+    Conflict      somebody else wrote first (409), or a test of a JSON patch failed (422): read again, then decide
+    Expired       the place in the watch is forgotten (410): list again
+    Missing       there is no such object (404)
+    Forbidden     the account may not (401, 403): a person must grant it
+    Rejected      the request is wrong: never retry
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import random
+import ssl
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import aiohttp
+
+from perphd.domain.errors import PerphError
+
+TIMEOUT_S: Final = 10.0
+WATCH_S: Final = 290.0
+"""The server ends a watch after this time; the next one goes on from the same place."""
+SILENT_S: Final = 330.0
+"""A watch without a byte for this long is dead."""
+LEAST_PAUSE_S: Final = 0.5
+MOST_PAUSE_S: Final = 30.0
+PAGE: Final = 500
+_LINE_BYTES: Final = 1 << 22
+"""Longest line of a watch: etcd refuses objects over 1.5 MiB."""
+_ACCOUNT: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+
+MERGE: Final = "application/merge-patch+json"
+STRATEGIC: Final = "application/strategic-merge-patch+json"
+JSON_PATCH: Final = "application/json-patch+json"
+
+
+class ApiError(PerphError):
+    """The API server did not do it."""
+
+    def __init__(self, request: str, status: int, message: str) -> None:
+        self.status = status
+        super().__init__(f"{request}: {status or 'no answer'}: {message[:300]}")
+
+
+class Unreachable(ApiError):
+    """No answer, or none in time, or the server has too much to do. ``pause_s``: what it asked us to wait."""
+
+    pause_s: float = 0.0
+
+
+class Conflict(ApiError):
+    """Somebody else wrote first."""
+
+
+class Expired(ApiError):
+    """The resource version is too old."""
+
+
+class Missing(ApiError):
+    """There is no such object."""
+
+
+class Forbidden(ApiError):
+    """This account may not."""
+
+
+class Rejected(ApiError):
+    """The request is wrong."""
+
+
+_CLASSES: Final[Mapping[int, type[ApiError]]] = {
+    401: Forbidden, 403: Forbidden, 404: Missing, 409: Conflict, 410: Expired, 422: Conflict,
+    408: Unreachable, 429: Unreachable,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where the API server is, and how to show who asks. ``ca_file`` empty: the system's authorities."""
+
+    url: str
+    token_file: str = ""
+    ca_file: str = ""
+
+    @classmethod
+    def in_cluster(cls, environment: Mapping[str, str] = os.environ, account: Path = _ACCOUNT) -> Access:
+        """What kubelet gives every pod.
+
+        Raises:
+            PerphError: this is no pod.
+        """
+        host, port = environment.get("KUBERNETES_SERVICE_HOST"), environment.get("KUBERNETES_SERVICE_PORT")
+        if not host or not port:
+            raise PerphError(
+                "this process runs in no pod: give --api-server, --token-file and --ca-file "
+                "(or run kubectl proxy and give --api-server http://127.0.0.1:8001)"
+            )
+        shown = f"[{host}]" if ":" in host else host
+        return cls(f"https://{shown}:{port}", f"{account}/token", f"{account}/ca.crt")
+
+
+class Backoff:
+    """Pauses that double from half a second to half a minute, with jitter, so that a fleet does not return at once."""
+
+    def __init__(self, least_s: float = LEAST_PAUSE_S, most_s: float = MOST_PAUSE_S) -> None:
+        self._least_s, self._most_s = least_s, most_s
+        self.failures = 0
+
+    def failed(self, at_least_s: float = 0.0) -> float:
+        """Count a failure; the pause before the next try, in seconds."""
+        pause_s = min(self._most_s, self._least_s * 2.0 ** min(self.failures, 10))
+        self.failures += 1
+        return max(at_least_s, pause_s * random.uniform(0.5, 1.0))
+
+    def succeeded(self) -> None:
+        """Forget the failures."""
+        self.failures = 0
+
+
+class ApiClient:
+    """Requests as one account. The token is read again for each request: kubelet renews it in place."""
+
+    def __init__(self, access: Access, timeout_s: float = TIMEOUT_S) -> None:
+        self._access, self._timeout_s = access, timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> ApiClient:
+        context: ssl.SSLContext | bool = True
+        if self._access.ca_file:
+            try:
+                context = ssl.create_default_context(cafile=self._access.ca_file)
+            except OSError as exc:
+                raise PerphError(
+                    f"{self._access.ca_file}: no certificate authority is readable: {exc}"
+                ) from exc
+        self._session = aiohttp.ClientSession(
+            self._access.url,
+            connector=aiohttp.TCPConnector(ssl=context, limit=20),
+            read_bufsize=_LINE_BYTES // 2,
+            timeout=aiohttp.ClientTimeout(total=self._timeout_s),
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def get(self, path: str, **query: str) -> Any:
+        """An object."""
+        return await self.request("GET", path, query=query)
+
+    async def patch(self, path: str, body: Any, kind: str = MERGE) -> Any:
+        """The object after a patch of this kind."""
+        return await self.request("PATCH", path, body, kind)
+
+    async def post(self, path: str, body: Any) -> Any:
+        """Create; the object."""
+        return await self.request("POST", path, body)
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        kind: str = "application/json",
+        query: Mapping[str, str] | None = None,
+    ) -> Any:
+        """One request, as JSON.
+
+        Raises:
+            ApiError: in the class that says what to do about it.
+        """
+        shown = f"{method} {path}"
+        data = None if body is None else json.dumps(body)
+        try:
+            async with self._http().request(
+                method, path, data=data, params=query, headers=self._headers(kind)
+            ) as answer:
+                text = await answer.text()
+                if answer.status >= 400:
+                    raise _error(shown, answer.status, text, answer.headers)
+                return json.loads(text) if text else None
+        except (aiohttp.ClientError, TimeoutError, OSError) as exc:
+            raise Unreachable(shown, 0, str(exc) or type(exc).__name__) from exc
+        except ValueError as exc:
+            raise Unreachable(shown, 0, f"the answer is no JSON: {exc}") from exc
+
+    async def list_all(self, path: str, **query: str) -> tuple[list[Any], str]:
+        """All objects, read in pages, and the resource version from which a watch goes on."""
+        items: list[Any] = []
+        page = {**query, "limit": str(PAGE)}
+        while True:
+            answer = await self.get(path, **page)
+            items += answer.get("items") or []
+            metadata = answer.get("metadata", {})
+            if not metadata.get("continue"):
+                return items, str(metadata.get("resourceVersion", ""))
+            page["continue"] = metadata["continue"]
+
+    async def watch(self, path: str, version: str, **query: str) -> AsyncIterator[tuple[str, Any]]:
+        """(kind, object) of every change after ``version``, until the server ends it. Bookmarks included.
+
+        Raises:
+            ApiError: ``Expired`` if the version is forgotten.
+        """
+        asked = {
+            **query, "watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true",
+            "timeoutSeconds": f"{WATCH_S:.0f}",
+        }  # fmt: skip
+        shown = f"WATCH {path}"
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=self._timeout_s, sock_read=SILENT_S)
+        try:
+            async with self._http().get(path, params=asked, headers=self._headers(), timeout=limit) as answer:
+                if answer.status >= 400:
+                    raise _error(shown, answer.status, await answer.text(), answer.headers)
+                while line := await answer.content.readline():
+                    event = json.loads(line)
+                    if event["type"] == "ERROR":
+                        status = event["object"]
+                        raise _error(shown, int(status.get("code", 500)), json.dumps(status), {})
+                    yield event["type"], event["object"]
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as exc:
+            raise Unreachable(shown, 0, str(exc) or type(exc).__name__) from exc
+
+    def _http(self) -> aiohttp.ClientSession:
+        assert self._session is not None, "used outside of its context"
+        return self._session
+
+    def _headers(self, kind: str = "application/json") -> dict[str, str]:
+        headers = {"Content-Type": kind, "Accept": "application/json"}
+        if self._access.token_file:
+            try:
+                headers["Authorization"] = f"Bearer {Path(self._access.token_file).read_text().strip()}"
+            except OSError as exc:
+                raise Unreachable("authorise", 0, f"{self._access.token_file}: {exc.strerror}") from exc
+        return headers
+
+
+async def follow(
+    client: ApiClient,
+    path: str,
+    replaced: Callable[[list[Any]], None],
+    changed: Callable[[str, Any], None],
+    troubled: Callable[[ApiError, float], None],
+    sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    **query: str,
+) -> None:
+    """List, then watch, for ever. Nothing is lost: whatever breaks the watch leads to a new list or goes on after it.
+
+    Args:
+        client: who asks.
+        path: of the collection.
+        replaced: gets all objects, after each list.
+        changed: gets (ADDED, MODIFIED or DELETED, object).
+        troubled: gets each failure and the pause before the next try; a forgotten place (410) is none.
+        sleep: waits so many seconds.
+        query: label and field selectors.
+    """
+    backoff, version = Backoff(), ""
+    while True:
+        try:
+            if not version:
+                items, version = await client.list_all(path, **query)
+                replaced(items)
+            async for kind, item in client.watch(path, version, **query):
+                version = item["metadata"]["resourceVersion"]
+                backoff.succeeded()
+                if kind != "BOOKMARK":
+                    changed(kind, item)
+            backoff.succeeded()
+        except Expired:
+            version = ""
+            await sleep(backoff.failed())
+        except ApiError as exc:
+            pause_s = backoff.failed(getattr(exc, "pause_s", 0.0))
+            if not isinstance(exc, Unreachable):
+                version = ""
+            troubled(exc, pause_s)
+            await sleep(pause_s)
+
+
+def _error(request: str, status: int, text: str, headers: Mapping[str, str]) -> ApiError:
+    message = text
+    with contextlib.suppress(ValueError, AttributeError):
+        message = str(json.loads(text).get("message", text))
+    kind = _CLASSES.get(status, Unreachable if status >= 500 else Rejected)
+    error = kind(request, status, message)
+    if isinstance(error, Unreachable):
+        with contextlib.suppress(ValueError):
+            error.pause_s = min(MOST_PAUSE_S, float(headers.get("Retry-After", 0)))
+    return error

@@ -1,0 +1,179 @@
+"""Where the extender has the nodes' documents from, and the cache of them.
+
+    NodeProfile objects    listed and watched; what ``perphd-publish`` writes
+    a folder               NODE.json, each as ``perphctl node --json`` prints it
+    an address             GET returns {"NODE": document, ...}
+
+Ages are by the extender's own clock: a document counts from when it arrived changed, since clocks of nodes differ. On
+the first look there is no arrival yet, and the node's own time counts where it lies in the past.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import aiohttp
+
+from perphd.adapters.kubernetes.client import ApiClient, ApiError, Backoff, follow
+from perphd.adapters.kubernetes.objects import PROFILES, published_document
+from perphd.cluster.document import NodeDocument
+from perphd.cluster.extender import KnownNodes
+from perphd.control.wire import decode
+from perphd.domain.errors import PerphError
+
+_log: Final = logging.getLogger("perphd.extender")
+MOST_BYTES: Final = 256 << 20
+
+
+class Listener(Protocol):
+    """Hears of every change of the cache."""
+
+    def put(self, node: str, document: NodeDocument) -> None:
+        """A document was taken in."""
+
+    def forget(self, node: str) -> None:
+        """A node is gone."""
+
+
+class DocumentCache:
+    """The known nodes, as they arrive. ``refused``: nodes whose last document is unreadable, with the reason."""
+
+    def __init__(self, listener: Listener | None = None, clock: Callable[[], float] = time.time) -> None:
+        self.known = KnownNodes()
+        self.refused: dict[str, str] = {}
+        self.is_synced = False
+        self._listener, self._clock = listener, clock
+        self._made: dict[str, float] = {}
+
+    def put(self, node: str, read: Callable[[], NodeDocument]) -> None:
+        """Take in a document; one that cannot be read leaves the one before it, which then grows stale."""
+        try:
+            document = read()
+            arrived = self._arrived(node, document)
+            if arrived is None:
+                return
+            self.known.put(node, arrived)
+        except PerphError as exc:
+            if self.refused.get(node) != str(exc):
+                _log.warning("the document of %s is not used: %s", node, exc)
+            self.refused[node] = str(exc)
+            return
+        self._made[node] = document.made_unix_s
+        self.refused.pop(node, None)
+        if self._listener is not None:
+            self._listener.put(node, arrived)
+
+    def _arrived(self, node: str, document: NodeDocument) -> NodeDocument | None:
+        """The document with the time of its arrival; None: it is the known one."""
+        before, now_s = self._made.get(node), self._clock()
+        if before is None and not self.is_synced:
+            return replace(document, made_unix_s=min(document.made_unix_s, now_s))
+        if before == document.made_unix_s:
+            return None
+        return replace(document, made_unix_s=now_s)
+
+    def is_fresh(self, node: str) -> bool:
+        """Whether the node's document is within its time to live."""
+        rows = self.known.rows([node])
+        return bool(rows[0] >= 0 and self.known.fresh(rows, self._clock())[0])
+
+    def forget(self, node: str) -> None:
+        """The node is gone."""
+        self._made.pop(node, None)
+        self.refused.pop(node, None)
+        self.known.forget(node)
+        if self._listener is not None:
+            self._listener.forget(node)
+
+    def keep_only(self, nodes: Mapping[str, Any] | set[str]) -> None:
+        """Forget all others; from now on arrival counts."""
+        for node in [each for each in self.known.documents if each not in nodes]:
+            self.forget(node)
+        self.is_synced = True
+
+
+async def follow_profiles(client: ApiClient, cache: DocumentCache) -> None:
+    """Keep the cache like the NodeProfile objects, for ever."""
+
+    def replaced(profiles: list[Any]) -> None:
+        for profile in profiles:
+            cache.put(profile["metadata"]["name"], lambda profile=profile: published_document(profile))  # type: ignore[misc]
+        cache.keep_only({profile["metadata"]["name"] for profile in profiles})
+        _log.info("%d NodeProfiles are known", len(profiles))
+
+    def changed(kind: str, profile: Any) -> None:
+        node = profile["metadata"]["name"]
+        if kind == "DELETED":
+            cache.forget(node)
+        else:
+            cache.put(node, lambda: published_document(profile))
+
+    await follow(client, PROFILES, replaced, changed, troubled("NodeProfiles"))
+
+
+def troubled(what: str) -> Callable[[ApiError, float], None]:
+    """Logs that a watch is broken, once until it works differently."""
+    last = ""
+
+    def log(error: ApiError, pause_s: float) -> None:
+        nonlocal last
+        text = f"{type(error).__name__}: {error}"
+        level = logging.DEBUG if text == last else logging.WARNING
+        last = text
+        _log.log(level, "%s: %s; next try in %.1f s", what, error, pause_s)
+
+    return log
+
+
+async def follow_folder(folder: Path, cache: DocumentCache, period_s: float) -> None:
+    """Keep the cache like the files of a folder, for ever."""
+    seen: dict[str, tuple[int, int]] = {}
+    while True:
+        present = {}
+        for path in folder.glob("*.json"):
+            try:
+                state = path.stat()
+                present[path.stem] = (state.st_mtime_ns, state.st_size)
+                if seen.get(path.stem) != present[path.stem]:
+                    cache.put(path.stem, lambda path=path: _read(path.read_bytes()))  # type: ignore[misc]
+            except OSError:
+                continue
+        seen = present
+        cache.keep_only(present)
+        await asyncio.sleep(period_s)
+
+
+async def follow_address(url: str, cache: DocumentCache, period_s: float) -> None:
+    """Keep the cache like the answer of an address, for ever. Without an answer, documents grow stale."""
+    backoff, report = Backoff(), troubled(url)
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=max(10.0, period_s))) as http:
+        while True:
+            pause_s = period_s
+            try:
+                async with http.get(url) as answer:
+                    answer.raise_for_status()
+                    documents = json.loads(await answer.content.read(MOST_BYTES))
+                    if not isinstance(documents, dict):
+                        raise ValueError("the answer is no object of documents by node")
+                for node, data in documents.items():
+                    cache.put(node, lambda data=data: decode(NodeDocument, data))  # type: ignore[misc]
+                cache.keep_only(documents)
+                backoff.succeeded()
+            except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as exc:
+                pause_s = backoff.failed()
+                report(ApiError(f"GET {url}", 0, str(exc)), pause_s)
+            await asyncio.sleep(pause_s)
+
+
+def _read(data: bytes) -> NodeDocument:
+    try:
+        return decode(NodeDocument, json.loads(data))
+    except ValueError as exc:
+        raise PerphError(f"it is no JSON: {exc}") from exc

@@ -1,0 +1,245 @@
+"""The scheduler's extender as a server: filter, prioritize, preempt, bind, and why.
+
+It keeps nothing that another copy could not have: the documents of the nodes as they arrive, and the last explanations.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final
+
+import numpy as np
+from aiohttp import web
+
+from perphd import __version__
+from perphd.adapters.kubernetes.binding import Binder
+from perphd.adapters.kubernetes.documents import DocumentCache
+from perphd.adapters.kubernetes.recording import Recorder
+from perphd.cluster.asking import ExtenderError
+from perphd.cluster.document import NodeDocument
+from perphd.cluster.extender import (
+    Explanation,
+    Judged,
+    explanation,
+    filter_answer,
+    judged,
+    preempted,
+    priority_answer,
+)
+from perphd.control.wire import encode, json_of
+from perphd.domain.decision import Health
+
+MOST_BODY: Final = 256 << 20
+"""Bytes of a call. 5,000 whole nodes are some 25 MB."""
+MOST_PODS: Final = 10_000
+"""Pods of which the last explanations are kept."""
+MOST_TIMES: Final = 1000
+_log: Final = logging.getLogger("perphd.extender")
+
+
+@dataclass(slots=True)
+class Counts:
+    """Calls of one verb: how many, how many were no calls, and how long the last ones took."""
+
+    calls: int = 0
+    errors: int = 0
+    seconds: float = 0.0
+    last_s: deque[float] = field(default_factory=lambda: deque(maxlen=MOST_TIMES))
+
+    def took(self, seconds: float) -> None:
+        """One call was answered."""
+        self.calls += 1
+        self.seconds += seconds
+        self.last_s.append(seconds)
+
+    def quantile_s(self, share: float) -> float:
+        """Of the last thousand calls."""
+        return float(np.quantile(np.array(self.last_s), share)) if self.last_s else 0.0
+
+
+class ExtenderServer:
+    """Handlers of all addresses.
+
+    Args:
+        cache: what is known of the nodes.
+        policy: the placement policy's name.
+        binder: binds pods; None: bind is not configured.
+        is_copper: whether the pod of this UID is known to be copper.
+        recorder: writes what was answered; None: nobody does.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        cache: DocumentCache,
+        policy: str,
+        binder: Binder | None = None,
+        is_copper: Callable[[str], bool] = lambda uid: False,
+        recorder: Recorder | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._cache, self._policy, self._binder = cache, policy, binder
+        self._is_copper, self._recorder, self._clock = is_copper, recorder, clock
+        self._explained: OrderedDict[str, dict[str, Explanation]] = OrderedDict()
+        self.counts = {verb: Counts() for verb in ("filter", "prioritize", "preempt", "bind")}
+
+    def app(self) -> web.Application:
+        """The server's addresses."""
+        app = web.Application(client_max_size=MOST_BODY)
+        app.add_routes(
+            [
+                web.post("/filter", self._timed("filter", self._filter)),
+                web.post("/prioritize", self._timed("prioritize", self._prioritize)),
+                web.post("/preempt", self._timed("preempt", self._preempt)),
+                web.post("/bind", self._timed("bind", self._bind)),
+                web.get("/explain", self._explain),
+                web.get("/fleet", self._fleet),
+                web.get("/metrics", self._metrics),
+                web.get("/healthz", self._healthy),
+                web.get("/readyz", self._ready),
+            ]
+        )
+        return app
+
+    def _timed(
+        self, verb: str, handler: Callable[[Any], Awaitable[Any]]
+    ) -> Callable[[web.Request], Awaitable[web.Response]]:
+        counts = self.counts[verb]
+
+        async def handle(request: web.Request) -> web.Response:
+            body = await request.read()
+            start = time.perf_counter()
+            try:
+                answer = await handler(json.loads(body))
+            except (ExtenderError, ValueError, RecursionError) as exc:
+                counts.errors += 1
+                return web.json_response({"Error": f"perphd: {exc}"}, status=400)
+            response = web.Response(text=json.dumps(answer), content_type="application/json")
+            counts.took(time.perf_counter() - start)
+            return response
+
+        return handle
+
+    async def _filter(self, call: Any) -> Any:
+        return filter_answer(self._judged("filter", call), call)
+
+    async def _prioritize(self, call: Any) -> Any:
+        return priority_answer(self._judged("prioritize", call))
+
+    def _judged(self, verb: str, call: Any) -> Judged:
+        now_s = self._clock()
+        verdict = judged(self._cache.known, call, self._policy, now_s)
+        pod = verdict.asked.pod.name
+        known = self._explained.setdefault(pod, {})
+        known[verb] = explanation(verdict, verb, self._policy, now_s)
+        self._explained.move_to_end(pod)
+        if len(self._explained) > MOST_PODS:
+            self._explained.popitem(last=False)
+        if self._recorder is not None:
+            self._recorder.call(now_s, verb, self._policy, call["Pod"], verdict)
+        return verdict
+
+    async def _preempt(self, call: Any) -> Any:
+        return preempted(call, self._is_copper)
+
+    async def _bind(self, call: Any) -> Any:
+        if self._binder is None:
+            raise ExtenderError("bind is not configured here (--bind), and the scheduler must not ask for it")
+        return {"Error": await self._binder.bind(call)}
+
+    async def _explain(self, request: web.Request) -> web.Response:
+        pod = request.query.get("pod", "")
+        pod = pod if "/" in pod else f"default/{pod}"
+        known = self._explained.get(pod)
+        if known is None:
+            return web.json_response({"error": f"no call about {pod} is remembered"}, status=404)
+        return web.json_response({verb: asdict(each) for verb, each in known.items()})
+
+    async def _fleet(self, _: web.Request) -> web.Response:
+        now_s = self._clock()
+        documents = self._cache.known.documents
+        nodes = [_row(name, each, now_s) for name, each in sorted(documents.items())]
+        calls = {
+            verb: {
+                "calls": counts.calls,
+                "errors": counts.errors,
+                "p50_s": counts.quantile_s(0.5),
+                "p99_s": counts.quantile_s(0.99),
+            }
+            for verb, counts in self.counts.items()
+        }
+        answer = {
+            "version": __version__,
+            "policy": self._policy,
+            "binds": self._binder is not None,
+            "synced": self._cache.is_synced,
+            "calls": calls,
+            "nodes": nodes,
+            "refused": self._cache.refused,
+            "problems": [self._recorder.problem]
+            if self._recorder is not None and self._recorder.problem
+            else [],
+        }
+        return web.Response(text=json_of(answer), content_type="application/json")
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        now_s, documents = self._clock(), self._cache.known.documents
+        fresh = sum(now_s - each.made_unix_s <= each.ttl_s for each in documents.values())
+        lines = [
+            "# HELP perphd_extender_nodes Nodes with a document, by whether it is within its time to live.",
+            "# TYPE perphd_extender_nodes gauge",
+            f'perphd_extender_nodes{{state="fresh"}} {fresh}',
+            f'perphd_extender_nodes{{state="stale"}} {len(documents) - fresh}',
+            f'perphd_extender_nodes{{state="unreadable"}} {len(self._cache.refused)}',
+            "# HELP perphd_extender_call_seconds Time of a call from its body read to the answer made.",
+            "# TYPE perphd_extender_call_seconds summary",
+        ]
+        for verb, counts in self.counts.items():
+            name = "perphd_extender_call_seconds"
+            lines += [
+                f'{name}{{verb="{verb}",quantile="{share}"}} {counts.quantile_s(share):.6f}'
+                for share in (0.5, 0.99)
+            ]
+            lines.append(f'{name}_sum{{verb="{verb}"}} {counts.seconds:.6f}')
+            lines.append(f'{name}_count{{verb="{verb}"}} {counts.calls}')
+        lines += [
+            "# HELP perphd_extender_call_errors_total Calls that could not be read.",
+            "# TYPE perphd_extender_call_errors_total counter",
+        ]
+        lines += [
+            f'perphd_extender_call_errors_total{{verb="{verb}"}} {each.errors}'
+            for verb, each in self.counts.items()
+        ]
+        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
+
+    async def _healthy(self, _: web.Request) -> web.Response:
+        return web.Response(text="ok")
+
+    async def _ready(self, _: web.Request) -> web.Response:
+        if self._cache.is_synced:
+            return web.Response(text="ok")
+        return web.Response(text="the nodes' documents are not read yet", status=503)
+
+
+def _row(name: str, document: NodeDocument, now_s: float) -> Mapping[str, Any]:
+    """A node in one line."""
+    worst = [each for each in document.lras if each.health is Health.DEGRADED]
+    age_s = now_s - document.made_unix_s
+    return {
+        "node": name,
+        "mode": document.mode.value,
+        "age_s": age_s,
+        "stale": age_s > document.ttl_s,
+        "lras": len(document.lras),
+        "degraded": [each.name for each in worst],
+        "confidence": document.confidence,
+        "copper_allocatable": encode(document.copper.allocatable),
+        "copper_used": encode(document.copper.used),
+        "capacity": encode(document.capacity),
+        "used": encode(document.used),
+    }

@@ -1,0 +1,36 @@
+"""Paths and names of what perphd keeps in Kubernetes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from perphd.cluster.document import NodeDocument
+from perphd.control.wire import decode
+from perphd.domain.errors import PerphError
+
+GROUP: Final = "perphd.io"
+VERSION: Final = "v1alpha1"
+PROFILES: Final = f"/apis/{GROUP}/{VERSION}/nodeprofiles"
+NODES: Final = "/api/v1/nodes"
+PODS: Final = "/api/v1/pods"
+
+
+def pod_path(namespace: str, name: str) -> str:
+    """Of one pod."""
+    return f"/api/v1/namespaces/{namespace}/pods/{name}"
+
+
+def published_document(profile: Mapping[str, Any]) -> NodeDocument:
+    """The node's document in a NodeProfile, with the time to live that its publisher states.
+
+    Raises:
+        PerphError: there is none, or it is not readable.
+    """
+    status = profile.get("status")
+    if not isinstance(status, Mapping) or "document" not in status:
+        raise PerphError("the NodeProfile has no document yet")
+    document = decode(NodeDocument, status["document"], "status.document")
+    ttl = status.get("ttlSeconds")
+    return replace(document, ttl_s=float(ttl)) if isinstance(ttl, int | float) else document

@@ -1,0 +1,44 @@
+"""Options that all of the adapters' programs share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import click
+
+from perphd.adapters.kubernetes.client import Access
+from perphd.domain.errors import PerphError
+
+
+def access_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Where the API server is and how to show who asks; without any, as kubelet gives it to a pod."""
+    for option in (
+        click.option(
+            "--ca-file", metavar="FILE", help="Authority of its certificate [default: the system's]."
+        ),
+        click.option(
+            "--token-file", metavar="FILE", help="Token of the account; read again for each request."
+        ),
+        click.option(
+            "--api-server", metavar="URL", help="The API server [default: that of this pod's cluster]."
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def chosen_access(values: Mapping[str, str | None]) -> Access:
+    """The access that these options name.
+
+    Raises:
+        PerphError: they contradict each other, or this is no pod.
+    """
+    url, token, authority = values["api_server"], values["token_file"], values["ca_file"]
+    if url is None:
+        if token or authority:
+            raise PerphError("--token-file and --ca-file need --api-server")
+        return Access.in_cluster()
+    if not url.startswith(("https://", "http://127.0.0.1", "http://[::1]", "http://localhost")):
+        raise PerphError(f"--api-server {url}: allowed are https:// and, on loopback, http://")
+    return Access(url.rstrip("/"), token or "", authority or "")

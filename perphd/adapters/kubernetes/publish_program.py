@@ -1,0 +1,106 @@
+"""perphd-publish: the process beside perphd on a node of Kubernetes. It reads the daemon and writes to the cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+from contextlib import suppress
+from typing import Final
+
+import click
+
+from perphd import __version__
+from perphd.adapters.kubernetes.client import Access, ApiClient, follow
+from perphd.adapters.kubernetes.documents import troubled
+from perphd.adapters.kubernetes.objects import PODS
+from perphd.adapters.kubernetes.options import access_options, chosen_access
+from perphd.adapters.kubernetes.publisher import NodeSocket, OwnPods, Publisher, withdraw
+from perphd.control.client import DEFAULT_SOCKET
+from perphd.control.journal_log import start_logging
+from perphd.domain.errors import PerphError
+
+PERIOD_S: Final = 10.0
+_log: Final = logging.getLogger("perphd.publish")
+_node_option = click.option(
+    "--node",
+    envvar="NODE_NAME",
+    required=True,
+    help="The node's name in the cluster [environment: NODE_NAME].",
+)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="perphd-publish")
+def main() -> None:
+    """Publish what perphd knows of this node to Kubernetes."""
+
+
+@main.command()
+@_node_option
+@click.option("--socket", default=DEFAULT_SOCKET, show_default=True, help="Of the daemon on this node.")
+@click.option("--period", "period_s", type=click.FloatRange(0.2, 300), default=PERIOD_S, show_default=True,
+              help="Seconds between two looks.")  # fmt: skip
+@click.option(
+    "--taint",
+    type=click.Choice(["NoSchedule", "PreferNoSchedule", "none"]),
+    default="PreferNoSchedule",
+    show_default=True,
+    help="Effect of perphd.io/no-copper. NoSchedule keeps every pod away that does not tolerate it.",
+)
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
+@access_options
+def run(node: str, socket: str, period_s: float, taint: str, log_level: str, **access: str | None) -> None:
+    """Publish until SIGTERM or Ctrl-C. What is published stays; ``withdraw`` takes it back."""
+    start_logging(log_level)
+    try:
+        asyncio.run(_run(node, socket, period_s, "" if taint == "none" else taint, chosen_access(access)))
+    except PerphError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+@main.command("withdraw")
+@_node_option
+@access_options
+def take_back(node: str, **access: str | None) -> None:
+    """Take back resources, conditions, the taint and the NodeProfile of a node."""
+
+    async def once() -> None:
+        async with ApiClient(chosen_access(access)) as client:
+            await withdraw(client, node)
+
+    try:
+        asyncio.run(once())
+    except PerphError as exc:
+        raise click.ClickException(str(exc)) from exc
+
+
+async def _run(node: str, socket: str, period_s: float, taint: str, access: Access) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    pods = OwnPods()
+    async with ApiClient(access) as client:
+        publisher = Publisher(client, node, NodeSocket(socket).document, pods, period_s, taint)
+        _log.info(
+            "perphd-publish %s for node %s, every %g s, as process %d",
+            __version__,
+            node,
+            period_s,
+            os.getpid(),
+        )
+        selector = f"spec.nodeName={node}"
+        watching = follow(
+            client, PODS, pods.replaced, pods.changed, troubled("pods of this node"), fieldSelector=selector
+        )
+        with suppress(asyncio.CancelledError):
+            async with asyncio.TaskGroup() as tasks:
+                running = [tasks.create_task(watching), tasks.create_task(publisher.run())]
+                await stop.wait()
+                for task in running:
+                    task.cancel()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,369 @@
+"""The publisher of one node: look at the daemon, look at the cluster, write what differs.
+
+Everything but events is kept by level: each round compares what is there with what should be there. Whatever was lost
+(a Node that was deleted and made again, an API server that was away, a write that met another one) is put right by
+the next round. Events wait until they are delivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import aiohttp
+
+from perphd.adapters.kubernetes.client import (
+    JSON_PATCH,
+    STRATEGIC,
+    ApiClient,
+    ApiError,
+    Backoff,
+    Conflict,
+    Missing,
+    Unreachable,
+)
+from perphd.adapters.kubernetes.objects import GROUP, NODES, PROFILES, VERSION
+from perphd.cluster.asking import COPPER_CPU, COPPER_MEMORY, ExtenderError, quantity
+from perphd.cluster.document import NodeDocument
+from perphd.cluster.publication import Condition, Kept, Level, Notice, Publication, decided
+from perphd.cluster.slots import SLOT_S, Slot, slots_of, without
+from perphd.control.wire import decode, encode
+from perphd.domain.errors import PerphError
+from perphd.domain.reading import Unavailable
+
+TAINT: Final = f"{GROUP}/no-copper"
+EVENTS: Final = "/api/v1/namespaces/default/events"
+"""Events about nodes, which have no namespace, are kept in this one."""
+SETTLED_S: Final = 15.0
+"""A pod that runs for this long is in the measured use of copper; its slot is not needed any more."""
+MOST_EVENTS: Final = 100
+_TTL_PERIODS: Final = 3.0
+_log: Final = logging.getLogger("perphd.publish")
+
+
+class NodeSocket:
+    """The daemon's own API on its Unix socket."""
+
+    def __init__(self, path: str, timeout_s: float = 5.0) -> None:
+        self.path, self._timeout_s = path, timeout_s
+
+    async def document(self) -> NodeDocument | Unavailable:
+        """``GET /v1/node``; why there is none."""
+        limit = aiohttp.ClientTimeout(total=self._timeout_s)
+        try:
+            async with (
+                aiohttp.ClientSession(connector=aiohttp.UnixConnector(self.path), timeout=limit) as http,
+                http.get("http://localhost/v1/node") as answer,
+            ):
+                data = json.loads(await answer.read())
+                if answer.status != 200:
+                    return Unavailable(f"perphd answered {answer.status}: {str(data)[:200]}")
+                return decode(NodeDocument, data)
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, PerphError) as exc:
+            return Unavailable(f"perphd does not answer on {self.path}: {str(exc) or type(exc).__name__}")
+
+
+class OwnPods:
+    """The pods bound to this node, and since when each is seen to run (by this process's clock)."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self.pods: dict[str, Any] = {}
+        self.running_s: dict[str, float] = {}
+        self._slots_s: dict[str, float] = {}
+        self.is_synced = False
+
+    def replaced(self, pods: list[Any]) -> None:
+        """All of them."""
+        self.pods = {}
+        for pod in pods:
+            self.changed("ADDED", pod)
+        self.running_s = {uid: since for uid, since in self.running_s.items() if uid in self.pods}
+        self.is_synced = True
+
+    def changed(self, kind: str, pod: Any) -> None:
+        """One of them."""
+        uid = pod["metadata"]["uid"]
+        if kind == "DELETED":
+            self.pods.pop(uid, None)
+            self.running_s.pop(uid, None)
+            return
+        self.pods[uid] = pod
+        if (pod.get("status") or {}).get("phase") == "Running":
+            self.running_s.setdefault(uid, self._clock())
+
+    def over(self, slots: Sequence[Slot]) -> frozenset[str]:
+        """The UIDs of slots whose pod is measured by now, has ended, or never came, by this process's clock."""
+        if not self.is_synced:
+            return frozenset()
+        now_s = self._clock()
+        self._slots_s = {slot.uid: self._slots_s.get(slot.uid, now_s) for slot in slots}
+        return frozenset(uid for uid, since_s in self._slots_s.items() if self._is_over(uid, since_s, now_s))
+
+    def _is_over(self, uid: str, since_s: float, now_s: float) -> bool:
+        pod = self.pods.get(uid)
+        if pod is None:
+            return now_s - since_s > SLOT_S
+        if (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed"):
+            return True
+        running_s = self.running_s.get(uid)
+        return running_s is not None and now_s - running_s >= SETTLED_S
+
+
+class Publisher:
+    """Rounds of one node.
+
+    Args:
+        client: of the API server.
+        node: its name there.
+        look: the daemon's document, or why there is none.
+        pods: of this node; kept up by somebody else.
+        period_s: between two rounds.
+        taint_effect: NoSchedule, PreferNoSchedule, or empty: no taint.
+        clock: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        client: ApiClient,
+        node: str,
+        look: Callable[[], Any],
+        pods: OwnPods,
+        period_s: float,
+        taint_effect: str = "PreferNoSchedule",
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._client, self._node, self._look, self._pods = client, node, look, pods
+        self.period_s, self._effect, self._clock = period_s, taint_effect, clock
+        self._kept: Kept | None = None
+        self._events: deque[tuple[Notice, str]] = deque(maxlen=MOST_EVENTS)
+        self._problem = ""
+        self._is_blind = False
+
+    async def run(self) -> None:
+        """Rounds for ever. While the API server fails, they come with growing pauses."""
+        backoff = Backoff(min(0.5, self.period_s), max(30.0, self.period_s))
+        while True:
+            started = time.monotonic()
+            try:
+                await self.round()
+                if self._problem:
+                    _log.warning("published again after %d failures", backoff.failures)
+                self._problem = ""
+                backoff.succeeded()
+                pause_s = max(0.0, self.period_s - (time.monotonic() - started))
+            except ApiError as exc:
+                pause_s = backoff.failed(getattr(exc, "pause_s", 0.0))
+                if str(exc) != self._problem:
+                    _log.warning("not published: %s; next try in %.1f s", exc, pause_s)
+                self._problem = str(exc)
+            await asyncio.sleep(pause_s)
+
+    async def round(self) -> None:
+        """One look and what follows from it.
+
+        Raises:
+            ApiError: something is not published yet.
+        """
+        look = await self._look()
+        self._say(look)
+        node = await self._client.get(f"{NODES}/{self._node}")
+        publication, kept = decided(look, self._kept if self._kept is not None else _as_published(node))
+        self._kept = kept
+        at = _time(self._clock())
+        self._events.extend((notice, at) for notice in publication.notices)
+        await self._node_status(node, publication)
+        await self._taint(node, publication.is_tainted)
+        await self._profile(node, look, publication)
+        await self._deliver(node)
+
+    def _say(self, look: NodeDocument | Unavailable) -> None:
+        if isinstance(look, Unavailable) != self._is_blind:
+            self._is_blind = isinstance(look, Unavailable)
+            if isinstance(look, Unavailable):
+                _log.warning("nothing is offered to copper: %s", look.reason)
+            else:
+                _log.info("perphd answers again")
+
+    async def _node_status(self, node: Any, publication: Publication) -> None:
+        """Extended resources and conditions."""
+        level = publication.level
+        wanted = {COPPER_CPU: level.cpu_milli, COPPER_MEMORY: level.memory_bytes}
+        status = node.get("status") or {}
+        patch: dict[str, Any] = {}
+        for part in ("capacity", "allocatable"):
+            present = status.get(part) or {}
+            changed = {
+                name: str(value) for name, value in wanted.items() if _number(present.get(name)) != value
+            }
+            if changed:
+                patch[part] = changed
+        conditions = {each["type"]: each for each in status.get("conditions") or []}
+        at = _time(self._clock())
+        new = [_condition(each, conditions.get(each.type), at) for each in publication.conditions]
+        changed_conditions = [each for each in new if each is not None]
+        if changed_conditions:
+            patch["conditions"] = changed_conditions
+        if patch:
+            await self._client.patch(f"{NODES}/{self._node}/status", {"status": patch}, STRATEGIC)
+
+    async def _taint(self, node: Any, is_tainted: bool) -> None:
+        if not self._effect:
+            return
+        taints = (node.get("spec") or {}).get("taints") or []
+        others = [each for each in taints if each.get("key") != TAINT]
+        wanted = [*others, {"key": TAINT, "effect": self._effect}] if is_tainted else others
+        is_there = [(each["key"], each["effect"]) for each in taints if each.get("key") == TAINT]
+        if is_there == ([(TAINT, self._effect)] if is_tainted else []):
+            return
+        test = {"op": "test", "path": "/metadata/resourceVersion"}
+        for _ in range(3):
+            patch = [
+                {**test, "value": node["metadata"]["resourceVersion"]},
+                {"op": "add", "path": "/spec/taints", "value": wanted},
+            ]
+            try:
+                await self._client.patch(f"{NODES}/{self._node}", patch, JSON_PATCH)
+                return
+            except Conflict:
+                node = await self._client.get(f"{NODES}/{self._node}")
+                taints = (node.get("spec") or {}).get("taints") or []
+                others = [each for each in taints if each.get("key") != TAINT]
+                wanted = [*others, {"key": TAINT, "effect": self._effect}] if is_tainted else others
+        _log.info("the taint waits for the next round: others write to the node all the time")
+
+    async def _profile(self, node: Any, look: NodeDocument | Unavailable, publication: Publication) -> None:
+        """The NodeProfile with the document, and slots whose pods are measured by now."""
+        path = f"{PROFILES}/{self._node}"
+        try:
+            profile = await self._client.get(path)
+        except Missing:
+            profile = await self._created(node)
+        if not isinstance(look, Unavailable):
+            status = _status(look, publication, max(look.ttl_s, _TTL_PERIODS * self.period_s))
+            # Not a merge patch, which would leave old keys and take null for "delete".
+            patch = [{"op": "add", "path": "/status", "value": status}]
+            profile = await self._client.patch(f"{path}/status", patch, JSON_PATCH)
+        over = self._pods.over(slots_of(profile))
+        patch = without(profile, lambda slot: slot.uid in over)
+        if not patch:
+            return
+        try:
+            await self._client.patch(path, patch, JSON_PATCH)
+        except Conflict:
+            _log.debug("a slot was taken meanwhile: what is over is taken away in the next round")
+
+    async def _created(self, node: Any) -> Any:
+        owner = {"apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["metadata"]["uid"]}
+        profile = {
+            "apiVersion": f"{GROUP}/{VERSION}",
+            "kind": "NodeProfile",
+            "metadata": {"name": self._node, "ownerReferences": [owner]},
+            "spec": {"reservations": []},
+        }
+        try:
+            return await self._client.post(PROFILES, profile)
+        except Conflict:
+            return await self._client.get(f"{PROFILES}/{self._node}")
+
+    async def _deliver(self, node: Any) -> None:
+        while self._events:
+            notice, at = self._events[0]
+            event = {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"generateName": f"{self._node}.perphd-"},
+                "involvedObject": {
+                    "apiVersion": "v1", "kind": "Node", "name": self._node, "uid": node["metadata"]["uid"],
+                },
+                "reason": notice.reason,
+                "message": notice.message,
+                "type": "Warning" if notice.is_warning else "Normal",
+                "source": {"component": "perphd", "host": self._node},
+                "firstTimestamp": at,
+                "lastTimestamp": at,
+                "count": 1,
+            }  # fmt: skip
+            try:
+                await self._client.post(EVENTS, event)
+            except Unreachable:
+                raise
+            except ApiError as exc:
+                _log.warning("an event is dropped: %s", exc)
+            self._events.popleft()
+
+
+async def withdraw(client: ApiClient, node: str) -> None:
+    """Take everything back that a publisher has put up for this node.
+
+    Raises:
+        ApiError: something is still there.
+    """
+    found = await client.get(f"{NODES}/{node}")
+    none = {COPPER_CPU: None, COPPER_MEMORY: None}
+    types = [each["type"] for each in found["status"].get("conditions") or []]
+    deleted = [{"$patch": "delete", "type": each} for each in types if each.startswith(f"{GROUP}/")]
+    status = {"capacity": none, "allocatable": none, "conditions": deleted}
+    await client.patch(f"{NODES}/{node}/status", {"status": status}, STRATEGIC)
+    taints = found["spec"].get("taints") or []
+    others = [each for each in taints if each.get("key") != TAINT]
+    if len(others) < len(taints):
+        test = {"op": "test", "path": "/metadata/resourceVersion"}
+        version = (await client.get(f"{NODES}/{node}"))["metadata"]["resourceVersion"]
+        patch = [{**test, "value": version}, {"op": "add", "path": "/spec/taints", "value": others}]
+        await client.patch(f"{NODES}/{node}", patch, JSON_PATCH)
+    try:
+        await client.request("DELETE", f"{PROFILES}/{node}")
+    except Missing:
+        return
+
+
+def _status(document: NodeDocument, publication: Publication, ttl_s: float) -> dict[str, Any]:
+    level = publication.level
+    return {
+        "document": encode(document),
+        "ttlSeconds": ttl_s,
+        "mode": document.mode.value,
+        "confidence": round(document.confidence, 3),
+        "copper": {"cpuMilli": level.cpu_milli, "memoryBytes": level.memory_bytes},
+        "lras": len(document.lras),
+        "degraded": sorted(each.name for each in document.lras if each.health.value == "degraded"),
+        "madeAt": _time(document.made_unix_s),
+    }
+
+
+def _as_published(node: Any) -> Kept:
+    """What a publisher before this one left, so that a restart changes nothing."""
+    present = (node.get("status") or {}).get("allocatable") or {}
+    cpu, memory = _number(present.get(COPPER_CPU)), _number(present.get(COPPER_MEMORY))
+    level = None if cpu is None or memory is None else Level(cpu, memory)
+    taints = (node.get("spec") or {}).get("taints") or []
+    return Kept(level, level, any(each.get("key") == TAINT for each in taints))
+
+
+def _number(text: object) -> int | None:
+    try:
+        return None if text is None else int(quantity(text))
+    except ExtenderError:
+        return None
+
+
+def _condition(wanted: Condition, present: Any, at: str) -> dict[str, Any] | None:
+    """The condition as the API has it; None: it is there already."""
+    shown = {"type": wanted.type, "status": wanted.status, "reason": wanted.reason, "message": wanted.message}
+    if present is not None and all(present.get(key) == value for key, value in shown.items()):
+        return None
+    since = at
+    if present is not None and present.get("status") == wanted.status:
+        since = present.get("lastTransitionTime", at)
+    return {**shown, "lastHeartbeatTime": at, "lastTransitionTime": since}
+
+
+def _time(unix_s: float) -> str:
+    return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

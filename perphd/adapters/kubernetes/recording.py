@@ -1,0 +1,166 @@
+"""What the extender knew and answered, line by line, and the same again from the record.
+
+Each line is one JSON object, in the order in which things happened:
+
+    {"at", "put": NODE, "document": ...}      a document was taken in
+    {"at", "forget": NODE}                    a node went
+    {"names": DIGEST, "list": [...]}          candidates, written when they first occur
+    {"at", "call": VERB, "policy", "pod": ..., "names": DIGEST, "answer": DIGEST}
+
+An answer follows from the documents, the call, the policy and the time alone. ``replayed`` computes each again and
+compares. At ``most_bytes`` the file is renamed to FILE.1, and the new one begins with all known documents.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, TextIO
+
+from perphd.cluster.document import NodeDocument
+from perphd.cluster.extender import Judged, KnownNodes, filter_answer, judged, priority_answer
+from perphd.control.wire import decode, encode, json_of
+from perphd.domain.errors import PerphError
+
+MOST_BYTES: Final = 256 << 20
+
+
+def digest_of(value: Any) -> str:
+    """Of a JSON value, whatever the order of its keys."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def answer_of(verdict: Judged, verb: str, names: Sequence[str]) -> Any:
+    """The answer to a call by names, whatever the form in which the candidates came."""
+    return filter_answer(verdict, {"NodeNames": names}) if verb == "filter" else priority_answer(verdict)
+
+
+class Recorder:
+    """Writes the record. A disk that refuses ends it with one sentence, and answers go on."""
+
+    def __init__(self, path: Path, known: KnownNodes, most_bytes: int = MOST_BYTES) -> None:
+        self.path, self.known, self._most_bytes = path, known, most_bytes
+        self.problem = ""
+        self._written = 0
+        self._names: set[str] = set()
+        self._file: TextIO | None = None
+        self._open()
+
+    def put(self, at_unix_s: float, node: str, document: NodeDocument) -> None:
+        """A document was taken in."""
+        self._write({"at": at_unix_s, "put": node, "document": encode(document)})
+
+    def forget(self, at_unix_s: float, node: str) -> None:
+        """A node went."""
+        self._write({"at": at_unix_s, "forget": node})
+
+    def call(self, at_unix_s: float, verb: str, policy: str, pod: Any, verdict: Judged) -> None:
+        """A call was answered."""
+        names = list(verdict.names)
+        digest = digest_of(names)
+        if digest not in self._names:
+            self._names.add(digest)
+            self._write({"names": digest, "list": names})
+        answer = digest_of(answer_of(verdict, verb, names))
+        self._write(
+            {
+                "at": at_unix_s,
+                "call": verb,
+                "policy": policy,
+                "pod": recorded_pod(pod),
+                "names": digest,
+                "answer": answer,
+            }
+        )
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _open(self) -> None:
+        try:
+            self._file = self.path.open("w", encoding="utf-8")
+        except OSError as exc:
+            self.problem = f"{self.path}: {exc.strerror}"
+            return
+        self._names.clear()
+        for node, document in self.known.documents.items():
+            self._line({"at": document.made_unix_s, "put": node, "document": encode(document)})
+        self._written = 0
+
+    def _write(self, line: dict[str, Any]) -> None:
+        self._line(line)
+        if self._written > self._most_bytes:
+            self.close()
+            self.path.replace(self.path.with_name(f"{self.path.name}.1"))
+            self._open()
+
+    def _line(self, line: dict[str, Any]) -> None:
+        if self._file is None:
+            return
+        try:
+            self._written += self._file.write(json_of(line) + "\n")
+            self._file.flush()
+        except (OSError, ValueError) as exc:
+            self.problem = f"{self.path}: {exc}"
+            self._file = None
+
+
+def recorded_pod(pod: Any) -> dict[str, Any]:
+    """The parts of a pod that decide. The rest, such as the environment of its containers, is not written down."""
+    metadata, spec = pod.get("metadata") or {}, pod.get("spec") or {}
+    kept = {key: metadata[key] for key in ("name", "namespace", "uid", "ownerReferences") if key in metadata}
+    for key in ("labels", "annotations"):
+        values = metadata.get(key) or {}
+        kept[key] = {name: value for name, value in values.items() if name.startswith("perphd.io/")}
+    parts = {
+        key: [{"resources": each.get("resources") or {}} for each in spec.get(key) or []]
+        for key in ("containers", "initContainers")
+    }
+    return {"metadata": kept, "spec": parts}
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """One call again. ``is_same``: the answer has the recorded digest."""
+
+    at_unix_s: float
+    verb: str
+    pod: str
+    policy: str
+    is_same: bool
+    verdict: Judged
+
+
+def replayed(lines: Iterable[str]) -> Iterator[Replayed]:
+    """Every recorded call, answered again.
+
+    Raises:
+        PerphError: a line is none of a record; the last one may be cut off.
+    """
+    known = KnownNodes()
+    lists: dict[str, list[str]] = {}
+    for number, text in enumerate(lines, 1):
+        if not text.endswith("\n"):
+            return
+        try:
+            line = json.loads(text)
+            if "put" in line:
+                known.put(line["put"], decode(NodeDocument, line["document"]))
+            elif "forget" in line:
+                known.forget(line["forget"])
+            elif "list" in line:
+                lists[line["names"]] = line["list"]
+            else:
+                names, verb, policy = lists[line["names"]], line["call"], line["policy"]
+                verdict = judged(known, {"Pod": line["pod"], "NodeNames": names}, policy, line["at"])
+                is_same = digest_of(answer_of(verdict, verb, names)) == line["answer"]
+                yield Replayed(line["at"], verb, verdict.asked.pod.name, policy, is_same, verdict)
+        except (ValueError, KeyError, TypeError, AttributeError) as exc:
+            raise PerphError(f"line {number} is none of a record: {exc}") from exc

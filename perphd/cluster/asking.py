@@ -1,0 +1,119 @@
+"""A pod as Kubernetes describes it, in the words of the placement policies. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from perphd.cluster.scheduling.profile import Pod, PodKind
+from perphd.domain.errors import PerphError
+from perphd.qos.bands import QosBand
+from perphd.qos.ledger import Amounts
+
+BAND_LABEL: Final = "perphd.io/band"
+COPPER_CPU: Final = "perphd.io/copper-cpu"
+"""Extended resource in thousandths of a CPU: extended resources are whole numbers."""
+COPPER_MEMORY: Final = "perphd.io/copper-memory"
+_QUANTITY: Final = re.compile(
+    r"([+-]?[0-9]+(?:\.[0-9]*)?|[+-]?\.[0-9]+)([eE][+-]?[0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?"
+)
+_SUFFIX: Final = {
+    "": 1.0, "n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18,
+    "Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60,
+}  # fmt: skip
+
+
+class ExtenderError(PerphError):
+    """A call that is none: what is wrong with it, and where."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskingPod:
+    """A pod as the scheduler describes it."""
+
+    pod: Pod
+    band: QosBand
+    uid: str = ""
+
+    @property
+    def amounts(self) -> Amounts:
+        """Its requests."""
+        return Amounts(self.pod.cores, int(self.pod.memory_bytes))
+
+
+def quantity(value: object) -> float:
+    """A quantity of Kubernetes as a number.
+
+    Raises:
+        ExtenderError: it is none, or negative.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = repr(value)
+    found = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    if found is None:
+        raise ExtenderError(f"{str(value)[:40]!r} is no quantity")
+    number, suffix = found[1], found[2] or ""
+    result = float(number) * (_SUFFIX[suffix] if suffix in _SUFFIX else 10.0 ** int(suffix[1:]))
+    if result < 0:
+        raise ExtenderError(f"{value} is negative")
+    return result
+
+
+def asking_pod(data: Any) -> AskingPod:
+    """The pod of a call: the greater of all containers together and of each init container.
+
+    A pod is copper if its label or annotation says so, or if it requests copper's extended resources.
+
+    Raises:
+        ExtenderError: it is no pod.
+    """
+    metadata, spec = member(data, "Pod.metadata"), member(data, "Pod.spec")
+    together: dict[str, float] = {}
+    for container in items(spec, "containers"):
+        for name, amount in _requests(container).items():
+            together[name] = together.get(name, 0.0) + amount
+    for container in items(spec, "initContainers"):
+        for name, amount in _requests(container).items():
+            together[name] = max(together.get(name, 0.0), amount)
+    labels = {**optional(metadata, "annotations"), **optional(metadata, "labels")}
+    named = labels.get(BAND_LABEL)
+    is_copper = named == QosBand.COPPER or COPPER_CPU in together or COPPER_MEMORY in together
+    band = QosBand.COPPER if is_copper else QosBand.GOLD if named == QosBand.GOLD else QosBand.SILVER
+    cores = together.get(COPPER_CPU, 0.0) / 1000.0 or together.get("cpu", 0.0)
+    memory = together.get(COPPER_MEMORY, 0.0) or together.get("memory", 0.0)
+    owners = items(metadata, "ownerReferences")
+    owner = owners[0].get("name") if owners and isinstance(owners[0], Mapping) else None
+    name = f"{metadata.get('namespace', 'default')}/{metadata.get('name', '')}"
+    kind = PodKind.BATCH if is_copper else PodKind.SERVICE
+    return AskingPod(Pod(name, str(owner or name), kind, cores, memory), band, str(metadata.get("uid", "")))
+
+
+def member(data: Any, path: str) -> Mapping[str, Any]:
+    """The object at the last part of ``path``. Raises ExtenderError where there is none."""
+    found = data.get(path.rpartition(".")[2]) if isinstance(data, Mapping) else None
+    if not isinstance(found, Mapping):
+        raise ExtenderError(f"{path} is no object")
+    return found
+
+
+def optional(data: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+    """The object at ``key``, or an empty one."""
+    found = data.get(key)
+    return found if isinstance(found, Mapping) else {}
+
+
+def items(data: Any, key: str) -> list[Any]:
+    """The list at ``key``, or an empty one. Raises ExtenderError where there is something else."""
+    found = data.get(key) if isinstance(data, Mapping) else None
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise ExtenderError(f"{key} is no list")
+    return found
+
+
+def _requests(container: Any) -> dict[str, float]:
+    resources = optional(container, "resources") if isinstance(container, Mapping) else {}
+    return {str(name): quantity(amount) for name, amount in optional(resources, "requests").items()}

@@ -1,0 +1,196 @@
+"""What a node publishes of its document, with hysteresis. Pure; one look after the other.
+
+    level      CPUs and memory for copper: less counts at once; more after it was there at two looks, and then the
+               lesser of the two. Changes below 2 % of the node wait. Memory never takes the host beyond 80 %.
+    taint      set at the second look without room or with a degraded LRA, at once without a daemon; taken off
+               after three looks in a row with at least 5 % of the node for copper and no degraded LRA
+    conditions CopperAvailable and LrasOnTarget
+    notices    an LRA that was degraded at two looks, and one that was not for two looks again
+
+Without a document (the daemon does not answer) nothing is offered: nobody guards what would come.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from perphd.cluster.document import NodeDocument
+from perphd.domain.decision import Health
+from perphd.domain.reading import Unavailable, available, value_or
+from perphd.qos.overcommit import MEMORY_LIMIT_RATIO
+
+STEP_RATIO: Final = 0.02
+LEAST_RATIO: Final = 0.02
+"""Less than this share of the node's CPUs or memory is no room."""
+ENOUGH_RATIO: Final = 0.05
+LOOKS_TO_TAINT: Final = 2
+LOOKS_TO_UNTAINT: Final = 3
+LOOKS_TO_ANNOUNCE: Final = 2
+_MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """What copper is offered: thousandths of a CPU, and bytes in whole MiB."""
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+
+    def lesser(self, other: Level) -> Level:
+        """The lesser of both, for each resource."""
+        return Level(min(self.cpu_milli, other.cpu_milli), min(self.memory_bytes, other.memory_bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A condition of the node. ``status``: True, False or Unknown."""
+
+    type: str
+    status: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something that happened, for the events of the node."""
+
+    reason: str
+    message: str
+    is_warning: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What is remembered from look to look.
+
+    ``published``: None before the first look. ``seen``: the level of the last look. ``poor``, ``rich``: looks in a row.
+    ``announced``: LRAs of which the last notice said that they are degraded; ``changing``: looks in a row at which an
+    LRA was the other way.
+    """
+
+    published: Level | None = None
+    seen: Level | None = None
+    is_tainted: bool = False
+    poor: int = 0
+    rich: int = 0
+    announced: frozenset[str] = frozenset()
+    changing: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Publication:
+    """What the cluster should know now."""
+
+    level: Level
+    is_tainted: bool
+    conditions: tuple[Condition, ...]
+    notices: tuple[Notice, ...]
+
+
+def decided(look: NodeDocument | Unavailable, before: Kept) -> tuple[Publication, Kept]:
+    """What to publish after one more look, and what to remember."""
+    if isinstance(look, Unavailable):
+        conditions = (
+            Condition("perphd.io/CopperAvailable", "False", "NoDaemon", look.reason),
+            Condition("perphd.io/LrasOnTarget", "Unknown", "NoDaemon", look.reason),
+        )
+        kept = Kept(Level(), Level(), True, LOOKS_TO_TAINT, 0, before.announced, before.changing)
+        return Publication(Level(), True, conditions, ()), kept
+    offered = offered_level(look)
+    level = _followed(look, offered, before)
+    degraded = {each.name: each for each in look.lras if each.health is Health.DEGRADED}
+    is_poor = not _has(look, offered, LEAST_RATIO) or bool(degraded)
+    is_rich = _has(look, offered, ENOUGH_RATIO) and not degraded
+    poor, rich = (before.poor + 1 if is_poor else 0), (before.rich + 1 if is_rich else 0)
+    is_tainted = rich < LOOKS_TO_UNTAINT if before.is_tainted else poor >= LOOKS_TO_TAINT
+    announced, changing, notices = _announced(look, frozenset(degraded), before)
+    why = look.copper.reason or "less than 2 % of the node is free for copper"
+    copper = (
+        Condition(
+            "perphd.io/CopperAvailable", "False", "LraDegraded", f"degraded: {', '.join(sorted(degraded))}"
+        )
+        if degraded and is_tainted
+        else Condition("perphd.io/CopperAvailable", "False", "NoHeadroom", why)
+        if is_tainted
+        else Condition("perphd.io/CopperAvailable", "True", "Headroom", "copper has room on this node")
+    )
+    lras = (
+        Condition("perphd.io/LrasOnTarget", "False", "Degraded", f"degraded: {', '.join(sorted(announced))}")
+        if announced
+        else Condition("perphd.io/LrasOnTarget", "True", "OnTarget", f"{len(look.lras)} LRAs")
+    )
+    kept = Kept(level, offered, is_tainted, poor, rich, announced, changing)
+    return Publication(level, is_tainted, (copper, lras), notices), kept
+
+
+def offered_level(document: NodeDocument) -> Level:
+    """What the document offers to all of copper, memory within 80 % of the host with what others use."""
+    offered, used, copper = document.copper.offered, document.used, document.copper.used
+    cpus = max(0.0, value_or(offered.cpus, 0.0))
+    memory = max(0.0, value_or(offered.memory_bytes, 0.0))
+    whole = document.capacity.memory_bytes
+    if not available(whole):
+        memory = 0.0
+    else:
+        others = max(0.0, value_or(used.memory_bytes, whole) - value_or(copper.memory_bytes, 0.0))
+        memory = min(memory, max(0.0, MEMORY_LIMIT_RATIO * whole - others))
+    return Level(int(cpus * 1000), int(memory) // _MIB * _MIB)
+
+
+def _followed(document: NodeDocument, offered: Level, before: Kept) -> Level:
+    """The level to publish: down at once, up at the second look."""
+    if before.published is None:
+        return offered
+    held = offered.lesser(before.seen) if before.seen is not None else offered
+    whole = document.capacity
+    return Level(
+        _one(offered.cpu_milli, held.cpu_milli, before.published.cpu_milli, value_or(whole.cpus, 0.0) * 1000),
+        _one(
+            offered.memory_bytes,
+            held.memory_bytes,
+            before.published.memory_bytes,
+            value_or(whole.memory_bytes, 0.0),
+        ),
+    )
+
+
+def _one(offered: int, held: int, published: int, whole: float) -> int:
+    step = STEP_RATIO * whole
+    if offered < published and (published - offered >= step or offered == 0):
+        return offered
+    return held if held - published >= step else published
+
+
+def _has(document: NodeDocument, offered: Level, share: float) -> bool:
+    cpus, memory = document.capacity.cpus, document.capacity.memory_bytes
+    if not available(cpus) or not available(memory):
+        return False
+    return offered.cpu_milli >= share * cpus * 1000 and offered.memory_bytes >= share * memory
+
+
+def _announced(
+    document: NodeDocument, degraded: frozenset[str], before: Kept
+) -> tuple[frozenset[str], Mapping[str, int], tuple[Notice, ...]]:
+    """Who counts as degraded now, who is about to change, and what to say of those that have changed."""
+    names = {each.name for each in document.lras}
+    announced, changing, notices = set(before.announced & names), dict[str, int](), []
+    for each in document.lras:
+        if (each.name in degraded) == (each.name in announced):
+            continue
+        looks = before.changing.get(each.name, 0) + 1
+        if looks < LOOKS_TO_ANNOUNCE:
+            changing[each.name] = looks
+        elif each.name in degraded:
+            announced.add(each.name)
+            by = next((one.culprit for one in document.antagonists if one.lra == each.name), None)
+            blamed = f", disturbed by {by}" if by is not None else ""
+            notices.append(
+                Notice("LraDegraded", f"{each.name} is below its target: {each.cause}{blamed}", True)
+            )
+        else:
+            announced.discard(each.name)
+            notices.append(Notice("LraRecovered", f"{each.name} is on its target again", False))
+    return frozenset(announced), changing, tuple(notices)
