@@ -79,6 +79,7 @@ from perphd.predictor.files import ModelFiles
 
 if TYPE_CHECKING:
     from perphd.agent.batch_queue import BatchQueue
+    from perphd.agent.disk_backoff import DiskBackoff
 
 log = logging.getLogger("perphd")
 
@@ -242,6 +243,7 @@ def build_agent(
         if real and clock is not None
         else None,
         queue=queue,
+        disk_backoff=_disk_backoff(config, fs, hierarchies),
         owned=(
             *(() if queue is None else (queue,)),
             *(() if forecasts is None else (forecasts,)),
@@ -260,6 +262,14 @@ def build_agent(
     if kept is not None:
         kept.start()
     return Agent(config, parts, clock)
+
+
+def _disk_backoff(config: Config, fs: KernelFs, hierarchies: Hierarchies) -> DiskBackoff | None:
+    if not config.contention.disks:
+        return None
+    from perphd.agent.disk_backoff import DiskBackoff
+
+    return DiskBackoff(fs, hierarchies)
 
 
 def _queue(

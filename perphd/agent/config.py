@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from perphd.admission.settings import PolicySettings
+from perphd.agent.config_contention import ContentionConfig
 from perphd.agent.config_forecast import ForecastConfig
 from perphd.agent.config_host import check_against_host
 from perphd.agent.config_metrics import MetricsConfig, check_metrics
@@ -191,6 +192,7 @@ TABLES: Mapping[str, type] = {
     "window": WindowConfig,
     "forecast": ForecastConfig,
     "queue": QueueConfig,
+    "contention": ContentionConfig,
 }
 """The tables that may stand once in a file; ``[[lra]]``, ``[[batch]]`` and ``[[notify]]`` may be repeated."""
 
@@ -219,6 +221,7 @@ class Config:
     notify: tuple[NotifyConfig, ...] = ()
     forecast: ForecastConfig = field(default_factory=ForecastConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
+    contention: ContentionConfig = field(default_factory=ContentionConfig)
     workloads: tuple[WorkloadSpec, ...] = ()
     matches: tuple[WorkloadSpec, ...] = ()
     sources: tuple[str, ...] = ()
@@ -441,6 +444,7 @@ def _assemble(parts: list[_Part]) -> Config:
         notify=receivers,
         forecast=ForecastConfig(**merged["forecast"]),
         queue=QueueConfig(**merged["queue"]),
+        contention=ContentionConfig(**merged["contention"]),
         workloads=tuple(item.spec for item in declared if item.spec.cgroup),
         matches=tuple(item.spec for item in declared if not item.spec.cgroup),
         sources=tuple(part.source for part in parts),

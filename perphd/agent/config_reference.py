@@ -35,6 +35,7 @@ ABOUT = {
     "notify": "One receiver of notices: a webhook or a command. May be repeated.",
     "forecast": "Forecasts of use; see how-to/size-a-workload.md. Nothing acts on them.",
     "queue": "The batch queue; see how-to/nightly-batch.md.",
+    "contention": "Backing batch off from contended disks; see bands-and-batch.md.",
     "lra": "One long-running application that is kept at its performance. May be repeated.",
     "batch": "Work that gives way. May be repeated.",
 }

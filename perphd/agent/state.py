@@ -51,6 +51,7 @@ from perphd.monitor.sampler import Monitor
 
 if TYPE_CHECKING:
     from perphd.agent.batch_queue import BatchQueue
+    from perphd.agent.disk_backoff import DiskBackoff
 
 log = logging.getLogger("perphd")
 
@@ -98,6 +99,7 @@ class Parts:
     forecasts: Forecasts | None = None
     jobs: Jobs | None = None
     queue: BatchQueue | None = None
+    disk_backoff: DiskBackoff | None = None
     owned: tuple[Closable, ...] = ()
 
 

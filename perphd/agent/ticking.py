@@ -105,6 +105,7 @@ class Ticking:
             self._state.parts.models.save_when_due(specs, now_s, self._state.config.daemon.model_save_s)
             self._attend(snapshot, target)
             self._follow_jobs(now_s)
+            self._back_off(specs, now_s)
             if self._state.parts.queue is not None:
                 self._state.parts.queue.step(now_s, self._state.samples, self._state.account)
             if self._state.parts.forecasts is not None:
@@ -114,6 +115,17 @@ class Ticking:
             took_s = time.perf_counter() - waited
             self._state.cost.tick(now_s, took_s)
             self._state.parts.tally.ticked(took_s)
+
+    def _back_off(self, specs: Sequence[WorkloadSpec], now_s: float) -> None:
+        """Let contended disks be judged; announce what changed."""
+        backoff = self._state.parts.disk_backoff
+        if backoff is None:
+            return
+        for device, reason in backoff.step(now_s, specs, self._state.samples):
+            held = [each.name for row in backoff.rows() if row.device == device for each in row.restrictions]
+            seen = [name for name in held if self._modes.of(self._state.specs[name]) is not Mode.ENFORCE]
+            only = f"; {', '.join(seen)} in the mode observe: nothing is written" if seen else ""
+            self._state.tell(EventKind.HOST, f"disk {device}: {reason}{only}")
 
     def _follow_jobs(self, now_s: float) -> None:
         """Let the job history see which runs of batch begin and end."""
@@ -345,6 +357,8 @@ class Ticking:
         wanted = wanted if shaping is None else shaping.over(name, wanted, knobs)
         fitting = self._state.parts.fitting
         wanted = wanted if fitting is None else fitting.over(name, wanted)
+        backoff = self._state.parts.disk_backoff
+        wanted = wanted if backoff is None else backoff.over(name, wanted)
         queue = self._state.parts.queue
         return wanted if queue is None or name not in self._state.jobs else queue.over(name, wanted)
 

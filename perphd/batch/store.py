@@ -11,7 +11,7 @@ import json
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -33,6 +33,10 @@ CREATE TABLE transitions (
 CREATE INDEX transitions_by_job ON transitions (job);
 PRAGMA user_version = {SCHEMA_VERSION};
 """
+
+
+_JOB: Final = tuple(each.name for each in fields(QueuedJob))
+_SPEC: Final = tuple(each.name for each in fields(JobSpec))
 
 
 class QueueError(PerphError):
@@ -75,15 +79,14 @@ class SqliteQueue:
     def submit(self, specs: Sequence[JobSpec], at_s: float) -> list[QueuedJob]:
         """Store new jobs, all or none, and return them with their numbers."""
         with self._transaction() as database:
-            jobs = []
-            for spec in specs:
-                row = database.execute(
-                    "INSERT INTO jobs (state, uid, submitted_s, record) VALUES (?, ?, ?, '')",
-                    (JobState.QUEUED, spec.uid, at_s),
-                )
-                job = QueuedJob(int(row.lastrowid or 0), spec, at_s, since_s=at_s)
-                database.execute("UPDATE jobs SET record = ? WHERE id = ?", (_text(job), job.id))
-                jobs.append(job)
+            # AUTOINCREMENT keeps the greatest number ever given, also of jobs that are forgotten.
+            row = database.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
+            first = 1 if row is None else int(row[0]) + 1
+            jobs = [QueuedJob(first + n, spec, at_s, since_s=at_s) for n, spec in enumerate(specs)]
+            database.executemany(
+                "INSERT INTO jobs (id, state, uid, submitted_s, record) VALUES (?, ?, ?, ?, ?)",
+                ((job.id, job.state, job.spec.uid, at_s, _text(job)) for job in jobs),
+            )
         return jobs
 
     def job(self, number: int) -> QueuedJob | None:
@@ -186,7 +189,9 @@ class SqliteQueue:
 
 
 def _text(job: QueuedJob) -> str:
-    return json.dumps(asdict(job), separators=(",", ":"))
+    record = {name: getattr(job, name) for name in _JOB}
+    record["spec"] = {name: getattr(job.spec, name) for name in _SPEC}
+    return json.dumps(record, separators=(",", ":"))
 
 
 def _job(text: str) -> QueuedJob:

@@ -24,6 +24,8 @@ KEPT_VARIABLES: Final = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ
 POLL_S: Final = 0.5
 _RANGE: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 MOST_NAMED: Final = 10_000
+SUBMIT_S: Final = 300.0
+"""Ten thousand jobs are stored within seconds, on a slow disk within minutes: to give up early would submit them twice."""
 
 
 def add_job_commands(cli: click.Group) -> None:
@@ -97,7 +99,7 @@ def run(
         body["output"] = os.path.abspath(output)
     given = {"cores": cores, "deadline_in_s": deadline, "band": band, "name": name, "array": array}
     body |= {key: value for key, value in given.items() if value is not None}
-    answer = out.client.send("POST", "jobs", body)
+    answer = out.client.send("POST", "jobs", body, timeout_s=SUBMIT_S)
     numbers = [int(number) for number in answer["jobs"]]
     if not waits:
         first, last = numbers[0], numbers[-1]

@@ -70,15 +70,21 @@ class Client:
         suffix = f"?{urllib.parse.urlencode(chosen)}" if chosen else ""
         return self.send("GET", route + suffix)
 
-    def send(self, method: str, route: str, body: Mapping[str, Any] | None = None) -> Any:
-        """The JSON answer to a request.
+    def send(
+        self,
+        method: str,
+        route: str,
+        body: Mapping[str, Any] | None = None,
+        timeout_s: float | None = None,
+    ) -> Any:
+        """The JSON answer to a request. ``timeout_s``: for one that may take longer than others.
 
         Raises:
             Unreachable: no daemon answers.
             NotPermitted: this user may not.
             Refused: the daemon refused or failed.
         """
-        with self._request(method, route, body) as response:
+        with self._request(method, route, body, timeout_s) as response:
             return self._json(response, response.read())
 
     def events(self, **query: str | None) -> Generator[tuple[str, Any], None, None]:
@@ -106,9 +112,9 @@ class Client:
 
     @contextmanager
     def _request(
-        self, method: str, route: str, body: Mapping[str, Any] | None
+        self, method: str, route: str, body: Mapping[str, Any] | None, timeout_s: float | None = None
     ) -> Iterator[http.client.HTTPResponse]:
-        connection = _UnixConnection(self.path, self._timeout_s)
+        connection = _UnixConnection(self.path, self._timeout_s if timeout_s is None else timeout_s)
         data = None if body is None else json.dumps(body).encode()
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:

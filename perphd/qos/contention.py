@@ -43,8 +43,13 @@ FIRST_PAUSE_S: Final = 60.0
 MAX_PAUSE_S: Final = 3600.0
 PEAK_DECAY: Final = 0.01
 """While the device is busy and not contended, its peak sinks by this share of the difference: media and links age."""
+FIRST_SHARE: Final = 0.3
+"""What a culprit keeps in the first round, and of that in each further one, if all demands fit the device's peak in
+bytes: the device then lacks operations, seeks or cache, and a share of the bytes frees nothing."""
 LEAST_SHARE: Final = 0.1
-"""A culprit keeps at least this share of its demand."""
+"""A culprit keeps at least this share of its demand by the device's ceiling ..."""
+TIGHTER: Final = 0.3
+"""... and this much of that with each rung that follows: the one before was not enough."""
 
 
 class RestrictionRung(StrEnum):
@@ -186,14 +191,20 @@ def _restricted(
         return ContentionStep(replace(state, round=0, restrictions=(), low=0), "no copper uses the device")
     wanted = sum(each.demand_bytes_s for each in culprits)
     ratio = min(1.0, max(LEAST_SHARE, (state.peak_bytes_s - rest) / wanted))
-    restrictions = tuple(
-        Restriction(each.name, _rung(each, round_), each.demand_bytes_s * ratio, ratio) for each in culprits
-    )
+    if ratio >= 1.0:
+        ratio = max(LEAST_SHARE, FIRST_SHARE**round_)
+    restrictions = tuple(_restriction(each, _rung(each, round_), ratio) for each in culprits)
     names = ", ".join(f"{each.name} by {each.rung}" for each in restrictions)
     started = replace(state, round=round_, round_ends_s=at_s + ROUND_S, calm=0, restrictions=restrictions)
     return ContentionStep(
         started, f"round {round_}: the device is busy below {THETA:.0%} of its peak; restricts {names}"
     )
+
+
+def _restriction(culprit: Contender, rung: RestrictionRung, ratio: float) -> Restriction:
+    beyond = max(0, _RUNGS.index(rung) - _RUNGS.index(RestrictionRung.DEVICE_CEILING))
+    ratio *= TIGHTER**beyond
+    return Restriction(culprit.name, rung, culprit.demand_bytes_s * ratio, ratio)
 
 
 def _rung(culprit: Contender, round_: int) -> RestrictionRung:

@@ -28,6 +28,7 @@ from perphd.qos.contention import (
     MAX_ROUNDS,
     ROUND_S,
     THETA,
+    TIGHTER,
     Contender,
     DeviceContention,
     DeviceSample,
@@ -241,7 +242,7 @@ def test_gold_silver_and_system_are_never_restricted() -> None:
     for _ in range(30):
         mixed.second()
         assert {each.name for each in mixed.state.restrictions} <= {"small"}
-        assert all(each.limit_ratio >= LEAST_SHARE for each in mixed.state.restrictions)
+        assert all(each.limit_ratio >= LEAST_SHARE * TIGHTER**2 for each in mixed.state.restrictions)
 
 
 @pytest.mark.parametrize(

@@ -163,7 +163,7 @@ def test_a_full_disk_refuses_new_jobs_and_loses_none(vm: Vm) -> None:
         vm.wait_until(
             f"systemctl show perphd-job-{running}-1 -p SubState | grep -q exited", "it does not end"
         )
-        vm.wait_until("perphctl status -v | grep -q 'free space'", "nobody says that the disk is full")
+        vm.wait_until("perphctl --json status | grep -q 'disk is full'", "nobody says that the disk is full")
         vm.sh(f"rm {folder}/ballast")
         vm.wait_until(f"perphctl job {running} | grep -q '^state     done'", "its end was lost")
         again = submitted(vm, "-- true")

@@ -1,0 +1,66 @@
+"""Use of disks by device: how busy each disk is, and the bytes that single control groups move on it.
+
+Whole disks only (/proc/diskstats, Documentation/admin-guide/iostats.rst): the counters of partitions repeat them.
+Control groups: ``io.stat`` on v2, ``blkio.throttle.io_service_bytes_recursive`` on v1, where writes that the kernel
+makes later from memory count for the root group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.domain.errors import KernelError
+from perphd.host.cgroup.hierarchy import Hierarchies
+from perphd.host.fs import KernelFs
+
+_SECTOR: Final = 512
+_IGNORED: Final = ("ram", "zram", "dm-", "md")
+"""In memory, or made of other disks."""
+
+
+@dataclass(frozen=True, slots=True)
+class DiskCounters:
+    """Of one disk since boot: milliseconds in which it was busy, and bytes moved."""
+
+    busy_ms: int
+    moved_bytes: int
+
+
+def disk_counters(fs: KernelFs) -> dict[str, DiskCounters]:
+    """Counters by ``MAJOR:MINOR``; empty where the kernel does not tell."""
+    try:
+        names = {name for name in fs.listdir("/sys/block") if not name.startswith(_IGNORED)}
+        found = {}
+        for line in fs.read("/proc/diskstats").decode("ascii", "replace").splitlines():
+            fields = line.split()
+            if len(fields) > 12 and fields[2] in names:
+                moved = _SECTOR * (int(fields[5]) + int(fields[9]))
+                found[f"{fields[0]}:{fields[1]}"] = DiskCounters(int(fields[12]), moved)
+    except (KernelError, ValueError):
+        return {}
+    return found
+
+
+def group_bytes(fs: KernelFs, hierarchies: Hierarchies, cgroup: str) -> dict[str, int]:
+    """Bytes that a group has moved, by ``MAJOR:MINOR``; empty where that is not counted."""
+    hierarchy = hierarchies.of("io") or hierarchies.of("blkio")
+    if hierarchy is None:
+        return {}
+    v2 = hierarchy.version == 2
+    file = "io.stat" if v2 else "blkio.throttle.io_service_bytes_recursive"
+    try:
+        lines = fs.read(hierarchy.path(cgroup, file)).decode("ascii", "replace").splitlines()
+    except KernelError:
+        return {}
+    found: dict[str, int] = {}
+    for line in lines:
+        device, *rest = line.split()
+        if v2:
+            pairs = (each.partition("=") for each in rest)
+            counts = [int(value) for name, _, value in pairs if name in ("rbytes", "wbytes")]
+        else:
+            counts = [int(rest[1])] if len(rest) == 2 and rest[0] in ("Read", "Write") else []
+        if counts:
+            found[device] = found.get(device, 0) + sum(counts)
+    return found
