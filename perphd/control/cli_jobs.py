@@ -25,7 +25,7 @@ POLL_S: Final = 0.5
 _RANGE: Final = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
 MOST_NAMED: Final = 10_000
 SUBMIT_S: Final = 300.0
-"""Ten thousand jobs are stored within seconds, on a slow disk within minutes: to give up early would submit them twice."""
+"""Ten thousand jobs are stored within seconds, on a slow host within minutes: who gives up early submits them twice."""
 
 
 def add_job_commands(cli: click.Group) -> None:
