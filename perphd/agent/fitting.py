@@ -6,6 +6,7 @@ is in force only once somebody applies it. Nothing of this survives the daemon: 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -40,8 +41,13 @@ RELIEF_S: Final = 60.0
 """An LRA that is degraded under a limit has none for so long after it was degraded last."""
 SKIPPED_SAMPLES: Final = 3
 """Samples after a new limit that are left out: the kernel is still reclaiming."""
+RECLAIMED_SAMPLES: Final = 20
+"""Then so many more at most, while use still falls by more than ``FALL_SHARE`` from one to the next."""
+FALL_SHARE: Final = 0.005
 WITNESSES: Final = ("work_rate_per_s", "mips", "cpu_usage_cores")
 """Readings of performance, the best first."""
+PROCESSES_KEPT_S: Final = 5.0
+"""For so long it is known which processes are in a group."""
 _KNOB: Final = "memory_high_bytes"
 LARGEST_PAGE_BYTES: Final = 1 << 16
 
@@ -76,12 +82,16 @@ class _Search:
     collection: CollectionShare
     sums: _Sums = field(default_factory=_Sums)
     skip: int = 0
+    settling: int = 0
+    held: Reading = NOT_MEASURED
     witness: str = ""
     epochs: int = 0
     applied: bool = False
     estimate: Reading = NOT_MEASURED
     settable: bool = True
     relieved_until_s: float | None = None
+    pids: tuple[int, ...] = ()
+    pids_since_s: float = -math.inf
 
 
 class Fitting:
@@ -195,9 +205,12 @@ class Fitting:
     def _look(
         self, search: _Search, view: WorkloadView, sample: Sample, troubled: bool, now_s: float
     ) -> None:
-        if search.skip > 0:
-            search.skip -= 1
+        if search.skip > 0 or _is_reclaimed(search, sample):
+            search.skip = max(0, search.skip - 1)
+            search.settling -= 1
+            search.held = sample.memory_current_bytes
             return
+        search.settling = 0
         self._collect(search, view.spec.cgroup, sample, now_s)
         epoch = _epoch(search)
         crash = is_crash(search.fit, epoch)
@@ -218,7 +231,7 @@ class Fitting:
         search.estimate = estimate_of_container(epoch.footprint)
         search.fit = after_epoch(search.fit, epoch, urgent=crash)
         self._begin_epoch(search)
-        search.skip = SKIPPED_SAMPLES
+        search.skip, search.settling = SKIPPED_SAMPLES, SKIPPED_SAMPLES + RECLAIMED_SAMPLES
 
     @staticmethod
     def _begin_again(search: _Search) -> None:
@@ -235,6 +248,7 @@ class Fitting:
             return False
         if until_s is not None and not troubled and now_s >= until_s:
             search.relieved_until_s, search.skip = None, SKIPPED_SAMPLES
+            search.settling = SKIPPED_SAMPLES + RECLAIMED_SAMPLES
             return False
         if until_s is None:
             search.fit = after_harm(search.fit)
@@ -271,7 +285,9 @@ class Fitting:
         sums.add("performance", sample.reading(search.witness) if search.witness else NOT_MEASURED)
         sums.add("full", sample.memory_full_pct)
         sums.add("refaults", sample.refaults_per_s)
-        sums.add("collection", search.collection.read(self._pids(cgroup), now_s))
+        if now_s - search.pids_since_s >= PROCESSES_KEPT_S:
+            search.pids, search.pids_since_s = self._pids(cgroup), now_s
+        sums.add("collection", search.collection.read(search.pids, now_s))
 
     def _pids(self, cgroup: str) -> tuple[int, ...]:
         tree = self._hierarchies.of("memory") or self._hierarchies.unified
@@ -304,6 +320,14 @@ class Fitting:
             applied=search.applied,
             reason=fit.reason,
         )
+
+
+def _is_reclaimed(search: _Search, sample: Sample) -> bool:
+    """Whether the kernel still takes memory away under a new limit: what that costs says nothing of the limit."""
+    held, current = search.held, sample.memory_current_bytes
+    if search.settling <= 0 or isinstance(held, Unavailable) or isinstance(current, Unavailable):
+        return False
+    return current < (1 - FALL_SHARE) * held
 
 
 def _limit(search: _Search) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from itertools import islice
 from pathlib import Path
 from posixpath import basename, dirname
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
@@ -85,6 +86,18 @@ class ReadsStrangers(Protocol):
         Raises:
             KernelError: it is not there, or cannot be read.
             ParseError: it is no plain file, but a symbolic link, a FIFO, a device ...
+        """
+
+
+@runtime_checkable
+class ListsStrangers(Protocol):
+    """File systems that also list directories which are applications' own, however large those are."""
+
+    def list_strangers(self, path: str, most: int) -> list[str]:
+        """Names in a directory, ``most`` of them if there are more, in any order.
+
+        Raises:
+            KernelError: it is not there, or cannot be listed.
         """
 
 
@@ -214,6 +227,14 @@ class RealFs:
         """Names in a directory, sorted."""
         try:
             return sorted(os.listdir(self._at(path)))
+        except OSError as exc:
+            raise kernel_error(exc, path, "list") from exc
+
+    def list_strangers(self, path: str, most: int) -> list[str]:
+        """See ``ListsStrangers``."""
+        try:
+            with os.scandir(self._at(path)) as entries:
+                return [entry.name for entry in islice(entries, most)]
         except OSError as exc:
             raise kernel_error(exc, path, "list") from exc
 

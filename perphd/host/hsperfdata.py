@@ -13,6 +13,7 @@ Absent with -XX:-UsePerfData and -XX:+PerfDisableSharedMem. The file is an appli
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 from collections.abc import Mapping
@@ -22,12 +23,20 @@ from typing import Final
 
 from perphd.domain.errors import KernelError, ParseError
 from perphd.domain.reading import Reading, Unavailable
-from perphd.host.fs import KernelFs, ReadsStrangers
+from perphd.host.fs import KernelFs, ListsStrangers, ReadsStrangers
 
 MAGIC: Final = 0xCAFEC0C0
 MOST_BYTES: Final = 1 << 20
 """HotSpot's default is 32 KiB."""
 MOST_ENTRIES: Final = 10_000
+MOST_NAMES: Final = 2000
+"""Of a directory that is listed in search of a JVM's folder."""
+MOST_JVMS: Final = 2
+SEARCHED: Final = 4
+FIRST_PAUSE_S: Final = 5.0
+GREATEST_PAUSE_S: Final = 600.0
+_FOLDER: Final = "hsperfdata_"
+_NO_JVM: Final = Unavailable("no process of the group is a JVM")
 _PROLOGUE: Final = struct.Struct(">IBBBB")
 _COLLECTOR_TIME: Final = re.compile(r"sun\.gc\.collector\.[0-9]+\.time")
 _SPACE: Final = re.compile(r"sun\.gc\.generation\.[0-9]+\.space\.[0-9]+\.(used|capacity)")
@@ -91,53 +100,113 @@ def memory_of(counters: Mapping[str, int | str]) -> JvmMemory | Unavailable:
     return JvmMemory(total / frequency, sizes["used"], sizes["capacity"])
 
 
-def read_jvm(fs: KernelFs, pid: int) -> JvmMemory | Unavailable:
-    """What the JVM with this process number tells; Unavailable for a process that is none, or that tells nothing."""
+def find_jvm(fs: KernelFs, pid: int) -> str | Unavailable:
+    """Path of the performance data of the JVM with this process number; Unavailable for a process that is none.
+
+    The folder bears the name of the JVM's user. The process's own passwd has it; only where that does not know the user
+    is its /tmp listed, and of that ``MOST_NAMES`` at most: it is an application's, and as large as that pleases.
+    """
     if not isinstance(fs, ReadsStrangers):
         return Unavailable("no JVM can be read on this host")
     try:
         status = fs.read(f"/proc/{pid}/status").decode(errors="replace")
     except KernelError as exc:
         return Unavailable(str(exc))
-    inner = next((line.split()[-1] for line in status.splitlines() if line.startswith("NSpid:")), str(pid))
-    folder = f"/proc/{pid}/root/tmp"
-    reason = f"process {pid} has no performance data in its /tmp"
-    with suppress(KernelError):
-        for name in fs.listdir(folder):
-            path = f"{folder}/{name}/{inner}"
-            if not name.startswith("hsperfdata_") or not fs.exists(path):
-                continue
-            try:
-                return memory_of(parse(fs.read_strangers(path, MOST_BYTES)[1]))
-            except (KernelError, ParseError) as exc:
-                reason = str(exc)
-    return Unavailable(reason)
+    fields = dict(line.partition(":\t")[::2] for line in status.splitlines())
+    inner = (fields.get("NSpid", "").split() or [str(pid)])[-1]
+    root = f"/proc/{pid}/root"
+    uid = (fields.get("Uid", "").split() or [""])[0]
+    names: list[str] = []
+    if user := _user(fs, root, uid):
+        names = [f"{_FOLDER}{user}"]
+    elif isinstance(fs, ListsStrangers):
+        with suppress(KernelError):
+            names = fs.list_strangers(f"{root}/tmp", MOST_NAMES)
+    for name in names:
+        if name.startswith(_FOLDER) and fs.exists(path := f"{root}/tmp/{name}/{inner}"):
+            return path
+    return Unavailable(f"process {pid} has no performance data in its /tmp")
+
+
+def read_jvm(fs: KernelFs, path: str) -> JvmMemory | Unavailable:
+    """What the JVM with this performance data tells, or why not."""
+    if not isinstance(fs, ReadsStrangers):
+        return Unavailable("no JVM can be read on this host")
+    try:
+        return memory_of(parse(fs.read_strangers(path, MOST_BYTES)[1]))
+    except (KernelError, ParseError) as exc:
+        return Unavailable(str(exc))
+
+
+def _user(fs: ReadsStrangers, root: str, uid: str) -> str:
+    """The name of this user in the process's own passwd; empty where it is not there."""
+    if not uid.isdecimal():
+        return ""
+    try:
+        text = fs.read_strangers(f"{root}/etc/passwd", MOST_BYTES)[1].decode(errors="replace")
+    except (KernelError, ParseError):
+        return ""
+    found = re.search(rf"(?m)^([^:/\n]+):[^:\n]*:{uid}:", text)
+    return found[1] if found else ""
+
+
+@dataclass(slots=True)
+class _Jvm:
+    """A JVM: its file, and what it said at the last look."""
+
+    path: str
+    at_s: float
+    collection_s: float
 
 
 class CollectionShare:
-    """The share of time that the JVMs of one group spend in garbage collection, between two looks."""
+    """The share of time that the JVMs of one group spend in garbage collection, between two looks.
+
+    A look costs little, whatever is in the group: ``MOST_JVMS`` are read, and of the other processes ``SEARCHED`` are
+    looked into, each again after a pause that doubles.
+    """
 
     def __init__(self, fs: KernelFs) -> None:
         self._fs = fs
-        self._before: dict[int, tuple[float, float]] = {}
+        self._jvms: dict[int, _Jvm] = {}
+        self._others: dict[int, tuple[float, float]] = {}
 
     def read(self, pids: tuple[int, ...], now_s: float) -> Reading:
         """The greatest share among these processes since the last look; Unavailable where none is a JVM."""
-        reason, greatest = "no process of the group is a JVM", -1.0
-        now: dict[int, tuple[float, float]] = {}
-        for pid in pids:
-            found = read_jvm(self._fs, pid)
+        present = frozenset(pids)
+        self._jvms = {pid: jvm for pid, jvm in self._jvms.items() if pid in present}
+        self._others = {pid: known for pid, known in self._others.items() if pid in present}
+        shares = []
+        for pid, jvm in list(self._jvms.items()):
+            found = read_jvm(self._fs, jvm.path)
             if isinstance(found, Unavailable):
+                del self._jvms[pid]
+            elif now_s > jvm.at_s:
+                share = (found.collection_s - jvm.collection_s) / (now_s - jvm.at_s)
+                shares.append(min(1.0, max(0.0, share)))
+                self._jvms[pid] = _Jvm(jvm.path, now_s, found.collection_s)
+        self._search(pids, now_s)
+        if shares:
+            return max(shares)
+        return Unavailable("the JVM was not looked at before") if self._jvms else _NO_JVM
+
+    def _search(self, pids: tuple[int, ...], now_s: float) -> None:
+        """Look into some processes that are not known, or not since long."""
+        left = SEARCHED
+        for pid in pids:
+            if not left or len(self._jvms) >= MOST_JVMS:
+                return
+            again_s, pause_s = self._others.get(pid, (-math.inf, FIRST_PAUSE_S))
+            if pid in self._jvms or now_s < again_s:
                 continue
-            now[pid] = (now_s, found.collection_s)
-            before = self._before.get(pid)
-            if before is None or now_s <= before[0]:
-                reason = "the JVM was not looked at before"
-                continue
-            share = (found.collection_s - before[1]) / (now_s - before[0])
-            greatest = max(greatest, min(1.0, max(0.0, share)))
-        self._before = now
-        return greatest if greatest >= 0 else Unavailable(reason)
+            left -= 1
+            path = find_jvm(self._fs, pid)
+            found = path if isinstance(path, Unavailable) else read_jvm(self._fs, path)
+            if isinstance(path, str) and isinstance(found, JvmMemory):
+                self._jvms[pid] = _Jvm(path, now_s, found.collection_s)
+                self._others.pop(pid, None)
+            else:
+                self._others[pid] = (now_s + pause_s, min(GREATEST_PAUSE_S, 2 * pause_s))
 
 
 def _text(data: bytes, start: int, end: int) -> str:

@@ -192,7 +192,24 @@ def evidence(fit: MemoryFit, epoch: FitEpoch) -> Evidence:
     slow = _slow(fit.pilot.performance, epoch.performance)
     memory = _starved(fit, epoch)
     told = {None: "unknown", True: "yes", False: "no"}
-    return Evidence(slow, memory, f"slow: {told[slow]}, memory short: {told[memory]}")
+    return Evidence(
+        slow, memory, f"slow: {told[slow]}, memory short: {told[memory]} ({_figures(fit.pilot, epoch)})"
+    )
+
+
+def _figures(pilot: FitEpoch, epoch: FitEpoch) -> str:
+    """What the witnesses said, as far as they said anything."""
+    found = []
+    if not isinstance(epoch.performance, Unavailable) and not isinstance(pilot.performance, Unavailable):
+        kept = epoch.performance / pilot.performance if pilot.performance > 0 else 0.0
+        found.append(f"{kept:.0%} of the pilot's work")
+    if not isinstance(epoch.full_pressure_ratio, Unavailable):
+        found.append(f"stalled on memory {epoch.full_pressure_ratio:.1%}")
+    if not isinstance(epoch.refaults_per_s, Unavailable):
+        found.append(f"{epoch.refaults_per_s:.0f} refaults/s")
+    if not isinstance(epoch.collection_ratio, Unavailable):
+        found.append(f"garbage collection {epoch.collection_ratio:.0%}")
+    return ", ".join(found) or "nothing was measured"
 
 
 def is_crash(fit: MemoryFit, epoch: FitEpoch) -> bool:
@@ -260,7 +277,10 @@ def _lowered(fit: MemoryFit, limit: float, epoch: FitEpoch) -> MemoryFit:
                 fit, phase=FitPhase.CONVERGED, limit_bytes=fit.recommended_bytes, reason="converged"
             )
         middle = (limit + fit.first_bad_bytes) / 2
-        return replace(fit, phase=FitPhase.BISECT, limit_bytes=middle, reason="good: the gap is halved")
+        figures = "" if fit.pilot is None else f" ({_figures(fit.pilot, epoch)})"
+        return replace(
+            fit, phase=FitPhase.BISECT, limit_bytes=middle, reason=f"good: the gap is halved{figures}"
+        )
     lower = max(estimate_of_container(epoch.footprint), (1 - fit.step) * limit)
     if lower >= limit:
         return replace(
@@ -269,7 +289,8 @@ def _lowered(fit: MemoryFit, limit: float, epoch: FitEpoch) -> MemoryFit:
             limit_bytes=fit.recommended_bytes,
             reason="the estimate is the limit",
         )
-    return replace(fit, limit_bytes=lower, reason="good: the next limit is lower")
+    figures = "" if fit.pilot is None else f" ({_figures(fit.pilot, epoch)})"
+    return replace(fit, limit_bytes=lower, reason=f"good: the next limit is lower{figures}")
 
 
 def _crashed(fit: MemoryFit, limit: float, seen: Evidence) -> MemoryFit:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perphd.admission.inferer import untouched
-from perphd.agent.fitting import RELIEF_S, SKIPPED_SAMPLES, Fitting
+from perphd.agent.fitting import RECLAIMED_SAMPLES, RELIEF_S, SKIPPED_SAMPLES, Fitting
 from perphd.domain.allocation import KEEP, UNTOUCHED, Settings
 from perphd.domain.cpuset import CpuSet
 from perphd.domain.decision import Action, Cause, Decision, Health, Verdict
@@ -112,6 +112,51 @@ def test_a_search_finds_the_knee_and_lets_go(tmp_path: Path) -> None:
     assert found.crashes == 1
     assert found.witness == "cpu_usage_cores"
     assert job.limit is None  # nothing stays in force by itself
+
+
+def test_an_epoch_begins_when_the_kernel_has_reclaimed(tmp_path: Path) -> None:
+    """Reclaim takes ten rounds here, in which the workload stalls: that is no crash zone."""
+    job = Job(tmp_path, need=400.0, idle=600.0)
+    steady = Job.view
+    held = [1000.0 * MIB]
+
+    def slowly(self: Job) -> WorkloadView:
+        view = steady(self)
+        assert view.sample is not None
+        current = view.sample.memory_current_bytes
+        assert not isinstance(current, Unavailable)
+        held[0] = max(current, held[0] - 5 * MIB) if current < held[0] else current
+        if held[0] <= current:
+            return view
+        stalled = replace(
+            view.sample, memory_current_bytes=held[0], memory_working_set_bytes=held[0], memory_full_pct=80.0,
+            cpu_usage_cores=10.0,
+        )  # fmt: skip
+        return replace(view, sample=stalled)
+
+    job.view = slowly.__get__(job)  # type: ignore[method-assign]
+    found = job.search()
+    assert found.crashes == 1
+    assert found.recommended_bytes is not None
+    assert job.need <= found.recommended_bytes <= 1.15 * job.need
+
+
+def test_a_use_that_falls_without_end_is_not_waited_for_without_end(tmp_path: Path) -> None:
+    job = Job(tmp_path, idle=0.0)
+    job.fitting.start(job.view(), samples=20)
+    job.look(25)
+    steady = Job.view
+    held = [1e12]
+
+    def falling(self: Job) -> WorkloadView:
+        view = steady(self)
+        assert view.sample is not None
+        held[0] *= 0.98
+        return replace(view, sample=replace(view.sample, memory_current_bytes=held[0]))
+
+    job.view = falling.__get__(job)  # type: ignore[method-assign]
+    job.look(SKIPPED_SAMPLES + RECLAIMED_SAMPLES + 30)
+    assert job.fitting.views()[0].epochs >= 2
 
 
 def test_the_crash_zone_is_left_after_a_few_samples(tmp_path: Path) -> None:

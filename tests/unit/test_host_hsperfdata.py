@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 from perphd.domain.errors import ParseError
 from perphd.domain.reading import Unavailable
 from perphd.host.fs import RealFs
-from perphd.host.hsperfdata import CollectionShare, JvmMemory, memory_of, parse, read_jvm
+from perphd.host.hsperfdata import (
+    MOST_NAMES,
+    SEARCHED,
+    CollectionShare,
+    JvmMemory,
+    find_jvm,
+    memory_of,
+    parse,
+    read_jvm,
+)
 
 FIXTURES = Path(__file__).parents[1] / "fixtures/jvm"
 MIB = 1 << 20
@@ -65,15 +74,19 @@ def _process(root: Path, pid: int, inner: int, data: bytes) -> None:
     (folder / str(inner)).write_bytes(data)
 
 
+def _of(fs: RealFs, pid: int) -> JvmMemory | Unavailable:
+    path = find_jvm(fs, pid)
+    return path if isinstance(path, Unavailable) else read_jvm(fs, path)
+
+
 def test_a_jvm_in_a_container_is_found_by_its_own_number(tmp_path: Path) -> None:
     _process(tmp_path, 4711, 7, _file("serial"))
-    found = read_jvm(RealFs(tmp_path), 4711)
-    assert isinstance(found, JvmMemory)
+    assert isinstance(_of(RealFs(tmp_path), 4711), JvmMemory)
 
 
 def test_a_process_without_such_a_file_is_no_jvm(tmp_path: Path) -> None:
-    assert isinstance(read_jvm(RealFs(), os.getpid()), Unavailable)
-    assert isinstance(read_jvm(RealFs(tmp_path), 1), Unavailable)
+    assert isinstance(find_jvm(RealFs(), os.getpid()), Unavailable)
+    assert isinstance(find_jvm(RealFs(tmp_path), 1), Unavailable)
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
@@ -82,7 +95,70 @@ def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
     place.unlink()
     (tmp_path / "elsewhere").write_bytes(_file("serial"))
     place.symlink_to(tmp_path / "elsewhere")
-    assert isinstance(read_jvm(RealFs(tmp_path), 5), Unavailable)
+    assert isinstance(_of(RealFs(tmp_path), 5), Unavailable)
+
+
+class _Counting(RealFs):
+    """Counts what it is asked for."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root)
+        self.listed: list[int] = []
+        self.looked = 0
+
+    def read(self, path: str) -> bytes:
+        self.looked += path.endswith("/status")
+        return super().read(path)
+
+    def list_strangers(self, path: str, most: int) -> list[str]:
+        self.listed.append(len(super().list_strangers(path, most)))
+        return super().list_strangers(path, most)
+
+
+def test_the_folder_of_a_user_in_the_process_own_passwd_is_found_without_listing(tmp_path: Path) -> None:
+    _process(tmp_path, 8, 8, _file("serial"))
+    (tmp_path / "proc/8/status").write_text("Name:\tjava\nUid:\t990\t990\t990\t990\nNSpid:\t8\n")
+    (tmp_path / "proc/8/root/etc").mkdir()
+    (tmp_path / "proc/8/root/etc/passwd").write_text("root:x:0:0::/:\nother:x:99:99::/:\napp:x:990:990::/:\n")
+    fs = _Counting(tmp_path)
+    assert isinstance(_of(fs, 8), JvmMemory)
+    assert fs.listed == []
+    (tmp_path / "proc/8/root/etc/passwd").write_text("root:x:0:0::/:\n")
+    assert isinstance(_of(fs, 8), JvmMemory)
+    assert len(fs.listed) == 1
+
+
+def test_however_much_is_in_a_group_and_in_its_tmp_a_look_is_bounded(tmp_path: Path) -> None:
+    for pid in range(1, 41):
+        _process(tmp_path, pid, 1000, _file("serial"))  # none of them is process 1000 of its container
+        (tmp_path / f"proc/{pid}/status").write_text(f"Name:\tsh\nNSpid:\t{pid}\n")
+    crowd = tmp_path / "proc/1/root/tmp"
+    for number in range(MOST_NAMES + 10):
+        (crowd / str(number)).touch()
+    fs = _Counting(tmp_path)
+    share, pids = CollectionShare(fs), tuple(range(1, 41))
+    for second in range(10):
+        assert isinstance(share.read(pids, float(second)), Unavailable)
+        assert fs.looked <= SEARCHED * (second + 1)
+    assert max(fs.listed) == MOST_NAMES
+    for second in range(10, 100):
+        share.read(pids, float(second))
+    before = fs.looked
+    for second in range(1000, 1060):  # by now the pauses are long
+        share.read(pids, float(second))
+    assert fs.looked - before <= len(pids)
+
+
+def test_a_jvm_is_found_once_its_process_has_become_one(tmp_path: Path) -> None:
+    (tmp_path / "proc/9").mkdir(parents=True)
+    (tmp_path / "proc/9/status").write_text("Name:\tsh\nNSpid:\t9\n")
+    share = CollectionShare(RealFs(tmp_path))
+    assert isinstance(share.read((9,), 0.0), Unavailable)
+    _process(tmp_path, 9, 9, _file("serial"))
+    assert isinstance(share.read((9,), 6.0), Unavailable)
+    assert share.read((9,), 7.0) == 0.0
+    (tmp_path / "proc/9/root/tmp/hsperfdata_app/9").unlink()
+    assert isinstance(share.read((9,), 8.0), Unavailable)
 
 
 def _after(data: bytes, seconds: float) -> bytes:
