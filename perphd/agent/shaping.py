@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Final
 
 from perphd.agent.config_sizing import SizingConfig
 from perphd.agent.memory_forecasts import WINDOW_S, MemoryForecasts
 from perphd.domain.allocation import KEEP, Limit, Settings
 from perphd.domain.decision import TROUBLED
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
-from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, fmap
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.domain.sample import Quality
 from perphd.domain.workload import Kind
 from perphd.host.fs import Identity
@@ -27,6 +28,9 @@ from perphd.sizing.shaping import (
     advance,
 )
 from perphd.sizing.shaping_view import view
+
+_ROLES: Final = {each.value: each for each in Role}
+_NO_FACTS: Final = Facts()
 
 
 class Shaping:
@@ -63,10 +67,13 @@ class Shaping:
         troubled = {each.workload for each in target.decisions if each.verdict.health in TROUBLED}
         views = [each for each in snapshot.workloads if each.spec.reserved_memory_bytes > 0]
         self._cgroups = {each.spec.name: each.spec.cgroup for each in views}
-        self._facts.forget(frozenset(self._cgroups.values()))
-        self._subjects = tuple(
-            self._subject(each, snapshot.at_s, troubled, each.spec.name in excluded) for each in views
-        )
+        used = {
+            each.spec.cgroup: each.sample.memory_working_set_bytes
+            for each in views
+            if each.sample is not None
+        }
+        self._facts.look(used, snapshot.at_s)
+        self._subjects = tuple(self._subject(each, troubled, each.spec.name in excluded) for each in views)
         self._capacity = self._room(snapshot.at_s)
         self._state, step = advance(
             self._state, self._subjects, self._capacity, self._rules, snapshot.at_s, due
@@ -108,15 +115,16 @@ class Shaping:
         }
         return self._facts.capacity(used, now_s)
 
-    def _subject(self, seen: WorkloadView, now_s: float, troubled: set[str], excluded: bool) -> Subject:
+    def _subject(self, seen: WorkloadView, troubled: set[str], excluded: bool) -> Subject:
         spec, sample = seen.spec, seen.sample
         used: Reading = 0.0 if sample is None else sample.memory_working_set_bytes
-        facts = Facts() if sample is None else self._facts.of(spec.cgroup, used, now_s)
+        facts = _NO_FACTS if sample is None else self._facts.of(spec.cgroup)
+        full = NOT_MEASURED if sample is None else sample.memory_full_pct
         return Subject(
             spec.name,
             spec.application or spec.name,
             spec.kind is Kind.LRA,
-            Role(spec.shape) if spec.shape != "no" else Role.CORE,
+            _ROLES.get(spec.shape, Role.CORE),
             float(spec.reserved_memory_bytes),
             used,
             float(spec.min_memory_bytes),
@@ -124,9 +132,7 @@ class Shaping:
             degraded=spec.name in troubled,
             unreclaimable_bytes=facts.unreclaimable_bytes,
             kills=facts.kills,
-            full_ratio=NOT_MEASURED
-            if sample is None
-            else fmap(lambda pct: pct / 100.0, sample.memory_full_pct),
+            full_ratio=full if isinstance(full, Unavailable) else full / 100.0,
             refaults_per_s=NOT_MEASURED if sample is None else sample.refaults_per_s,
             restarted=sample is not None and sample.has(Quality.RESTARTED),
             ahead=None if self._ahead is None else self._ahead.of(spec.name),

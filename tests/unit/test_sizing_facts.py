@@ -13,7 +13,7 @@ from perphd.host.cgroup import discover
 from perphd.host.cgroup.knobs import same
 from perphd.host.fs import RealFs
 from perphd.isolation.ending import Ender
-from perphd.monitor.memory_facts import KEPT_S, Facts, MemoryFacts
+from perphd.monitor.memory_facts import KEPT_S, READ_AT_ONCE, Facts, MemoryFacts
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -64,8 +64,13 @@ def _facts(root: Path) -> MemoryFacts:
     return MemoryFacts(fs, discover(fs))
 
 
+def _of(facts: MemoryFacts, cgroup: str, used: float, now_s: float) -> Facts:
+    facts.look({cgroup: used}, now_s)
+    return facts.of(cgroup)
+
+
 def test_v2(v2: Path) -> None:
-    assert _facts(v2).of("/top/a", 105.0 * MIB, 0.0) == Facts(2.0, 101.0 * MIB)
+    assert _of(_facts(v2), "/top/a", 105.0 * MIB, 0.0) == Facts(2.0, 101.0 * MIB)
     # The group's limit less what others in it use, and 2 %.
     assert _facts(v2).capacity({"/top/a": 150.0 * MIB}, 0.0) == pytest.approx(0.98 * GIB - 50 * MIB)
     # What is available, what the workloads hold, less 2 % of all.
@@ -73,17 +78,17 @@ def test_v2(v2: Path) -> None:
 
 
 def test_v1(v1: Path) -> None:
-    assert _facts(v1).of("/top/a", 55.0 * MIB, 0.0) == Facts(4.0, 50.0 * MIB)
+    assert _of(_facts(v1), "/top/a", 55.0 * MIB, 0.0) == Facts(4.0, 50.0 * MIB)
     assert _facts(v1).capacity({"/top/a": 200.0 * MIB}, 0.0) == pytest.approx(0.98 * GIB)
 
 
 def test_swap_takes_anonymous_memory(v2: Path) -> None:
     _write(v2, "/proc/meminfo", MEMINFO.format(swap=65536))
-    assert _facts(v2).of("/top/a", 105.0 * MIB, 0.0).unreclaimable_bytes == (101 - 64) * MIB
+    assert _of(_facts(v2), "/top/a", 105.0 * MIB, 0.0).unreclaimable_bytes == (101 - 64) * MIB
 
 
 def test_what_is_not_there_is_unavailable(v2: Path) -> None:
-    found = _facts(v2).of("/top/gone", 0.0, 0.0)
+    found = _of(_facts(v2), "/top/gone", 0.0, 0.0)
     assert isinstance(found.kills, Unavailable)
     assert isinstance(found.unreclaimable_bytes, Unavailable)
     (v2 / "proc/meminfo").unlink()
@@ -92,12 +97,33 @@ def test_what_is_not_there_is_unavailable(v2: Path) -> None:
 
 def test_facts_are_read_again_when_use_moves_or_after_a_while(v2: Path) -> None:
     facts = _facts(v2)
-    first = facts.of("/top/a", 100.0 * MIB, 0.0)
+    first = _of(facts, "/top/a", 100.0 * MIB, 0.0)
     _write(v2, "/sys/fs/cgroup/top/a/memory.events", "oom_kill 3\n")
-    assert facts.of("/top/a", 102.0 * MIB, 1.0) == first
-    assert facts.of("/top/a", 50.0 * MIB, 1.0).kills == 3.0
+    assert _of(facts, "/top/a", 102.0 * MIB, 1.0) == first
+    assert _of(facts, "/top/a", 50.0 * MIB, 1.0).kills == 3.0
     _write(v2, "/sys/fs/cgroup/top/a/memory.events", "oom_kill 4\n")
-    assert facts.of("/top/a", 50.0 * MIB, 1.0 + KEPT_S).kills == 4.0
+    assert _of(facts, "/top/a", 50.0 * MIB, 1.0 + KEPT_S).kills == 4.0
+
+
+def test_a_look_reads_few_groups_again_and_the_most_overdue_first(v2: Path) -> None:
+    used = {f"/top/w{number:02}": 1.0 * GIB for number in range(3 * READ_AT_ONCE)}
+    facts, last = _facts(v2), max(used)
+    for cgroup in used:
+        _write(v2, f"/sys/fs/cgroup{cgroup}/memory.events", "oom_kill 0\n")
+        _write(v2, f"/sys/fs/cgroup{cgroup}/memory.stat", "anon 7\n")
+    facts.look(used, 0.0)
+    assert {facts.of(cgroup).kills for cgroup in used} == {0.0}, "what is new is read at once"
+    for cgroup in used:
+        _write(v2, f"/sys/fs/cgroup{cgroup}/memory.events", "oom_kill 1\n")
+    moved = {name: 0.5 * GIB if name == last else amount for name, amount in used.items()}
+    seen = []
+    for look in range(3):
+        facts.look(moved, KEPT_S + look)
+        seen.append(sum(facts.of(cgroup).kills == 1.0 for cgroup in used))
+        assert facts.of(last).kills == 1.0, "a use that moved comes first"
+    assert seen == [READ_AT_ONCE, 2 * READ_AT_ONCE, 3 * READ_AT_ONCE]
+    facts.look({"/top/w00": 1.0 * GIB}, 9.0)
+    assert facts.of("/top/w01") == Facts(), "what is not asked for any more is forgotten"
 
 
 def test_ending_on_v2_is_one_write(v2: Path) -> None:
