@@ -169,8 +169,7 @@ class JobHistory:
             )
             for feature, quantity, updated_s, state, distribution in rows
         ]  # fmt: skip
-        yield json.dumps({"format": FORMAT, "identity": _identity(lines), "rows": len(lines)})
-        yield from lines
+        yield from as_export(lines)
 
     def merge(self, lines: Iterable[str], source: str) -> int:
         """Take in another node's export, all or nothing; the number of rows, 0 if it was taken in before."""
@@ -257,6 +256,12 @@ def _acting(known: Sequence[_Expert], features: Sequence[str]) -> _Expert:
         if error <= most
     ]
     return min(near, key=lambda found: found[:3])[3]
+
+
+def as_export(rows: Sequence[str]) -> Iterator[str]:
+    """An export of these rows: its identity, and the rows themselves."""
+    yield json.dumps({"format": FORMAT, "identity": _identity(rows), "rows": len(rows)})
+    yield from rows
 
 
 def _packed(record: FeatureRecord) -> bytes:

@@ -1,10 +1,11 @@
 """The forecast report: series forecasters, their ladder, and peak predictors, on generated and public series.
 
 python -m tools.bench.forecasts [--data DIR] [--series 12] [--windows 600] [--longest 2000] [--hosts 4] [--out FILE]
-                                [--seed 20] [--skip 0] [--only models|peaks]
+                                [--seed 20] [--skip 0] [--only models|peaks|history|costs] [--seconds 120]
 
 ``--data`` (or PERPHD_DATA) names the folder with nab/, alibaba2018/, google2019/ and azure_traces/; without it the
-generated families alone are measured. On an idle core the whole report takes about ten minutes.
+generated families alone are measured. On an idle core the whole report takes about a quarter of an hour. As root, the
+job history is asked at a real-time priority, and the costs in a tick and of whole processes are measured as well.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import numpy as np  # noqa: E402
 from perphd.forecast.backtest import BUDGET, score  # noqa: E402
 from perphd.forecast.histogram import Floats  # noqa: E402
 from perphd.forecast.peaks import PREDICTORS  # noqa: E402
-from tools.bench.forecasts import families, hosts, models  # noqa: E402
+from tools.bench.forecasts import costs, families, history, hosts, models  # noqa: E402
 from tools.bench.forecasts.models import K2S, LADDER, Figures  # noqa: E402
 
 THRESHOLDS = (-0.25, -0.10, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
@@ -34,7 +35,7 @@ THRESHOLDS = (-0.25, -0.10, 0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
 def main() -> int:
     """Measure and write the report."""
     options = _options()
-    parts = {"models": _of_models, "peaks": _of_peaks}
+    parts = {"models": _of_models, "peaks": _of_peaks, "history": _of_history, "costs": _of_costs}
     lines = ["# Forecasts, measured", ""]
     for name, part in parts.items():
         lines += part(options) if options.only in (None, name) else []
@@ -62,7 +63,10 @@ def _options() -> argparse.Namespace:
     parser.add_argument(
         "--skip", type=int, default=0, help="values of a public series that are left out at its start"
     )
-    parser.add_argument("--only", choices=("models", "peaks"), help="one part of the report")
+    parser.add_argument(
+        "--only", choices=("models", "peaks", "history", "costs"), help="one part of the report"
+    )
+    parser.add_argument("--seconds", type=float, default=120.0, help="how long whole processes are watched")
     parser.add_argument("--out", type=Path, help="file of the report")
     options = parser.parse_args()
     if min(options.series, options.hosts) < 1 or min(options.windows, options.longest) <= models.WARM_UP:
@@ -104,6 +108,18 @@ def _of_models(options: argparse.Namespace) -> list[str]:
         *_targets(found, retest),
         "",
     ]
+
+
+def _of_history(options: argparse.Namespace) -> list[str]:
+    return history.lines(history.measure(seed=options.seed, realtime=os.geteuid() == 0))
+
+
+def _of_costs(options: argparse.Namespace) -> list[str]:
+    worker, tick, processes = costs.worker_cost(seed=options.seed), None, []
+    if os.geteuid() == 0:
+        tick = costs.tick_cost(realtime=True)
+        processes = [costs.process_cost(options.seconds, forecasts=each) for each in (False, True)]
+    return costs.lines(worker, tick, processes)
 
 
 def _bounds(found: dict[str, dict[str, Figures]]) -> list[str]:

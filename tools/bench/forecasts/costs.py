@@ -1,0 +1,422 @@
+"""What forecasts and sizing cost with 100 workloads: the worker, the loop's tick, the processes' memory.
+
+- The worker: its cycles, one after another, on a store of 12 h and of one minute more for each cycle, one sample a
+  second; five series of each workload, of the generated families. CPU time over the minute that a cycle stands for.
+- The tick: an agent on control groups of the bench's own (root), in virtual time, with a reservation and a shape on
+  every workload, the shaper pessimistic, and memory fits under way on some. A stand-in of the worker replaces the file
+  of forecasts once a minute. The time is what all of forecast and sizing takes of a tick, in CPU time of the loop.
+- The processes: a daemon on these groups, with and without forecasts and shaper (root), for some minutes of real time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import psutil
+
+from perphd.agent.composition import build_agent
+from perphd.agent.config import parse
+from perphd.agent.forecasts import Forecasts
+from perphd.agent.loop import Agent
+from perphd.agent.upkeep import spare_the_start
+from perphd.control.forecast_worker import Listed, Worker
+from perphd.domain.forecast import MEMORY_FILE
+from perphd.forecast.histogram import Floats
+from perphd.monitor.schema import open_database
+from perphd.monitor.windows import SERIES, WINDOW_S
+from tools.bench.forecasts import families
+from tools.bench.forecasts.history import undisturbed
+from tools.bench.groups import BenchError, BenchGroups
+from tools.bench.scene import STATE_BELOW
+
+WORKLOADS: Final = 100
+CORE_BUDGET_PCT: Final = 0.5
+TICK_BUDGET_MS: Final = 1.0
+RSS_BUDGET_BYTES: Final = 80 << 20
+HISTORY_WINDOWS: Final = 720
+CYCLES: Final = 180
+TICKS: Final = 600
+FITS: Final = 2
+"""Memory fits that are under way at a time; one is usual."""
+SCALES: Final = {
+    "cpu_usage_cores": 4.0,
+    "memory_working_set_bytes": 4e9,
+    "llc_occupancy_bytes": 2e7,
+    "mbw_bytes_per_s": 5e9,
+    "load_per_s": 1000.0,
+}
+_HISTORY_INTERVAL_S: Final = 10.0
+_INTERVAL_S: Final = 1.0
+START_S: Final = 180.0
+SETTLE_S: Final = 10.0
+_SIZING: Final = """
+[forecast]
+enabled = true
+[sizing]
+shaper = "{shaper}"
+memory = "400G"
+"""
+_PERPHD: Final = (sys.executable, "-c", "from perphd.control.daemon import main; main()")
+_ROOT: Final = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerCost:
+    """CPU seconds of the first cycle, and milliseconds of the others; ``core_pct``: their mean over a minute."""
+
+    workloads: int
+    cycles: int
+    first_s: float
+    mean_ms: float
+    p99_ms: float
+
+    @property
+    def core_pct(self) -> float:
+        """Share of one core, in the long run."""
+        return 100.0 * self.mean_ms / 1e3 / WINDOW_S
+
+
+@dataclass(frozen=True, slots=True)
+class TickCost:
+    """Milliseconds of CPU time that forecasts and sizing take of a tick; ``parts``: the greatest of each part."""
+
+    workloads: int
+    ticks: int
+    mean: float
+    p50: float
+    p99: float
+    most: float
+    parts: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessCost:
+    """A daemon and its worker over ``seconds``; worker figures are 0 without forecasts."""
+
+    forecasts: bool
+    seconds: float
+    daemon_pct: float
+    daemon_rss_bytes: int
+    worker_pct: float
+    worker_rss_bytes: int
+
+
+def worker_cost(workloads: int = WORKLOADS, cycles: int = CYCLES, seed: int = 7) -> WorkerCost:
+    """Cycles of a worker in this process."""
+    listed = [Listed(f"batch-{n:03}", "", 0, frozenset(), 4_000_000_000) for n in range(workloads)]
+    first = int(time.time() // WINDOW_S) - HISTORY_WINDOWS
+    took = []
+    with tempfile.TemporaryDirectory(prefix="perphd-bench-", dir=STATE_BELOW) as folder:
+        path = Path(folder) / "perphd.db"
+        series = made_series([each.name for each in listed], HISTORY_WINDOWS + cycles, seed)
+        fill(path, series, first, 0, HISTORY_WINDOWS, _HISTORY_INTERVAL_S)
+        worker = Worker(path, Path(folder) / "forecast", "bench")
+        for cycle in range(cycles + 1):
+            began = time.process_time()
+            worker.cycle(listed)
+            took.append(time.process_time() - began)
+            window = HISTORY_WINDOWS + cycle
+            fill(path, series, first, window, min(window + 1, HISTORY_WINDOWS + cycles), _INTERVAL_S)
+        published = json.loads((Path(folder) / "forecast" / MEMORY_FILE).read_text())
+    if len(published) != workloads:
+        raise RuntimeError(f"the worker forecasts the memory of {len(published)} of {workloads} workloads")
+    later = 1e3 * np.array(took[1:])
+    return WorkerCost(workloads, cycles, took[0], float(later.mean()), float(np.quantile(later, 0.99)))
+
+
+def made_series(names: Sequence[str], windows: int, seed: int) -> dict[str, dict[str, Floats]]:
+    """Five series of each workload, in turn of every generated family."""
+    kinds = list(families.GENERATORS)
+    wanted = len(names) * len(SERIES)
+    pools = {kind: families.generated(kind, -(-wanted // len(kinds)), windows, seed) for kind in kinds}
+    found: dict[str, dict[str, Floats]] = {}
+    for place, name in enumerate(names):
+        found[name] = {}
+        for number, column in enumerate(SERIES):
+            which = place * len(SERIES) + number
+            pool = pools[kinds[which % len(kinds)]]
+            found[name][column] = SCALES[column] * pool[which // len(kinds)]
+    return found
+
+
+def fill(
+    path: Path,
+    series: dict[str, dict[str, Floats]],
+    origin: int,
+    first: int,
+    end: int,
+    interval_s: float,
+) -> None:
+    """Add the samples of windows ``first`` to ``end`` to a store; ``origin``: number of the first window since 1970."""
+    database = open_database(path)
+    columns = ", ".join(SERIES)
+    query = (
+        f"INSERT INTO samples (wall_s, at_s, interval_s, workload, quality, {columns}) "
+        f"VALUES (?, ?, ?, ?, '', {', '.join('?' * len(SERIES))})"
+    )
+    samples = int(WINDOW_S / interval_s)
+    with contextlib.closing(database), database:
+        for window in range(first, end):
+            begin_s = (origin + window) * WINDOW_S
+            for sample in range(samples):
+                # The window's greatest value is in its third sample.
+                share = 1.0 if sample == 2 else 0.8
+                at_s = begin_s + sample * interval_s
+                database.executemany(
+                    query,
+                    [
+                        (
+                            at_s,
+                            at_s,
+                            interval_s,
+                            name,
+                            *(share * float(values[column][window]) for column in SERIES),
+                        )
+                        for name, values in series.items()
+                    ],
+                )
+
+
+def tick_cost(workloads: int = WORKLOADS, ticks: int = TICKS, *, realtime: bool = False) -> TickCost:
+    """Ticks of an agent in this process. ``realtime``: see ``history``.
+
+    Raises:
+        BenchError: control groups cannot be made here.
+    """
+    with (
+        BenchGroups(workloads, workloads) as groups,
+        tempfile.TemporaryDirectory(prefix="perphd-bench-", dir=STATE_BELOW) as state,
+    ):
+        return asyncio.run(_ticked(groups.paths, Path(state), ticks, realtime))
+
+
+async def _ticked(paths: Sequence[str], state: Path, ticks: int, realtime: bool) -> TickCost:
+    now_s = 1000.0
+    offset_s = time.time() // WINDOW_S * WINDOW_S - now_s
+    config = parse(configuration(paths, state, "pessimistic"), "bench")
+    agent = build_agent(config, clock=lambda: now_s, wall_clock=lambda: offset_s + now_s)
+    meter = _Meter()
+    try:
+        meter.attach(agent, state)
+        names = [f"batch-{number:03}" for number in range(len(paths))]
+        for _ in range(5):
+            now_s += 1.0
+            await agent.tick(now_s)
+        spare_the_start()  # as the daemon does once it has started
+        for name in names[:FITS]:
+            agent.start_memory_fit(name, 60, 0.05)
+        totals, parts = [], dict.fromkeys(meter.spent, 0.0)
+        for tick in range(ticks):
+            if tick % WINDOW_S == 10:
+                _publish(state / "forecast", names, int((offset_s + now_s) // WINDOW_S))
+            meter.clear()
+            now_s += 1.0
+            with undisturbed(realtime):
+                await agent.tick(now_s)
+            totals.append(1e3 * sum(meter.spent.values()))
+            parts = {name: max(most, 1e3 * meter.spent[name]) for name, most in parts.items()}
+    finally:
+        await agent.stop(restore=True)
+    p50, p99, most = (float(each) for each in np.quantile(totals, (0.5, 0.99, 1.0)))
+    return TickCost(len(paths), ticks, float(np.mean(totals)), p50, p99, most, parts)
+
+
+def process_cost(seconds: float, *, forecasts: bool, workloads: int = WORKLOADS) -> ProcessCost:
+    """A daemon as a process, and its worker, for so long after the first forecasts.
+
+    Raises:
+        BenchError: control groups cannot be made here, or the daemon does not forecast.
+    """
+    with (
+        BenchGroups(workloads, workloads, workloads) as groups,
+        tempfile.TemporaryDirectory(prefix="perphd-bench-", dir=STATE_BELOW) as folder,
+    ):
+        state = Path(folder)
+        config, log = state / "perphd.toml", state / "log"
+        config.write_text(configuration(groups.paths, state, "observe" if forecasts else ""))
+        config.chmod(0o600)
+        names = [f"batch-{number:03}" for number in range(workloads)]
+        first = int(time.time() // WINDOW_S) - HISTORY_WINDOWS
+        fill(
+            state / "perphd.db",
+            made_series(names, HISTORY_WINDOWS, 7),
+            first,
+            0,
+            HISTORY_WINDOWS,
+            _HISTORY_INTERVAL_S,
+        )
+        with log.open("wb") as output:
+            daemon = psutil.Popen(
+                [*_PERPHD, "run", "--config", str(config)],
+                stdout=output, stderr=output, env={**os.environ, "PYTHONPATH": str(_ROOT)},
+            )  # fmt: skip
+        try:
+            _wait_for((state / "perphd.sock").exists, daemon, log)
+            if forecasts:
+                _wait_for((state / "forecast" / MEMORY_FILE).exists, daemon, log)
+            time.sleep(SETTLE_S)
+            worker = daemon.children()[0] if forecasts else None
+            return _watched(daemon, worker, seconds)
+        finally:
+            daemon.terminate()
+            daemon.wait(START_S)
+
+
+def _wait_for(done: Callable[[], bool], daemon: psutil.Popen, log: Path) -> None:
+    until = time.monotonic() + START_S
+    while not done():
+        if daemon.poll() is not None or time.monotonic() > until:
+            raise BenchError(f"the daemon does not get there:\n{log.read_text(errors='replace')[-2000:]}")
+        time.sleep(0.2)
+
+
+def _watched(daemon: psutil.Process, worker: psutil.Process | None, seconds: float) -> ProcessCost:
+    watched = [each for each in (daemon, worker) if each is not None]
+    before, began_s = [_cpu_s(each) for each in watched], time.monotonic()
+    time.sleep(seconds)
+    took_s = time.monotonic() - began_s
+    pct = [100.0 * (_cpu_s(each) - used) / took_s for each, used in zip(watched, before, strict=True)]
+    rss = [each.memory_info().rss for each in watched]
+    return ProcessCost(
+        worker is not None, took_s, pct[0], rss[0], *((pct[1], rss[1]) if worker else (0.0, 0))
+    )
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
+
+
+def lines(worker: WorkerCost, tick: TickCost | None, processes: Sequence[ProcessCost]) -> list[str]:
+    """The report's part about it."""
+    found = [
+        "## What it costs",
+        "",
+        f"The worker with {worker.workloads} workloads, five series each: {worker.first_s:.1f} s of CPU time for the "
+        f"first cycle, which reads {HISTORY_WINDOWS // 60} h of samples, then {worker.mean_ms:.0f} ms a minute on "
+        f"average (p99 {worker.p99_ms:.0f} ms, {worker.cycles} cycles): {worker.core_pct:.2f} % of a core, "
+        f"{_verdict(worker.core_pct, CORE_BUDGET_PCT)} {CORE_BUDGET_PCT:g} %.",
+        "",
+    ]
+    if tick is not None:
+        parts = ", ".join(f"{name} {most:.2f}" for name, most in tick.parts.items())
+        found += [
+            f"Forecasts and sizing in a tick with {tick.workloads} workloads, all shaped, {FITS} memory fits going on: "
+            f"{tick.mean:.2f} ms of CPU time on average, p50 {tick.p50:.2f}, p99 {tick.p99:.2f}, greatest "
+            f"{tick.most:.2f} ({tick.ticks} ticks; greatest of each part: {parts}); "
+            f"p50 {_verdict(tick.p50, TICK_BUDGET_MS)} {TICK_BUDGET_MS:g} ms.",
+            "",
+        ]
+    if processes:
+        found += [
+            f"| daemon with {WORKLOADS} workloads, 1 Hz | CPU of the daemon | its RSS | CPU of the worker | its RSS |",
+            "| --- | ---: | ---: | ---: | ---: |",
+        ]
+        for each in processes:
+            own = (
+                (f"{each.worker_pct:.2f} %", f"{each.worker_rss_bytes / 2**20:.1f} MiB")
+                if each.forecasts
+                else ("-", "-")
+            )
+            found.append(
+                f"| {'with forecasts and the shaper' if each.forecasts else 'without'}, {each.seconds:.0f} s | "
+                f"{each.daemon_pct:.2f} % | {each.daemon_rss_bytes / 2**20:.1f} MiB | {own[0]} | {own[1]} |"
+            )
+        most = max(each.daemon_rss_bytes for each in processes)
+        found += [
+            "",
+            f"The daemon's memory is {_verdict(most, RSS_BUDGET_BYTES)} {RSS_BUDGET_BYTES >> 20} MiB.",
+            "",
+        ]
+    return found
+
+
+def _verdict(found: float, budget: float) -> str:
+    return "within" if found <= budget else "over"
+
+
+def configuration(paths: Sequence[str], state: Path, shaper: str = "") -> str:
+    """Batch alone, each with a reservation; ``shaper``: its mode, with forecasts; empty: neither."""
+    lines = ["[daemon]", 'mode = "enforce"', f'state_dir = "{state}"', f'socket = "{state}/perphd.sock"']
+    if shaper:
+        lines.append(_SIZING.format(shaper=shaper))
+    for number, path in enumerate(paths):
+        lines += ["[[batch]]", f'name = "batch-{number:03}"', f'cgroup = "{path}"']
+        lines += ['reserved_memory = "4G"', 'shape = "elastic"'] if shaper else []
+    return "\n".join(lines) + "\n"
+
+
+def _publish(folder: Path, names: Sequence[str], number: int) -> None:
+    """The worker's file for the shaper."""
+    told = {
+        name: {"number": number + 1, "model": "ses", "mean_bytes": 5e6, "bound_bytes": 9e6} for name in names
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = folder / "new"
+    temporary.write_text(json.dumps(told))
+    temporary.replace(folder / MEMORY_FILE)
+
+
+class _Meter:
+    """CPU time of the loop in forecasts and sizing, by part, since ``clear``."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, float] = {}
+
+    def clear(self) -> None:
+        self.spent = dict.fromkeys(self.spent, 0.0)
+
+    def attach(self, agent: Agent, state: Path) -> None:
+        """Put timers around these parts of an agent; the worker is a process that only reads."""
+        parts: Any = agent._state.parts
+        forecasts = Forecasts(state / "forecast", (), parts.records, ("cat",), None)
+        agent._state.parts = replace(
+            parts,
+            shaping=_Timed(
+                parts.shaping,
+                look=self._timer("shaper", parts.shaping.look),
+                over=self._timer("shaper", parts.shaping.over),
+            ),
+            fitting=_Timed(
+                parts.fitting,
+                look=self._timer("memory fits", parts.fitting.look),
+                over=self._timer("memory fits", parts.fitting.over),
+            ),
+            forecasts=_Timed(forecasts, step=self._timer("worker told", forecasts.step)),
+            jobs=_Timed(parts.jobs, follow=self._timer("runs followed", parts.jobs.follow)),
+            owned=(*parts.owned, forecasts),
+        )
+
+    def _timer(self, part: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        self.spent[part] = 0.0
+
+        def timed(*args: Any, **named: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return call(*args, **named)
+            finally:
+                self.spent[part] += time.thread_time() - began
+
+        return timed
+
+
+class _Timed:
+    """An object with some of its methods replaced."""
+
+    def __init__(self, inner: Any, **replaced: Any) -> None:
+        self._inner = inner
+        self.__dict__.update(replaced)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
