@@ -71,7 +71,7 @@ bench-detector: $(VENV)/.stamp-dev ## how soon, how surely and how rightly troub
 bench-predictor: $(VENV)/.stamp-dev ## the models beside each other, before and after drift: the tables of docs/predictor_report.md
 	OPENBLAS_NUM_THREADS=1 $(PY) -m tools.bench.predictor
 
-bench-forecasts: $(VENV)/.stamp-dev ## series forecasters, their ladder and peak predictors: the tables of docs/forecast_report.md
+bench-forecasts: $(VENV)/.stamp-dev ## series forecasters, their ladder, peak predictors, and what they cost: the tables of docs/forecast_report.md
 	$(PY) -m tools.bench.forecasts --out $(OUT)/forecasts.md
 
 bench-trials: $(VENV)/.stamp-dev ## do trials and reports tell the truth? where it is known; interrupted, it goes on where it was

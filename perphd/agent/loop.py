@@ -216,18 +216,18 @@ class Agent:
                 "request", "workload", f"no workload is named {name!r}", ", ".join(self._state.specs)
             )
         fitting.start(view, samples, step)
-        self._state.tell(EventKind.SIZING, "memory fit: started", name, by)
+        self._state.tell(EventKind.SIZING, f"{name}: memory fit started", name, by)
 
     def apply_memory_fit(self, name: str, by: Actor | None = None) -> int:
         """Keep what a search has found in force; returns the limit. Raises ConfigError if there is nothing yet."""
         limit = self._fitting().apply(name)
-        self._state.tell(EventKind.SIZING, f"memory fit: {limit >> 20} MiB applied", name, by)
+        self._state.tell(EventKind.SIZING, f"{name}: memory fit, {limit >> 20} MiB applied", name, by)
         return limit
 
     def stop_memory_fit(self, name: str, by: Actor | None = None) -> None:
         """End a search, or take back what was applied. Raises ConfigError if there is none."""
         self._fitting().stop(name)
-        self._state.tell(EventKind.SIZING, "memory fit: stopped", name, by)
+        self._state.tell(EventKind.SIZING, f"{name}: memory fit stopped", name, by)
 
     def _fitting(self) -> Fitting:
         fitting = self._state.parts.fitting

@@ -229,7 +229,10 @@ def _open(out: Out, path: str | None, *, there: bool = False) -> JobHistory:
 
     file = Path(path) if path is not None else state_dir(out) / HISTORY_FILE
     if there and not file.is_file():
-        raise PerphError(f"{file}: there is no job history; perphctl history record or import begins one")
+        raise PerphError(
+            f"{file}: there is no job history yet; with [forecast] enabled the daemon records runs of batch as they "
+            "end, and perphctl history record or import adds others"
+        )
     return JobHistory(file)
 
 
@@ -267,7 +270,7 @@ def _parts(rows: Sequence[dict[str, Any]]) -> list[Part]:
     ]
     said = [
         f"{row['quantity']}: by the {row['estimator']} of jobs with {row['feature']}, "
-        + ("not tested yet" if row["error"] is None else f"error {row['error']:.0%} of late")
+        + ("not tested yet" if row["error"] is None else f"recent error {row['error']:.0%}")
         for row in rows
     ]
     return [table("", heads, cells, right=range(1, len(heads))), text(*said)]

@@ -249,7 +249,7 @@ def _target(
 ) -> tuple[float, str]:
     cap = max(demand.reserved, demand.used)
     if component.samples < GRACE_SAMPLES:
-        return cap, f"{component.samples} of {GRACE_SAMPLES} samples"
+        return cap, f"{component.samples} of {GRACE_SAMPLES} intervals seen: the reservation stands"
     if component.crashes >= GREATEST_CRASHES:
         return cap, f"{component.crashes} crashes: no longer shaped"
     if component.crashed:

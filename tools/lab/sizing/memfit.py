@@ -46,6 +46,8 @@ shape = "elastic"
 source = "file"
 path = "{counter}"
 """
+_YOUNG_MIB: Final = 32
+"""A small young generation: of a large one, the second survivor space is hardly ever touched."""
 _SPIN: Final = "while True: pass"
 
 
@@ -77,10 +79,11 @@ def run_case(case: str, options: argparse.Namespace, folder: Path) -> dict[str, 
         daemon.restore()
         after = tree.settable()
         process.kill()
-    hot = options.hot if touched is None else touched
+    hot = options.heap if case == "java" else options.hot
     return {
         "case": case,
         "hot_bytes": hot,
+        "touched_bytes": touched,
         "recommended_bytes": last["recommended_bytes"],
         "ratio": last["recommended_bytes"] / hot,
         "crashes": last["crashes"],
@@ -100,7 +103,13 @@ def _command(case: str, options: argparse.Namespace, counter: Path, folder: Path
     if case == "java":
         heap = f"{options.heap // MIB}m"
         live = str(int(options.heap // MIB * 0.6))
-        memory = [f"-Xms{heap}", f"-Xmx{heap}", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
+        memory = [
+            f"-Xms{heap}",
+            f"-Xmx{heap}",
+            f"-Xmn{_YOUNG_MIB}m",
+            "-XX:+UseSerialGC",
+            "-XX:TieredStopAtLevel=1",
+        ]
         return [options.java, *memory, "-cp", str(options.classes), "Hold", live, str(counter)]
     kind = "anon" if case == "anon" else "file"
     program = str(Path(__file__).with_name("hot.py"))
@@ -207,7 +216,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"full pressure after {each['full_pressure_pct_after']:.2f} %, restored {each['restored']}"
         )
     good = all(
-        each["ratio"] >= 1.0 and (each["ratio"] <= 1.15 or each["case"] == "java") and each["crashes"] <= 1
+        1.0 <= each["ratio"] <= 1.15 and each["crashes"] <= 1 and each["full_pressure_pct_after"] < 1.0
         for each in found
     )
     return 0 if good else 1
