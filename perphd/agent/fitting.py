@@ -68,6 +68,10 @@ class _Sums:
             total, count = self.totals.get(name, (0.0, 0))
             self.totals[name] = (total + reading, count + 1)
 
+    def count(self, name: str) -> int:
+        """How often this was read."""
+        return self.totals.get(name, (0.0, 0))[1]
+
     def mean(self, name: str) -> Reading:
         """The mean of what was read."""
         total, count = self.totals.get(name, (0.0, 0))
@@ -268,11 +272,11 @@ class Fitting:
         if isinstance(sample.memory_current_bytes, Unavailable):
             return
         current, limit = sample.memory_current_bytes, search.fit.limit_bytes
-        if not search.witness:
-            search.witness = next(
-                (name for name in WITNESSES if not isinstance(sample.reading(name), Unavailable)), ""
-            )
         sums.samples += 1
+        for name in WITNESSES:
+            sums.add(name, sample.reading(name))
+        if search.fit.pilot is None:  # the best that speaks in most samples: the first may lack one
+            search.witness = next((name for name in WITNESSES if 2 * sums.count(name) > sums.samples), "")
         place = (current // BIN_BYTES + 1) * BIN_BYTES
         place = place if limit is None else min(place, max(limit, current))
         sums.footprint[place] = sums.footprint.get(place, 0) + 1
@@ -282,7 +286,6 @@ class Fitting:
             seen = sums.greatest_working_set
             sums.greatest_working_set = working if isinstance(seen, Unavailable) else max(seen, working)
         sums.add("current", current)
-        sums.add("performance", sample.reading(search.witness) if search.witness else NOT_MEASURED)
         sums.add("full", sample.memory_full_pct)
         sums.add("refaults", sample.refaults_per_s)
         if now_s - search.pids_since_s >= PROCESSES_KEPT_S:
@@ -352,10 +355,11 @@ def _epoch(search: _Search) -> FitEpoch:
         sums.samples,
         sums.footprint,
         sums.greatest_working_set,
-        sums.mean("performance"),
+        sums.mean(search.witness) if search.witness else Unavailable("nothing tells its performance"),
         full if isinstance(full, Unavailable) else full / 100.0,
         sums.mean("refaults"),
         sums.mean("collection"),
         sums.mean("current"),
         sums.least,
+        is_work=search.witness == WITNESSES[0],
     )

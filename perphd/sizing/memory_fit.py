@@ -23,6 +23,9 @@ between that and the first bad one, it goes on halving the gap. The crash zone i
     working set > .8 of the limit, and memory pressure above the pilot's that explains the slow-down:
     at least  EXPLAINED_SHARE (1 - performance / the pilot's);  refaults where the kernel tells no pressure
 
+Where the witness of performance is no work that is done, but CPU time, swapping counts as work. There, a stall of all
+tasks for more than  SLOWDOWN / (1 + SLOWDOWN)  of the time, above the pilot's, is such a slow-down, too.
+
 Neither is enough alone: a full limit is what the search is for, and a neighbour's CPU slows as well. Without a
 witness of memory an epoch decides nothing and the limit stays; so it does without a witness of performance, unless
 memory is short: then the limit counts as bad. An epoch in the crash zone need not
@@ -45,6 +48,8 @@ from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 LEVELS: Final = ((1.0, 0.6827), (2.0, 0.9545), (3.0, 0.9973))
 """Deviations and level of each interval, the smallest first."""
 SLOWDOWN: Final = 0.5
+STALLED: Final = SLOWDOWN / (1 + SLOWDOWN)
+"""Share of time in which all tasks wait for memory, above the pilot's, that is a slow-down by itself."""
 GREATEST_COLLECTION_RATIO: Final = 0.7
 FULL_RATIO: Final = 0.8
 STEP: Final = 0.05
@@ -123,6 +128,7 @@ class FitEpoch:
     ``performance``: work per second, any unit. ``working_set_bytes``: anonymous and active file memory, at most.
     ``full_pressure_ratio``: share of time in which all tasks waited for memory. ``collection_ratio``: a JVM's
     share of time in garbage collection. ``current_bytes``: all that it used, on average, and ``least_bytes`` at least.
+    ``is_work``: False if the performance is time or instructions that swapping takes as well.
     """
 
     samples: int
@@ -134,6 +140,7 @@ class FitEpoch:
     collection_ratio: Reading
     current_bytes: Reading = NOT_MEASURED
     least_bytes: Reading = NOT_MEASURED
+    is_work: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +197,8 @@ def evidence(fit: MemoryFit, epoch: FitEpoch) -> Evidence:
     if fit.pilot is None:
         return Evidence(None, None, "no pilot to compare with")
     slow = _slow(fit.pilot.performance, epoch.performance)
+    if not epoch.is_work and _stalled(fit.pilot.full_pressure_ratio, epoch.full_pressure_ratio):
+        slow = True
     memory = _starved(fit, epoch)
     told = {None: "unknown", True: "yes", False: "no"}
     return Evidence(
@@ -313,6 +322,13 @@ def _slow(pilot: Reading, now: Reading) -> bool | None:
     if isinstance(pilot, Unavailable) or isinstance(now, Unavailable):
         return None
     return now <= 0 or pilot / now - 1 > SLOWDOWN
+
+
+def _stalled(pilot: Reading, now: Reading) -> bool:
+    """Whether stalls on memory alone are a slow-down: CPU time goes on where all of it is spent on swapping."""
+    if isinstance(pilot, Unavailable) or isinstance(now, Unavailable):
+        return False
+    return now - pilot > STALLED
 
 
 def _starved(fit: MemoryFit, epoch: FitEpoch) -> bool | None:

@@ -141,6 +141,42 @@ def test_an_epoch_begins_when_the_kernel_has_reclaimed(tmp_path: Path) -> None:
     assert job.need <= found.recommended_bytes <= 1.15 * job.need
 
 
+def test_the_best_witness_of_most_samples_counts_not_that_of_the_first(tmp_path: Path) -> None:
+    """Swapping keeps the CPU as busy as work does: by that alone the search would go on below the need."""
+    job = Job(tmp_path)
+    steady, looks = Job.view, [0]
+
+    def late(self: Job) -> WorkloadView:
+        view = steady(self)
+        assert view.sample is not None
+        looks[0] += 1
+        work = Unavailable("not yet") if looks[0] < 5 else view.sample.cpu_usage_cores
+        return replace(view, sample=replace(view.sample, cpu_usage_cores=1.0, work_rate_per_s=work))
+
+    job.view = late.__get__(job)  # type: ignore[method-assign]
+    found = job.search()
+    assert found.witness == "work_rate_per_s"
+    assert found.recommended_bytes is not None
+    assert job.need <= found.recommended_bytes <= 1.15 * job.need
+
+
+def test_stalls_end_a_search_whose_only_witness_is_cpu_time(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    steady = Job.view
+
+    def swapping(self: Job) -> WorkloadView:
+        view = steady(self)
+        assert view.sample is not None
+        return replace(view, sample=replace(view.sample, cpu_usage_cores=1.0))
+
+    job.view = swapping.__get__(job)  # type: ignore[method-assign]
+    found = job.search()
+    assert found.witness == "cpu_usage_cores"
+    assert found.crashes == 1
+    assert found.recommended_bytes is not None
+    assert job.need <= found.recommended_bytes <= 1.15 * job.need
+
+
 def test_a_use_that_falls_without_end_is_not_waited_for_without_end(tmp_path: Path) -> None:
     job = Job(tmp_path, idle=0.0)
     job.fitting.start(job.view(), samples=20)
