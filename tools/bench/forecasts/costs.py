@@ -378,21 +378,16 @@ class _Meter:
         self.spent = dict.fromkeys(self.spent, 0.0)
 
     def attach(self, agent: Agent, state: Path) -> None:
-        """Put timers around these parts of an agent; the worker is a process that only reads."""
+        """Put timers around these parts of an agent; the worker is a process that only reads.
+
+        Their ``over`` is left out: it is called for every workload, and a timer would take five times as long.
+        """
         parts: Any = agent._state.parts
         forecasts = Forecasts(state / "forecast", (), parts.records, ("cat",), None)
         agent._state.parts = replace(
             parts,
-            shaping=_Timed(
-                parts.shaping,
-                look=self._timer("shaper", parts.shaping.look),
-                over=self._timer("shaper", parts.shaping.over),
-            ),
-            fitting=_Timed(
-                parts.fitting,
-                look=self._timer("memory fits", parts.fitting.look),
-                over=self._timer("memory fits", parts.fitting.over),
-            ),
+            shaping=_Timed(parts.shaping, look=self._timer("shaper", parts.shaping.look)),
+            fitting=_Timed(parts.fitting, look=self._timer("memory fits", parts.fitting.look)),
             forecasts=_Timed(forecasts, step=self._timer("worker told", forecasts.step)),
             jobs=_Timed(parts.jobs, follow=self._timer("runs followed", parts.jobs.follow)),
             owned=(*parts.owned, forecasts),
