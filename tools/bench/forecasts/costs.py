@@ -45,7 +45,8 @@ CORE_BUDGET_PCT: Final = 0.5
 TICK_BUDGET_MS: Final = 1.0
 RSS_BUDGET_BYTES: Final = 80 << 20
 HISTORY_WINDOWS: Final = 720
-CYCLES: Final = 180
+CYCLES: Final = 120
+"""After so many windows every model has been fitted again."""
 TICKS: Final = 600
 FITS: Final = 2
 """Memory fits that are under way at a time; one is usual."""
