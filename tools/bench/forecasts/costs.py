@@ -335,11 +335,8 @@ def lines(worker: WorkerCost, tick: TickCost | None, processes: Sequence[Process
                 f"{each.daemon_pct:.2f} % | {each.daemon_rss_bytes / 2**20:.1f} MiB | {own[0]} | {own[1]} |"
             )
         most = max(each.daemon_rss_bytes for each in processes)
-        found += [
-            "",
-            f"The daemon's memory is {_verdict(most, RSS_BUDGET_BYTES)} {RSS_BUDGET_BYTES >> 20} MiB.",
-            "",
-        ]
+        verdict = f"{_verdict(most, RSS_BUDGET_BYTES)} {RSS_BUDGET_BYTES >> 20} MiB"
+        found += ["", f"The daemon's memory is {verdict}, which is the budget with 50 workloads.", ""]
     return found
 
 
