@@ -16,12 +16,13 @@ PYTEST_ARGS ?=
 LAB_ARGS ?=
 BENCH_ARGS ?=
 POLICY_ARGS ?=
+CLUSTER_ARGS ?=
 
 SUITE ?= bookworm
 PMU_SUITES ?= bookworm trixie
 
 # Not every target is for people: only those with ## are listed.
-.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab docs bench bench-policies bench-costs bench-smoke bench-guard bench-detector bench-predictor bench-forecasts bench-trials soak faults deb test-vm test-rdt test-pmu pmu-tests format lock clean
+.PHONY: deb-of-suite vm-image vm-tests-package vm-tests-others help demo venv dev test check lab docs bench bench-policies bench-costs bench-smoke bench-guard bench-detector bench-predictor bench-forecasts bench-trials cluster soak faults deb test-vm test-rdt test-pmu pmu-tests format lock clean
 
 help: ## this list
 	@echo "perphd: make TARGET"
@@ -77,6 +78,10 @@ bench-forecasts: $(VENV)/.stamp-dev ## series forecasters, their ladder, peak pr
 bench-trials: $(VENV)/.stamp-dev ## do trials and reports tell the truth? where it is known; interrupted, it goes on where it was
 	$(PY) -m tools.bench.trial --out $(OUT)/trial
 	$(PY) -m tools.bench.weeks --out $(OUT)/weeks
+
+# The control plane is PERPHD_KUBELAB, or lies packed beside the checkout; CLUSTER_ARGS="--hosts 10 --seconds 90" takes a minute.
+cluster: $(VENV)/.stamp-dev ## 50 simulated hosts on a real Kubernetes control plane, against the stock scheduler: six minutes
+	$(PY) -m tools.cluster --out $(OUT)/cluster.txt $(CLUSTER_ARGS)
 
 soak: $(VENV)/.stamp-dev ## an hour and two virtual hours at 10 Hz, 100 workloads coming and going: what grows? (root)
 	$(SUDO) $(PY) -m tools.soak both

@@ -144,6 +144,25 @@ class SimHost:
             self.resctrl.set_online(cpus)
         show_cpus(self.fs.root, self.machine, lambda: self.cgroups.online)
 
+    def happen(self, event: Event) -> None:
+        """This happens now, whatever its time says: for a world that is steered from outside."""
+        self._happen(event)
+
+    def place(self, work: Workload) -> None:
+        """This workload starts now, under a name that nothing runs under.
+
+        Raises:
+            ValueError: something runs under it.
+        """
+        if work.name in self._running:
+            raise ValueError(f"{work.name} runs already")
+        node = work.on(self.machine.ghz)
+        self._works[work.name], self._nodes[work.name] = work, node
+        self._factors.setdefault(work.name, 1.0)
+        self._sli.setdefault(work.name, SliTotals(_is_open(node)))
+        self._work_done.setdefault(work.name, 0.0)
+        self._start(work.name)
+
     # -- what an observer of the experiment may know -----------------------------------------------------
 
     def has(self, name: str) -> bool:
