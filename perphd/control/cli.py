@@ -14,6 +14,7 @@ from perphd import __version__
 from perphd.control.cli_admission import add_admission_commands
 from perphd.control.cli_base import EXIT_CODES, EXIT_FAILED, Out, command
 from perphd.control.cli_calibrate import add_calibrate_command
+from perphd.control.cli_cluster import add_cluster_command
 from perphd.control.cli_dashboard import add_dashboard_command
 from perphd.control.cli_history import add_history_commands
 from perphd.control.cli_init import add_init_command
@@ -74,6 +75,7 @@ add_admission_commands(cli)
 add_suggest_command(cli)
 add_iopath_command(cli)
 add_node_command(cli)
+add_cluster_command(cli)
 add_store_commands(cli)
 add_sizing_commands(cli)
 add_shaper_commands(cli)

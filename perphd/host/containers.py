@@ -2,6 +2,9 @@
 
 What a path says is the runtime, the id and the pod; names come from files that the runtimes and kubelet leave on every
 node. Nothing is asked of a daemon. What is not found stays an id.
+
+A pod's own labels and annotations are on disk with CRI-O alone. ``perphd-publish run --pods`` writes those of this
+node's pods to a file, where the UID in the path finds them.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ from perphd.host.fs import KernelFs
 
 POD_LOGS: Final = "/var/log/pods"
 """kubelet keeps NAMESPACE_POD_UID here, whatever the runtime."""
+PUBLISHED_PODS: Final = "/run/perphd-pods/pods.json"
+"""Labels and annotations of the pods of this node by UID, as ``perphd-publish`` knows them from the API server."""
 _ID: Final = "[0-9a-f]{64}"
 _SCOPE: Final = re.compile(rf"(docker|cri-containerd|crio|libpod|nerdctl)-({_ID})\.scope", re.ASCII)
 _PLAIN: Final = re.compile(rf"(?:crio-)?({_ID})", re.ASCII)
@@ -94,6 +99,7 @@ class ContainerNames:
     def __init__(self, fs: KernelFs) -> None:
         self._fs = fs
         self._pods: dict[str, str] | None = None
+        self._published: dict[str, Any] | None = None
         self._containers: dict[str, str] = {}
 
     def label(self, cgroup: str) -> str:
@@ -112,9 +118,11 @@ class ContainerNames:
 
         Of Docker all labels; of CRI-O the pod's and the container's; of containerd what its CRI notes about the pod
         (its own labels are in a database that only it reads). Containers of Kubernetes have, with any runtime,
-        ``io.kubernetes.pod.name``, ``io.kubernetes.pod.namespace`` and ``io.kubernetes.container.name``.
+        ``io.kubernetes.pod.name``, ``io.kubernetes.pod.namespace`` and ``io.kubernetes.container.name``. The pod's
+        labels and annotations are added where ``perphd-publish`` has written them; a container's own come first.
         """
-        container_id = parse_path(cgroup).container_id
+        path = parse_path(cgroup)
+        container_id = path.container_id
         docker = _table(_table(self._json(DOCKER.format(container_id)).get("Config")).get("Labels"))
         found = {str(key): str(value) for key, value in docker.items()}
         notes = next((notes for path in self._configs(container_id) if (notes := self._notes(path))), {})
@@ -124,6 +132,8 @@ class ContainerNames:
         if isinstance(crio, str):
             with suppress(ValueError, RecursionError):
                 found |= {str(key): str(value) for key, value in _table(json.loads(crio)).items()}
+        for key, value in self._of_pod(path.pod_uid).items():
+            found.setdefault(key, value)
         known = found or self._is_there(container_id)
         return found if known else None
 
@@ -135,6 +145,16 @@ class ContainerNames:
             return str(digest)
         notes = next((notes for path in self._configs(container_id) if (notes := self._notes(path))), {})
         return next((str(notes[key]) for key in _IMAGE_NOTES if notes.get(key)), "")
+
+    def _of_pod(self, uid: str) -> dict[str, str]:
+        """The labels of a pod, and those of its annotations that are no label."""
+        if not uid:
+            return {}
+        if self._published is None:
+            self._published = _table(self._json(PUBLISHED_PODS).get("pods"))
+        pod = _table(self._published.get(uid))
+        both = _table(pod.get("annotations")) | _table(pod.get("labels"))
+        return {str(key): str(value) for key, value in both.items()}
 
     def _is_there(self, container_id: str) -> bool:
         return any(

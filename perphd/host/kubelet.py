@@ -1,7 +1,8 @@
 """kubelet's static CPU manager: the CPUs that it has given to single containers, and whose cpusets it sets itself.
 
-It writes its decisions to a state file and puts every container's cpuset back within seconds (kubernetes.io, "Control
-CPU Management Policies on the Node"). So its cpusets are left alone, and its exclusive CPUs are given to nobody else.
+It writes its decisions to a state file (kubernetes.io, "Control CPU Management Policies on the Node"). It compares a
+container's cpuset with what it wrote last, not with the kernel: kubelet 1.36 repairs a foreign value once and not
+again. Nothing would undo a mistake. So its cpusets are left alone, and its exclusive CPUs are given to nobody else.
 """
 
 from __future__ import annotations

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import signal
 import time
@@ -22,7 +23,16 @@ from perphd.adapters.kubernetes.publisher import EVENTS, TAINT, NodeSocket, OwnP
 from perphd.cluster.asking import quantity
 from perphd.cluster.document import NodeAmounts
 from perphd.domain.decision import Health
-from tests.cluster.world import Daemon, background, make_node, remove_node, until
+from tests.cluster.world import (
+    PODS,
+    Daemon,
+    background,
+    copper_pod,
+    make_node,
+    remove_node,
+    remove_pods,
+    until,
+)
 from tests.unit.test_cluster_extender import GIB, document
 from tools.cluster.control_plane import ControlPlane
 
@@ -261,3 +271,27 @@ async def test_the_clock_of_a_node_does_not_matter_to_what_it_publishes(admin: A
         await until(lambda: _is(world, 4000, 8 * GIB))
         world.offer(2.0)
         await until(lambda: _is(world, 2000, 8 * GIB))
+
+
+async def test_the_labels_of_this_nodes_pods_are_written_for_the_daemon(
+    admin: Access, world: World, tmp_path: Path
+) -> None:
+    file = tmp_path / "pods.json"
+
+    async def labels() -> dict[str, Any]:
+        found = json.loads(file.read_text())["pods"] if file.exists() else {}
+        return {each["name"]: each["labels"] for each in found.values()}
+
+    async with publishing(admin, world, pods_file=file):
+        pod = copper_pod("labelled", nodeName=NODE)
+        await world.api.post(PODS, pod)
+        await world.api.post(PODS, copper_pod("elsewhere", schedulerName="nobody"))
+        await until(lambda: _same(labels(), {"labelled": {"perphd.io/band": "copper"}}))
+        await world.api.patch(f"{PODS}/labelled", {"metadata": {"labels": {"app": "pi"}}})
+        await until(lambda: _same(labels(), {"labelled": {"perphd.io/band": "copper", "app": "pi"}}))
+        await remove_pods(world.api)
+        await until(lambda: _same(labels(), {}))
+
+
+async def _same(value: Any, wanted: Any) -> bool:
+    return bool(await value == wanted)

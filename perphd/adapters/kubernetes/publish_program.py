@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 from contextlib import suppress
+from pathlib import Path
 from typing import Final
 
 import click
@@ -20,6 +21,7 @@ from perphd.adapters.kubernetes.publisher import NodeSocket, OwnPods, Publisher,
 from perphd.control.client import DEFAULT_SOCKET
 from perphd.control.journal_log import start_logging
 from perphd.domain.errors import PerphError
+from perphd.host.containers import PUBLISHED_PODS
 
 PERIOD_S: Final = 10.0
 _log: Final = logging.getLogger("perphd.publish")
@@ -49,13 +51,28 @@ def main() -> None:
     show_default=True,
     help="Effect of perphd.io/no-copper. NoSchedule keeps every pod away that does not tolerate it.",
 )
+@click.option(
+    "--pods",
+    "pods_file",
+    metavar="FILE",
+    help=f"Write the labels of this node's pods here; the daemon reads {PUBLISHED_PODS} [default: nowhere].",
+)
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info")
 @access_options
-def run(node: str, socket: str, period_s: float, taint: str, log_level: str, **access: str | None) -> None:
+def run(
+    node: str,
+    socket: str,
+    period_s: float,
+    taint: str,
+    pods_file: str | None,
+    log_level: str,
+    **access: str | None,
+) -> None:
     """Publish until SIGTERM or Ctrl-C. What is published stays; ``withdraw`` takes it back."""
     start_logging(log_level)
     try:
-        asyncio.run(_run(node, socket, period_s, "" if taint == "none" else taint, chosen_access(access)))
+        effect = "" if taint == "none" else taint
+        asyncio.run(_run(node, socket, period_s, effect, pods_file, chosen_access(access)))
     except PerphError as exc:
         raise click.ClickException(str(exc)) from exc
 
@@ -76,13 +93,16 @@ def take_back(node: str, **access: str | None) -> None:
         raise click.ClickException(str(exc)) from exc
 
 
-async def _run(node: str, socket: str, period_s: float, taint: str, access: Access) -> None:
+async def _run(
+    node: str, socket: str, period_s: float, taint: str, pods_file: str | None, access: Access
+) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     pods = OwnPods()
     async with ApiClient(access) as client:
-        publisher = Publisher(client, node, NodeSocket(socket).document, pods, period_s, taint)
+        file = Path(pods_file) if pods_file else None
+        publisher = Publisher(client, node, NodeSocket(socket).document, pods, period_s, taint, file)
         _log.info(
             "perphd-publish %s for node %s, every %g s, as process %d",
             __version__,

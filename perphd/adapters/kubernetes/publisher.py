@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, Final
 
 import aiohttp
@@ -78,6 +79,8 @@ class OwnPods:
         self.running_s: dict[str, float] = {}
         self._slots_s: dict[str, float] = {}
         self.is_synced = False
+        self.changes = 0
+        """Counts up with every change."""
 
     def replaced(self, pods: list[Any]) -> None:
         """All of them."""
@@ -85,11 +88,13 @@ class OwnPods:
         for pod in pods:
             self.changed("ADDED", pod)
         self.running_s = {uid: since for uid, since in self.running_s.items() if uid in self.pods}
+        self.changes += 1
         self.is_synced = True
 
     def changed(self, kind: str, pod: Any) -> None:
         """One of them."""
         uid = pod["metadata"]["uid"]
+        self.changes += 1
         if kind == "DELETED":
             self.pods.pop(uid, None)
             self.running_s.pop(uid, None)
@@ -97,6 +102,22 @@ class OwnPods:
         self.pods[uid] = pod
         if (pod.get("status") or {}).get("phase") == "Running":
             self.running_s.setdefault(uid, self._clock())
+
+    def described(self) -> dict[str, Any]:
+        """Names, labels and perphd's annotations by UID, for the daemon on this node."""
+        pods = {}
+        for uid, pod in sorted(self.pods.items()):
+            metadata = pod["metadata"]
+            annotations = metadata.get("annotations") or {}
+            pods[uid] = {
+                "namespace": metadata.get("namespace", ""),
+                "name": metadata.get("name", ""),
+                "labels": metadata.get("labels") or {},
+                "annotations": {
+                    key: value for key, value in annotations.items() if key.startswith(f"{GROUP}/")
+                },
+            }
+        return {"pods": pods}
 
     def over(self, slots: Sequence[Slot]) -> frozenset[str]:
         """The UIDs of slots whose pod is measured by now, has ended, or never came, by this process's clock."""
@@ -126,6 +147,7 @@ class Publisher:
         pods: of this node; kept up by somebody else.
         period_s: between two rounds.
         taint_effect: NoSchedule, PreferNoSchedule, or empty: no taint.
+        pods_file: where the daemon finds the labels of pods; None: nowhere.
         clock: seconds since 1970.
     """
 
@@ -137,6 +159,7 @@ class Publisher:
         pods: OwnPods,
         period_s: float,
         taint_effect: str = "PreferNoSchedule",
+        pods_file: Path | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._client, self._node, self._look, self._pods = client, node, look, pods
@@ -145,6 +168,7 @@ class Publisher:
         self._events: deque[tuple[Notice, str]] = deque(maxlen=MOST_EVENTS)
         self._problem = ""
         self._is_blind = False
+        self._pods_file, self._written = pods_file, -1
 
     async def run(self) -> None:
         """Rounds for ever. While the API server fails, they come with growing pauses."""
@@ -171,6 +195,7 @@ class Publisher:
         Raises:
             ApiError: something is not published yet.
         """
+        self._write_pods()
         look = await self._look()
         self._say(look)
         node = await self._client.get(f"{NODES}/{self._node}")
@@ -182,6 +207,19 @@ class Publisher:
         await self._taint(node, publication.is_tainted)
         await self._profile(node, look, publication)
         await self._deliver(node)
+
+    def _write_pods(self) -> None:
+        """Bring the file of pods up to date; readers see the old or the new one. A full disk waits for the next."""
+        if self._pods_file is None or not self._pods.is_synced or self._written == self._pods.changes:
+            return
+        part = self._pods_file.with_name(f"{self._pods_file.name}.part")
+        try:
+            part.write_text(json.dumps(self._pods.described()))
+            part.chmod(0o644)
+            part.replace(self._pods_file)
+            self._written = self._pods.changes
+        except OSError as exc:
+            _log.warning("%s is not written: %s", self._pods_file, exc.strerror)
 
     def _say(self, look: NodeDocument | Unavailable) -> None:
         if isinstance(look, Unavailable) != self._is_blind:

@@ -1,0 +1,98 @@
+"""perphctl cluster against a served extender."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+from aiohttp import web
+from click.testing import CliRunner, Result
+
+from perphd.adapters.kubernetes.documents import DocumentCache
+from perphd.adapters.kubernetes.extender import ExtenderServer
+from perphd.cluster.document import NodeDocument
+from perphd.cluster.extender import filtered
+from perphd.control.cli import cli
+from perphd.domain.errors import PerphError
+from tests.unit.test_cluster_extender import call, document
+
+
+def _given(each: NodeDocument) -> NodeDocument:
+    return each
+
+
+def _broken() -> NodeDocument:
+    raise PerphError("document.generation is missing")
+
+
+@pytest.fixture
+def extender() -> Iterator[str]:
+    cache = DocumentCache()
+    cache.keep_only({})
+    cache.put("roomy", partial(_given, document()))
+    cache.put("tight", partial(_given, document(free=1.0)))
+    cache.put("odd", _broken)
+    server = ExtenderServer(cache, "optum")
+    assert filtered(cache.known, call("roomy"), "optum", 0.0)["NodeNames"] == ["roomy"]
+    loop, started, port = asyncio.new_event_loop(), threading.Event(), [0]
+
+    async def serve() -> None:
+        runner = web.AppRunner(server.app())
+        await runner.setup()
+        site = web.TCPSite(runner, "127.0.0.1", 0)
+        await site.start()
+        port[0] = runner.addresses[0][1]
+        await server._filter(call("roomy", "tight"))
+        started.set()
+
+    def run() -> None:
+        asyncio.set_event_loop(loop)
+        loop.run_until_complete(serve())
+        loop.run_forever()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert started.wait(20)
+    yield f"http://127.0.0.1:{port[0]}"
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+
+
+def ask(*words: str) -> Result:
+    return CliRunner().invoke(cli, ["cluster", *words])
+
+
+def test_the_fleet_in_words_and_as_json(extender: str) -> None:
+    told = ask("--extender", extender)
+    assert told.exit_code == 0, told.output
+    assert "2 nodes, 0 stale" in told.output
+    lines = told.output.splitlines()
+    roomy = next(i for i, line in enumerate(lines) if line.startswith("roomy"))
+    assert lines[roomy + 1].startswith("tight")  # more room first
+    assert "odd: its document is not used: document.generation is missing" in told.output
+    data: Any = json.loads(ask("--extender", extender, "--json").output)
+    assert [each["node"] for each in data["nodes"]] == ["roomy", "tight"]
+
+
+def test_why_a_pod_went_where_it_went(extender: str) -> None:
+    told = ask("--extender", extender, "--pod", "batch/pi-7x9")
+    assert told.exit_code == 0, told.output
+    assert "2 candidates" in told.output
+    assert "copper has too little room" in told.output
+    assert "utilisation" in told.output
+    unknown = ask("--extender", extender, "--pod", "batch/other")
+    assert unknown.exit_code == 3
+    assert "no call about batch/other is remembered" in unknown.output
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9", "ftp://x", "nonsense"])
+def test_without_an_extender_it_says_so(url: str) -> None:
+    told = ask("--extender", url)
+    assert told.exit_code == 3
+    assert url in told.output
