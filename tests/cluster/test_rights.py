@@ -18,7 +18,8 @@ from perphd.adapters.kubernetes.client import (
     Rejected,
 )
 from perphd.adapters.kubernetes.objects import NODES, PODS, PROFILES
-from perphd.adapters.kubernetes.publisher import EVENTS, NodeSocket, OwnPods, Publisher
+from perphd.adapters.kubernetes.publisher import EVENTS, OwnPods, Publisher
+from perphd.adapters.node_socket import NodeSocket
 from tests.cluster.conftest import MANIFESTS
 from tests.cluster.world import Daemon, make_node, plain_pod, publish, remove_node, token_of, until
 from tests.unit.test_cluster_extender import document

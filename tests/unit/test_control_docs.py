@@ -12,6 +12,7 @@ import click
 import pytest
 
 from perphd.adapters.kubernetes import extender_program, publish_program
+from perphd.adapters.slurm import program as slurm
 from perphd.agent.config import parse
 from perphd.agent.config_reference import EXAMPLE, default_text, man, markdown
 from perphd.agent.config_schema import keys_of, read_value
@@ -24,7 +25,7 @@ from perphd.control.routes import Routes
 from tests.unit.control_fake import Served
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGES = ("perphd.8", "perphctl.1", "perphd.conf.5", "perphd-extender.8", "perphd-publish.8")
+PAGES = ("perphd.8", "perphctl.1", "perphd.conf.5", "perphd-extender.8", "perphd-publish.8", "perphd-slurm.8")
 ANEW = "write it anew: python -m perphd.agent.config_reference"
 
 
@@ -79,6 +80,7 @@ def commands(
         (daemon.main, "perphd.8"),
         (extender_program.main, "perphd-extender.8"),
         (publish_program.main, "perphd-publish.8"),
+        (slurm.main, "perphd-slurm.8"),
     ],
 )
 def test_every_command_and_option_is_in_the_manual(group: click.Group, page: str):

@@ -12,11 +12,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from perphd.adapters.backoff import Backoff
 from perphd.adapters.kubernetes.client import (
     Access,
     ApiClient,
     ApiError,
-    Backoff,
     Conflict,
     Expired,
     Forbidden,

@@ -16,7 +16,6 @@ import asyncio
 import contextlib
 import json
 import os
-import random
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from perphd.adapters.backoff import MOST_PAUSE_S, Backoff
 from perphd.domain.errors import PerphError
 
 TIMEOUT_S: Final = 10.0
@@ -32,8 +32,6 @@ WATCH_S: Final = 290.0
 """The server ends a watch after this time; the next one goes on from the same place."""
 SILENT_S: Final = 330.0
 """A watch without a byte for this long is dead."""
-LEAST_PAUSE_S: Final = 0.5
-MOST_PAUSE_S: Final = 30.0
 PAGE: Final = 500
 _LINE_BYTES: Final = 1 << 22
 """Longest line of a watch: etcd refuses objects over 1.5 MiB."""
@@ -107,24 +105,6 @@ class Access:
             )
         shown = f"[{host}]" if ":" in host else host
         return cls(f"https://{shown}:{port}", f"{account}/token", f"{account}/ca.crt")
-
-
-class Backoff:
-    """Pauses that double from half a second to half a minute, with jitter, so that a fleet does not return at once."""
-
-    def __init__(self, least_s: float = LEAST_PAUSE_S, most_s: float = MOST_PAUSE_S) -> None:
-        self._least_s, self._most_s = least_s, most_s
-        self.failures = 0
-
-    def failed(self, at_least_s: float = 0.0) -> float:
-        """Count a failure; the pause before the next try, in seconds."""
-        pause_s = min(self._most_s, self._least_s * 2.0 ** min(self.failures, 10))
-        self.failures += 1
-        return max(at_least_s, pause_s * random.uniform(0.5, 1.0))
-
-    def succeeded(self) -> None:
-        """Forget the failures."""
-        self.failures = 0
 
 
 class ApiClient:

@@ -21,7 +21,8 @@ from typing import Any, Final, Protocol
 
 import aiohttp
 
-from perphd.adapters.kubernetes.client import ApiClient, ApiError, Backoff, follow
+from perphd.adapters.backoff import Backoff
+from perphd.adapters.kubernetes.client import ApiClient, ApiError, follow
 from perphd.adapters.kubernetes.objects import PROFILES, published_document
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.extender import KnownNodes

@@ -17,7 +17,8 @@ from perphd.adapters.kubernetes.client import Access, ApiClient, follow
 from perphd.adapters.kubernetes.documents import troubled
 from perphd.adapters.kubernetes.objects import PODS
 from perphd.adapters.kubernetes.options import access_options, chosen_access
-from perphd.adapters.kubernetes.publisher import NodeSocket, OwnPods, Publisher, withdraw
+from perphd.adapters.kubernetes.publisher import OwnPods, Publisher, withdraw
+from perphd.adapters.node_socket import NodeSocket
 from perphd.control.client import DEFAULT_SOCKET
 from perphd.control.journal_log import start_logging
 from perphd.domain.errors import PerphError

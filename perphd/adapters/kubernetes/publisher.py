@@ -17,14 +17,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-import aiohttp
-
+from perphd.adapters.backoff import Backoff
 from perphd.adapters.kubernetes.client import (
     JSON_PATCH,
     STRATEGIC,
     ApiClient,
     ApiError,
-    Backoff,
     Conflict,
     Missing,
     Unreachable,
@@ -34,8 +32,7 @@ from perphd.cluster.asking import COPPER_CPU, COPPER_MEMORY, ExtenderError, quan
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.publication import Condition, Kept, Level, Notice, Publication, decided
 from perphd.cluster.slots import SLOT_S, Slot, slots_of, without
-from perphd.control.wire import decode, encode
-from perphd.domain.errors import PerphError
+from perphd.control.wire import encode
 from perphd.domain.reading import Unavailable
 
 TAINT: Final = f"{GROUP}/no-copper"
@@ -46,28 +43,6 @@ SETTLED_S: Final = 15.0
 MOST_EVENTS: Final = 100
 _TTL_PERIODS: Final = 3.0
 _log: Final = logging.getLogger("perphd.publish")
-
-
-class NodeSocket:
-    """The daemon's own API on its Unix socket."""
-
-    def __init__(self, path: str, timeout_s: float = 5.0) -> None:
-        self.path, self._timeout_s = path, timeout_s
-
-    async def document(self) -> NodeDocument | Unavailable:
-        """``GET /v1/node``; why there is none."""
-        limit = aiohttp.ClientTimeout(total=self._timeout_s)
-        try:
-            async with (
-                aiohttp.ClientSession(connector=aiohttp.UnixConnector(self.path), timeout=limit) as http,
-                http.get("http://localhost/v1/node") as answer,
-            ):
-                data = json.loads(await answer.read())
-                if answer.status != 200:
-                    return Unavailable(f"perphd answered {answer.status}: {str(data)[:200]}")
-                return decode(NodeDocument, data)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, PerphError) as exc:
-            return Unavailable(f"perphd does not answer on {self.path}: {str(exc) or type(exc).__name__}")
 
 
 class OwnPods:

@@ -1,0 +1,27 @@
+"""Pauses between tries."""
+
+from __future__ import annotations
+
+import random
+from typing import Final
+
+LEAST_PAUSE_S: Final = 0.5
+MOST_PAUSE_S: Final = 30.0
+
+
+class Backoff:
+    """Pauses that double from half a second to half a minute, with jitter, so that a fleet does not return at once."""
+
+    def __init__(self, least_s: float = LEAST_PAUSE_S, most_s: float = MOST_PAUSE_S) -> None:
+        self._least_s, self._most_s = least_s, most_s
+        self.failures = 0
+
+    def failed(self, at_least_s: float = 0.0) -> float:
+        """Count a failure; the pause before the next try, in seconds."""
+        pause_s = min(self._most_s, self._least_s * 2.0 ** min(self.failures, 10))
+        self.failures += 1
+        return max(at_least_s, pause_s * random.uniform(0.5, 1.0))
+
+    def succeeded(self) -> None:
+        """Forget the failures."""
+        self.failures = 0

@@ -1,0 +1,1 @@
+"""Slurm: the publisher of one node."""

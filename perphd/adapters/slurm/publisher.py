@@ -1,0 +1,188 @@
+"""The publisher of one node of Slurm: cores that copper may not have are held by reservations.
+
+On such a node Slurm runs batch, which is copper. perphd's document says how many CPUs copper may be given altogether.
+The rest is held by reservations of one core each, ``perphd_NODE_K``. A change of the level makes or deletes only the
+difference: Slurm cannot change the size of a core reservation, and deleting it to make it again would leave a gap.
+``IGNORE_JOBS`` lets a reservation begin while jobs run; they keep running, and nothing new starts on its core.
+
+Everything is kept by level: each round reads what is there. The controller may restart or lose its state.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import re
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.adapters.backoff import Backoff
+from perphd.cluster.document import NodeDocument
+from perphd.cluster.publication import Kept, decided
+from perphd.domain.errors import PerphError
+from perphd.domain.reading import Unavailable
+
+TIMEOUT_S: Final = 10.0
+_NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", re.ASCII)
+_PAIR: Final = re.compile(r"(\w+)=(\S*)")
+_log: Final = logging.getLogger("perphd.slurm")
+
+
+class SlurmError(PerphError):
+    """scontrol did not do it."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlurmNode:
+    """What Slurm knows of the node, and which of perphd's reservations are there."""
+
+    cpus: int
+    cores: int
+    comment: str
+    held: frozenset[int]
+
+
+async def scontrol(*arguments: str) -> str:
+    """What scontrol prints.
+
+    Raises:
+        SlurmError: it failed, or took too long.
+    """
+    try:
+        process = await asyncio.create_subprocess_exec(
+            "scontrol", *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+    except OSError as exc:
+        raise SlurmError(f"scontrol cannot be started: {exc.strerror}") from exc
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), TIMEOUT_S)
+    except TimeoutError as exc:
+        process.kill()
+        await process.wait()
+        raise SlurmError(f"scontrol {arguments[0]}: no answer within {TIMEOUT_S:.0f} s") from exc
+    if process.returncode != 0:
+        said = (err or out).decode(errors="replace").strip()
+        raise SlurmError(f"scontrol {' '.join(arguments[:2])}: {said[:300]}")
+    return out.decode(errors="replace")
+
+
+def checked_node(name: str) -> str:
+    """The name, if it may stand in a command of scontrol.
+
+    Raises:
+        SlurmError: it is no node's name.
+    """
+    if _NODE.fullmatch(name) is None:
+        raise SlurmError(f"{name!r} is no node's name")
+    return name
+
+
+def node_of(node: str, shown: str, reservations: str) -> SlurmNode:
+    """The node, from ``scontrol show node`` and ``scontrol show reservation``, both ``--oneliner``.
+
+    Raises:
+        SlurmError: its size is not in there.
+    """
+    fields = dict(_PAIR.findall(shown))
+    try:
+        cpus = int(fields["CPUTot"])
+        cores = int(fields["CoresPerSocket"]) * int(fields["Sockets"])
+    except (KeyError, ValueError) as exc:
+        raise SlurmError(f"scontrol says nothing of the size of {node}") from exc
+    comment = re.search(r"(?:^|\s)Comment=(.*?)(?:\s+\w+=|\s*$)", shown)
+    prefix = f"perphd_{node}_"
+    held = set()
+    for line in reservations.splitlines():
+        name = dict(_PAIR.findall(line)).get("ReservationName", "")
+        if name.startswith(prefix) and name[len(prefix) :].isdecimal():
+            held.add(int(name[len(prefix) :]))
+    return SlurmNode(cpus, cores, comment[1] if comment else "", frozenset(held))
+
+
+def cores_to_hold(node: SlurmNode, copper_milli: int) -> int:
+    """Whole cores that copper may not have: all but those that its CPUs fill."""
+    threads = max(1, node.cpus // max(1, node.cores))
+    return max(0, node.cores - math.floor(copper_milli / 1000.0 / threads + 1e-9))
+
+
+class SlurmPublisher:
+    """Rounds of one node. ``look``: the daemon's document, or why there is none; ``run``: executes scontrol."""
+
+    def __init__(
+        self,
+        node: str,
+        look: Callable[[], Awaitable[NodeDocument | Unavailable]],
+        period_s: float,
+        run: Callable[..., Awaitable[str]] = scontrol,
+    ) -> None:
+        self._node, self._look, self._period_s, self._run = checked_node(node), look, period_s, run
+        self._kept = Kept()
+        self._problem = ""
+
+    async def run(self) -> None:
+        """Rounds for ever, with growing pauses while Slurm fails."""
+        backoff = Backoff(min(0.5, self._period_s), max(30.0, self._period_s))
+        while True:
+            try:
+                await self.round()
+                if self._problem:
+                    _log.warning("published again after %d failures", backoff.failures)
+                self._problem = ""
+                backoff.succeeded()
+                pause_s = self._period_s
+            except SlurmError as exc:
+                pause_s = backoff.failed()
+                if str(exc) != self._problem:
+                    _log.warning("not published: %s; next try in %.1f s", exc, pause_s)
+                self._problem = str(exc)
+            await asyncio.sleep(pause_s)
+
+    async def round(self) -> None:
+        """One look and what follows from it.
+
+        Raises:
+            SlurmError: something is not published yet.
+        """
+        look = await self._look()
+        publication, self._kept = decided(look, self._kept)
+        for notice in publication.notices:
+            _log.log(logging.WARNING if notice.is_warning else logging.INFO, "%s", notice.message)
+        node = await self.seen()
+        wanted = cores_to_hold(node, publication.level.cpu_milli)
+        free = [n for n in range(node.cores) if n not in node.held]
+        for number in free[: max(0, wanted - len(node.held))]:
+            await self._run(
+                "create", "reservation", f"ReservationName=perphd_{self._node}_{number}", f"Nodes={self._node}",
+                "CoreCnt=1", "StartTime=now", "Duration=infinite", "Users=root", "Flags=IGNORE_JOBS",
+            )  # fmt: skip
+        surplus = max(0, len(node.held) - wanted)
+        for number in sorted(node.held, reverse=True)[:surplus]:
+            await self._run("delete", f"reservation=perphd_{self._node}_{number}")
+        condition = publication.conditions[0]
+        text = f"perphd:{condition.reason}:{publication.level.cpu_milli}m"
+        if node.comment != text:
+            await self._run("update", f"NodeName={self._node}", f"Comment={text}")
+
+    async def seen(self) -> SlurmNode:
+        """The node as Slurm has it now.
+
+        Raises:
+            SlurmError: Slurm does not say.
+        """
+        shown = await self._run("show", "node", self._node, "--oneliner")
+        reservations = await self._run("show", "reservation", "--oneliner")
+        return node_of(self._node, shown, reservations)
+
+    async def withdraw(self) -> None:
+        """Delete perphd's reservations and comment.
+
+        Raises:
+            SlurmError: something is still there.
+        """
+        node = await self.seen()
+        for number in sorted(node.held):
+            await self._run("delete", f"reservation=perphd_{self._node}_{number}")
+        if node.comment.startswith("perphd:"):
+            await self._run("update", f"NodeName={self._node}", "Comment=")
