@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from perphd.cluster.scheduling.placement import POLICIES
 from tools.cluster.control_plane import NoProgram, program
 from tools.cluster.fleet import SCHEMES, Fleet, table
 from tools.cluster.trace import trace_of
@@ -22,8 +23,9 @@ from tools.cluster.trace import trace_of
 )
 @click.option("--seed", type=int, default=1, show_default=True)
 @click.option("--scheme", "only", type=click.Choice([each.name for each in SCHEMES]), multiple=True)
+@click.option("--policy", type=click.Choice(sorted(POLICIES)), default="optum", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), help="Write the table here as well.")
-def main(hosts: int, seconds: int, seed: int, only: tuple[str, ...], out: Path | None) -> None:
+def main(hosts: int, seconds: int, seed: int, only: tuple[str, ...], policy: str, out: Path | None) -> None:
     """Run the same trace under each scheme and print one table."""
     try:
         program()
@@ -40,7 +42,7 @@ def main(hosts: int, seconds: int, seed: int, only: tuple[str, ...], out: Path |
             file=sys.stderr,
         )
         with tempfile.TemporaryDirectory(prefix="perphd-cluster-") as folder:
-            fleet = Fleet(scheme, hosts, 1000 * seed, Path(folder))
+            fleet = Fleet(scheme, hosts, 1000 * seed, Path(folder), policy)
             results.append(asyncio.run(fleet.run(trace, seconds)))
     rows = table(results)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

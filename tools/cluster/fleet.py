@@ -73,8 +73,8 @@ class Result:
 class Fleet:
     """See the module."""
 
-    def __init__(self, scheme: Scheme, hosts: int, seed: int, folder: Path) -> None:
-        self.scheme, self._folder = scheme, folder
+    def __init__(self, scheme: Scheme, hosts: int, seed: int, folder: Path, policy: str = "optum") -> None:
+        self.scheme, self._folder, self._policy = scheme, folder, policy
         mode = Mode.ENFORCE if scheme.enforces else Mode.OBSERVE
         names = [f"host-{n:02d}" for n in range(hosts)]
         self.nodes = {name: SimulatedNode(name, mode, seed + n, folder) for n, name in enumerate(names)}
@@ -102,7 +102,7 @@ class Fleet:
                 await asyncio.to_thread(plane.kubectl, "apply", "-f", str(MANIFESTS / "crd.yaml"))
                 wait = ("wait", "--for=condition=Established", "crd/nodeprofiles.perphd.io", "--timeout=60s")
                 await asyncio.to_thread(plane.kubectl, *wait)
-                extender = _extender(port, access, self._folder)
+                extender = _extender(port, access, self._folder, self._policy)
             async with ApiClient(access) as api:
                 await asyncio.gather(*(_make_node(api, name) for name in self.nodes))
                 await self._live(api, trace, seconds)
@@ -246,10 +246,11 @@ def _is_resolved(pod: Any) -> bool:
     return "nodeName" in pod["spec"] or any(each["type"] == "PodScheduled" for each in conditions)
 
 
-def _extender(port: int, access: Access, folder: Path) -> subprocess.Popen[bytes]:
+def _extender(port: int, access: Access, folder: Path, policy: str) -> subprocess.Popen[bytes]:
     command = [
         sys.executable, "-m", "perphd.adapters.kubernetes.extender_program", "run", "--listen", f"127.0.0.1:{port}",
         "--api-server", access.url, "--token-file", access.token_file, "--ca-file", access.ca_file,
+        "--policy", policy,
     ]  # fmt: skip
     with (folder / "extender.log").open("wb") as log:
         environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}
