@@ -1,5 +1,5 @@
 # Every target sets up what it needs by itself, once, and is quick the next time.
-# Needs: Linux, make, Python >= 3.11 with pip. `make test`, `lab` and `bench` may install Debian packages
+# Needs: Linux, make, Python >= 3.11 with pip. `make test`, `lab`, `cluster` and `bench` may install Debian packages
 # (packaging/apt-packages.txt) as root or through sudo; `make demo` never does.
 
 .DEFAULT_GOAL := help
@@ -81,6 +81,7 @@ bench-trials: $(VENV)/.stamp-dev ## do trials and reports tell the truth? where 
 
 # The control plane is PERPHD_KUBELAB, or lies packed beside the checkout; CLUSTER_ARGS="--hosts 10 --seconds 90" takes a minute.
 cluster: $(VENV)/.stamp-dev ## 50 simulated hosts on a real Kubernetes control plane, against the stock scheduler: six minutes
+	@packaging/apt-install cluster
 	$(PY) -m tools.cluster --out $(OUT)/cluster.txt $(CLUSTER_ARGS)
 
 soak: $(VENV)/.stamp-dev ## an hour and two virtual hours at 10 Hz, 100 workloads coming and going: what grows? (root)

@@ -131,3 +131,23 @@ async def test_a_publisher_may_change_its_own_node_only(
             await api.request("DELETE", f"{pods}/publisher", query={"gracePeriodSeconds": "0"})
             for name in ("rights", "another"):
                 await remove_node(api, name)
+
+
+@pytest.mark.parametrize("name", ["crd", "rbac", "rbac-bind", "own-node", "publisher", "extender"])
+def test_manifests_are_accepted_by_the_api_server(plane: ControlPlane, name: str) -> None:
+    file = str(MANIFESTS / f"{name}.yaml")
+    told = plane.kubectl("apply", "--dry-run=server", "--validate=strict", "-f", file)
+    assert len(told.splitlines()) == (MANIFESTS / f"{name}.yaml").read_text().count("\nkind: ")
+
+
+async def test_what_is_no_profile_is_refused_by_its_schema(admin: Access) -> None:
+    async with ApiClient(admin) as api:
+        for spec in ({"reservations": [{"pod": "x"}]}, {"reservations": "none"}, None):
+            profile = {
+                "apiVersion": "perphd.io/v1alpha1",
+                "kind": "NodeProfile",
+                "metadata": {"name": "wrong"},
+            }
+            with pytest.raises(ApiError) as refused:
+                await api.post(PROFILES, profile if spec is None else {**profile, "spec": spec})
+            assert refused.value.status == 422
