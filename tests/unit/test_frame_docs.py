@@ -11,6 +11,9 @@ from pathlib import Path
 import click
 import pytest
 
+from perphd.adapters.kubernetes.extender_program import main as extender
+from perphd.adapters.kubernetes.publish_program import main as publish
+from perphd.adapters.slurm.program import main as slurm
 from perphd.agent.config import load
 from perphd.control.cli import cli as perphctl
 from perphd.control.daemon import main as perphd
@@ -49,7 +52,16 @@ def _commands(program: str) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize(("program", "group"), [("perphd", perphd), ("perphctl", perphctl)])
+@pytest.mark.parametrize(
+    ("program", "group"),
+    [
+        ("perphd", perphd),
+        ("perphctl", perphctl),
+        ("perphd-extender", extender),
+        ("perphd-publish", publish),
+        ("perphd-slurm", slurm),
+    ],
+)
 def test_every_command_in_the_documents_exists(program: str, group: click.Group) -> None:
     commands = _commands(program)
     assert commands, f"the documents no longer show {program}: this test looks at nothing"
