@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Iterator
 from typing import Final
 
-from perphd.admission import cusum, windowed
+from perphd.admission import cusum, significance, windowed
 from perphd.admission.cusum import Baseline
 from perphd.admission.detector import expected_false_alarms
 from perphd.admission.egress import memory_within
 from perphd.admission.perph import PerphMemory
 from perphd.admission.settings import PolicySettings
+from perphd.admission.significance import ASSUMED_DELAY, Channel, Weighed
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.domain.status import DetectorTest
 
 TEST_SAMPLES: Final = 16000
 CORRELATION: Final = 0.5
 """Of one sample of the made noise with the next: about what rates of real services have at one second."""
+NOISE_SD: Final = 0.05
+"""Of the made noise, in log units."""
 DROP_SIGMA: Final = 2.0
 TRIALS: Final = 9
 PATIENCE: Final = 200
 """Samples after which a drop counts as not found."""
+_NOTHING: Final = Channel(math.nan, ASSUMED_DELAY, NOISE_SD)
 _TOO_FEW_RISES: Final = Unavailable(f"{TEST_SAMPLES} samples of made noise are too few to tell so low a rate")
 TOO_OFTEN: Final = 3.0
 """Times the configured rate from which the test has failed."""
@@ -43,17 +48,18 @@ def expected(memory: object, name: str, settings: PolicySettings, period_s: floa
 def self_test(settings: PolicySettings, period_s: float) -> DetectorTest:
     """The arithmetic of every tick on correlated normal noise, and on drops of two sigma in it. A tenth of a second.
 
-    Applications have heavier tails: of normal noise fewer false alarms are to be expected than are accepted.
+    The target lies one sigma below the reference. Applications have heavier tails: of normal noise fewer false alarms
+    are to be expected than are accepted.
     """
-    rate, k = settings.false_alarms_per_day, settings.cusum_k
-    h = cusum.threshold(rate, period_s, k)
-    noise = _noise(random.Random(1))
+    rate, made = settings.false_alarms_per_day, _noise(random.Random(1))
     state = Baseline()
     for _ in range(TEST_SAMPLES):
-        state = cusum.step(state, next(noise), k, h)
-    least = cusum.own_threshold(state, h, rate, period_s, k)
-    found = cusum.expected_per_day(state, least, h, period_s)
-    delays = [_found_after(cusum.cleared(state), noise, k, h, least) for _ in range(TRIALS)]
+        state = _weighed(state, next(made), settings, period_s).work
+    margins = (NOISE_SD, ASSUMED_DELAY)
+    found = significance.expected_per_day(
+        (state, Baseline()), margins, rate, period_s, settings.cusum_k, settings.confirm_ticks
+    )
+    delays = [_found_after(cusum.cleared(state), made, settings, period_s) for _ in range(TRIALS)]
     delay = statistics.median(delays)
     return DetectorTest(
         accepted_per_day=rate,
@@ -86,10 +92,26 @@ def _noise(source: random.Random) -> Iterator[float]:
         yield value
 
 
-def _found_after(state: Baseline, noise: Iterator[float], k: float, h: float, least: float) -> float:
-    """Samples from the begin of a drop until the evidence passes ``least``."""
+def _weighed(state: Baseline, error: float, settings: PolicySettings, period_s: float) -> Weighed:
+    """One sample of made noise: ``error`` in sigma."""
+    return significance.weigh(
+        (state, Baseline()),
+        (Channel(NOISE_SD * (error - 1.0), NOISE_SD, NOISE_SD), _NOTHING),
+        settings.false_alarms_per_day,
+        period_s,
+        spend=1.0,
+        large_k=settings.cusum_k,
+        ticks=settings.confirm_ticks,
+        interval_s=period_s,
+        part=1.0,
+    )
+
+
+def _found_after(state: Baseline, made: Iterator[float], settings: PolicySettings, period_s: float) -> float:
+    """Samples from the begin of a drop until the evidence is enough."""
     for sample in range(1, PATIENCE):
-        state = cusum.step(state, DROP_SIGMA + next(noise), k, h)
-        if state.evidence >= least:
+        weighed = _weighed(state, DROP_SIGMA + next(made), settings, period_s)
+        state = weighed.work
+        if weighed.moved:
             return float(sample)
     return float(PATIENCE)

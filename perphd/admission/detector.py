@@ -1,9 +1,9 @@
 """Anomaly Detector: is this LRA below its target *because something is contended*?
 
 Two channels, work and delay, each against the target at the present load. A drop of work counts
-only as far as waiting explains it (Little's law): the rest is a drop of load, not degradation. Significance comes
-from a one-sided CUSUM on whitened residuals (``cusum``), or from several samples in a row below target; effect size
-from the target itself, which already contains the tolerance. The detector runs on every sample; only actions are gated.
+only as far as waiting explains it (Little's law): the rest is a drop of load, not degradation. Effect size comes from
+the target, which already contains the tolerance; significance from all samples together, at one rate of false alarms
+for all rules (``significance``). The detector runs on every sample; only actions are gated.
 """
 
 from __future__ import annotations
@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from perphd.admission import cause as causes
-from perphd.admission import cusum, origin, scatter, slowdown
+from perphd.admission import cusum, origin, scatter, significance, slowdown
 from perphd.admission.cause import UNKNOWN_SURROUNDINGS, Ledger, Surroundings
 from perphd.admission.channels import NOTHING_KNOWN, Channels, Tolerances
 from perphd.admission.cusum import Baseline
 from perphd.admission.gathering import NOTHING_GATHERED, Awaiting, Gathered
 from perphd.admission.scatter import Scatter
 from perphd.admission.settings import PolicySettings
+from perphd.admission.significance import ALERT_SHARE, ASSUMED_DELAY, ASSUMED_WORK, UNKNOWN_NOISE_SD, Weighed
 from perphd.domain.decision import AWAITED, TROUBLED, Cause, Evidence, Health, Verdict
 from perphd.domain.policy import Band, ResPerfModel
 from perphd.domain.quick import changer
@@ -30,16 +31,12 @@ from perphd.domain.workload import Objective
 
 MILD_FACTOR = 3
 """A shortfall below the effect size must last so many times longer before it is believed."""
-SIGNIFICANT_SIGMA = 1.5
-"""Samples in a row below target are believed when together they are so many sigma of their scatter below it."""
+LIKELY_SIGMA = 1.5
+"""Samples in a row below target make a shortfall likely when together they are so many sigma of their scatter below."""
 BLATANT_RATIO, BLATANT_SIGMA = 0.85, 4.0
-"""One sample is enough when it is so far below target, and by so many times its scatter."""
-CLIP_SIGMA = 3.0
-"""What one sample below target can add to that: an outlier is no evidence."""
+"""One sample may be enough when it is so far below target, and by so many times its scatter."""
 ALMOST_WHOLE = 0.9
 """Ticks jitter: from this share on, a part of a period counts as a whole one."""
-UNKNOWN_NOISE_SD = 0.05
-"""Scatter of one sample (log units) where the target comes from no reference."""
 UNEXPLAINED_RATIO = 1.2
 """If work would be higher by more than this were waiting its only trouble, the load has fallen."""
 
@@ -95,9 +92,10 @@ class DetectorState:
     ``below``, ``severe``, ``above``: samples in a row below target, below it by the effect size, on target;
     ``short_sigma``: by how much those below were short, added up, in units of one sample's scatter;
     ``extra``, ``cause``: where the extra time of the samples below target went, and what follows from it;
-    ``work``, ``delay``: what the residuals of both channels usually do, and the evidence that they no longer do;
-    ``gathered``: samples that hold too few events to be judged yet; ``channels``: cycles, misses and waiting of an LRA
-    that has no indicator of its own, and its phases.
+    ``work``, ``delay``: what the shortfalls of both channels usually do, and the evidence that they no longer do;
+    ``margins``: how far their references lie from the target, in log units; ``alert_share``: of the time, in which
+    batch had just come; ``gathered``: samples that hold too few events to be judged yet; ``channels``: cycles, misses
+    and waiting of an LRA that has no indicator of its own, and its phases.
     """
 
     health: Health = Health.UNKNOWN
@@ -111,6 +109,8 @@ class DetectorState:
     cause: Cause = Cause.NONE
     work: Baseline = Baseline()
     delay: Baseline = Baseline()
+    margins: tuple[float, float] = (ASSUMED_WORK, ASSUMED_DELAY)
+    alert_share: float = ALERT_SHARE
     gathered: Gathered = NOTHING_GATHERED
     channels: Channels = NOTHING_KNOWN
 
@@ -126,6 +126,8 @@ class Judgement:
     units, as its latest samples show it (else the undisturbed application's). ``confirmed``: what was seen since the
     last own change is enough to believe in degradation now; a verdict of DEGRADED may be older. ``hierarchy``: LLC,
     MBW or SMT if instructions take clearly longer because of them, whatever else is contended; else NONE.
+    ``likely``: the latest samples in a row make a shortfall likely, though chance explains it more often than is
+    accepted where nothing is wrong: enough to answer for an LRA that perphd keeps at just enough.
     ``blatant``: this one sample is so far below target that no scatter explains it. ``slower``: cycles per
     instruction relative to the usual, where ``hierarchy`` is.
     """
@@ -138,6 +140,7 @@ class Judgement:
     hierarchy: Cause = Cause.NONE
     blatant: bool = False
     slower: float = 1.0
+    likely: bool = False
 
 
 def target_of(
@@ -191,9 +194,9 @@ def judge(
 ) -> Judgement:
     """Judge one sample. Pure; UNKNOWN (with the reason as evidence) when it cannot be judged.
 
-    ``alert``: batch has just arrived. Then samples below target are believed without regard to their usual scatter:
-    there is a reason at hand, and what was believed in vain is soon given back. Where nothing of a time before it is
-    known, no second witness is asked for either. ``beside_batch``: batch competes now, however long it has been there:
+    ``alert``: batch has just arrived. Then less evidence is enough: there is a reason at hand, and what was believed in
+    vain is soon given back. Where nothing of a time before it is known, neither evidence nor a second witness is asked
+    for. ``beside_batch``: batch competes now, however long it has been there:
     an objective that is missed beside it, and of which no time without it is known, is held against it, too.
     ``rising``: clearly more is asked of it than a moment ago, which
     explains a sample clearly below target and is likely to go on. ``period_s``: time between samples; one that covers
@@ -239,9 +242,6 @@ def judge(
     part = min(1.0, sample.interval_s / period_s) if period_s and sample.interval_s > 0 else 1.0
     part = part if part < ALMOST_WHOLE else 1.0
     counts = part >= SHORT_SHARE
-    rate, k, whole_s = _channel_rate(state, settings), settings.cusum_k, period_s or sample.interval_s
-    h = cusum.threshold(rate, whole_s, k)
-    work_residual, delay_residual = _residuals(perf, target, work_score)
     known_sd = state.scatter.sd
     noise_sd = (
         _noise_sd(target.work_band if work_score <= delay_score else target.delay_band)
@@ -250,36 +250,51 @@ def judge(
     )
     noise_sd /= math.sqrt(part)
     blatant = below and score < min(BLATANT_RATIO, math.exp(-BLATANT_SIGMA * noise_sd))
+    both = significance.channels(
+        perf, sample, target.work, target.delay, target.work_band, target.delay_band, work_score
+    )
+    share = significance.alert_share(state.alert_share, sample.interval_s, alert=alert)
+    weighed = significance.weigh(
+        (state.work, state.delay),
+        both,
+        settings.false_alarms_per_day,
+        period_s or sample.interval_s or 1.0,
+        spend=significance.times(share, alert=alert),
+        large_k=settings.cusum_k,
+        ticks=1 if rising else settings.confirm_ticks,
+        interval_s=sample.interval_s,
+        part=part,
+        learns=not sample.has(Quality.SETTLING),
+    )
+    evidence += _shifts(weighed, settings)
+    severe = below and score < 1.0 - settings.min_effect_pct / 100.0
     new = replace(
         state,
         extra=extra,
         cause=cause,
-        work=cusum.step(state.work, work_residual, k, h, part),
-        delay=cusum.step(state.delay, delay_residual, k, h, part),
+        work=weighed.work,
+        delay=weighed.delay,
+        margins=(both[0].margin, both[1].margin),
+        alert_share=share,
     )
-    moved = False
-    for name, base in (("work", new.work), ("delay", new.delay)):
-        if cusum.has_moved(base, h, rate, whole_s, k):
-            moved = True
-            text = f"a lasting shift: chance alone makes one as clear {rate:g} times a day"
-            least = cusum.own_threshold(base, h, rate, whole_s, k)
-            evidence.append(Evidence(f"shift of {name}", base.evidence, least, "sigma", text))
     if counts or blatant:
-        severe = below and score < 1.0 - settings.min_effect_pct / 100.0
         new = replace(
             new,
             below=state.below + 1 if below else 0,
-            short_sigma=state.short_sigma + min(-math.log(score) / noise_sd, CLIP_SIGMA) if below else 0.0,
+            short_sigma=_short_sigma(state, score, noise_sd) if below else 0.0,
             scatter=scatter.step(state.scatter, math.log(max(score, 1e-3))) if counts else state.scatter,
             severe=state.severe + 1 if severe else 0,
             above=0 if below else state.above + 1,
         )
-    if not below and new.above >= settings.confirm_ticks and moved:
-        # It has moved, and the target is kept: that is what is usual now.
-        new = replace(new, work=cusum.cleared(new.work, h), delay=cusum.cleared(new.delay, h))
-    believed = _is_confirmed(new, moved, alert, accused, rising, settings)
-    believed = believed or seen.score < 1.0  # its chance of being a phase was weighed
-    confirmed = below and (believed or (blatant and (alert or protected)))
+    if not below and new.above >= settings.confirm_ticks and weighed.moved:
+        # It had moved, and the target is kept again.
+        new = replace(new, work=cusum.cleared(new.work), delay=cusum.cleared(new.delay))
+    lasts = severe or new.below >= MILD_FACTOR * settings.confirm_ticks
+    proven = (accused and (new.severe > 0 or new.below >= settings.confirm_ticks)) or (
+        lasts and bool(weighed.moved)
+    )
+    proven = proven or seen.score < 1.0  # its chance of being a phase was weighed
+    confirmed = below and (proven or (blatant and weighed.is_single and (alert or protected)))
     health = _health(state.health, new, below, confirmed, settings)
     since_s = state.since_s if health is state.health else now_s
     new = replace(new, health=health, since_s=since_s)
@@ -293,6 +308,7 @@ def judge(
         hierarchy=counted[0],
         blatant=blatant,
         slower=1.0 + counted[1],
+        likely=below and (_is_likely(new, alert, rising, settings) or (blatant and (alert or protected))),
     )
 
 
@@ -305,25 +321,17 @@ def standing(state: DetectorState, awaiting: Awaiting) -> Verdict:
     return Verdict(state.health, shown, state.since_s, (waits,))
 
 
-def _channel_rate(state: DetectorState, settings: PolicySettings) -> float:
-    """False alarms a day that one channel may have: the accepted rate is the LRA's, those that are judged share it."""
-    channels = sum(base.n >= cusum.LEAST_SAMPLES for base in (state.work, state.delay))
-    return settings.false_alarms_per_day / max(1, channels)
-
-
 def expected_false_alarms(state: DetectorState, settings: PolicySettings, period_s: float) -> Reading:
     """False alarms a day that its own noise promises at its thresholds; Unavailable until enough of it was seen."""
-    rate, k = _channel_rate(state, settings), settings.cusum_k
-    h = cusum.threshold(rate, period_s, k)
-    total = 0.0
-    judged = [base for base in (state.work, state.delay) if base.n >= cusum.LEAST_SAMPLES]
-    for base in judged:
-        least = cusum.own_threshold(base, h, rate, period_s, k)
-        found = cusum.expected_per_day(base, least, h, period_s)
-        if found is None:
-            return TOO_FEW_RISES
-        total += found
-    return total if judged else TOO_FEW_RISES
+    found = significance.expected_per_day(
+        (state.work, state.delay),
+        state.margins,
+        settings.false_alarms_per_day,
+        period_s,
+        settings.cusum_k,
+        settings.confirm_ticks,
+    )
+    return TOO_FEW_RISES if found is None else found
 
 
 def rearm(state: DetectorState) -> DetectorState:
@@ -360,17 +368,25 @@ def _known(band: Band | None, enough: float) -> Band | None:
     return band if band is not None and band.support >= enough else None
 
 
-def _is_confirmed(
-    state: DetectorState, moved: bool, alert: bool, accused: bool, rising: bool, settings: PolicySettings
-) -> bool:
-    ticks, mild_ticks = settings.confirm_ticks, MILD_FACTOR * settings.confirm_ticks
-    if accused or rising:
-        ticks = 1
-    if accused:
-        mild_ticks = settings.confirm_ticks
-    lasting = state.severe >= ticks or state.below >= mild_ticks
-    significant = alert or state.short_sigma >= SIGNIFICANT_SIGMA * math.sqrt(max(state.below, 1))
-    return (lasting and significant) or moved
+def _shifts(weighed: Weighed, settings: PolicySettings) -> list[Evidence]:
+    """What speaks for channels that have moved, against what was asked for."""
+    rate = settings.false_alarms_per_day
+    text = f"below its target beyond chance: all its verdicts together are false {rate:g} times a day"
+    bases = {"work": weighed.work, "delay": weighed.delay}
+    return [
+        Evidence(f"shift of {name}", bases[name].ratio * h, bar * h, "sigma", text)
+        for name, bar, h in zip(weighed.moved, weighed.bars, weighed.thresholds, strict=True)
+    ]
+
+
+def _short_sigma(state: DetectorState, score: float, noise_sd: float) -> float:
+    return state.short_sigma + min(-math.log(score) / noise_sd, cusum.CLIP_SIGMA)
+
+
+def _is_likely(state: DetectorState, alert: bool, rising: bool, settings: PolicySettings) -> bool:
+    ticks = 1 if rising else settings.confirm_ticks
+    lasting = state.severe >= ticks or state.below >= MILD_FACTOR * settings.confirm_ticks
+    return lasting and (alert or state.short_sigma >= LIKELY_SIGMA * math.sqrt(max(state.below, 1)))
 
 
 def _health(
@@ -428,20 +444,6 @@ def _delay_score(perf: Performance, target: Target, evidence: list[Evidence]) ->
     text = f"{perf.delay / target.delay:.2f} x the accepted delay"
     evidence.append(Evidence(f"delay ({perf.delay_source})", perf.delay, target.delay, "", text))
     return score
-
-
-def _residuals(perf: Performance, target: Target, work_score: float) -> tuple[float, float]:
-    """How far work is below, and delay above, the reference, in log units; NaN where a channel is not known.
-
-    Work that fell because less was asked for tells nothing.
-    """
-    work = delay = math.nan
-    if target.work_band is not None and available(perf.work) and perf.work > 0:
-        load_fell = work_score >= 1.0 and available(target.work) and perf.work < target.work
-        work = math.nan if load_fell else math.log(target.work_band.value / perf.work)
-    if target.delay_band is not None and available(perf.delay) and perf.delay > 0:
-        delay = math.log(perf.delay / target.delay_band.value)
-    return work, delay
 
 
 def _witnesses(

@@ -19,14 +19,15 @@ class PolicySettings:
     """Settings of the perph policy. Field metadata carries bounds (``min``, ``max``), ``unit`` and ``doc``."""
 
     confirm_ticks: int = _key(
-        2, 1, 60, "samples", "samples in a row below target, with a witness, before acting"
+        2, 1, 60, "samples", "samples below target, with a witness, that it takes at least before acting"
     )
     min_effect_pct: float = _key(
         5.0,
         0.0,
         50.0,
         "%",
-        "shortfall below target that is believed after confirm_ticks; a smaller one must last 3 times longer",
+        "shortfall below target that counts after confirm_ticks, unless it is chance; a smaller one must last 3 times "
+        "longer",
     )
     witness_min_pct: float = _key(
         3.0,
@@ -80,13 +81,20 @@ class PolicySettings:
         "%",
         "a growth of latency of which this host could explain less at most is made elsewhere: it gets no resources",
     )
-    cusum_k: float = _key(0.5, 0.1, 2.0, "sigma", "slack of the one-sided CUSUM on standardised residuals")
+    cusum_k: float = _key(
+        0.5,
+        0.1,
+        2.0,
+        "sigma",
+        "slack of the CUSUM for large shifts; that for small ones has its target for slack",
+    )
     false_alarms_per_day: float = _key(
         1.0,
         0.01,
         1000.0,
         "1/day",
-        "alarms by the CUSUM that are accepted where nothing is wrong, per LRA; sets its threshold",
+        "times that an LRA may be called degraded, by all rules together, while it keeps its target with all its "
+        "tolerance to spare",
     )
     settle_s: float = _key(
         1.0, 0.0, 60.0, "s", "after an own change nothing is judged or learned for so long"

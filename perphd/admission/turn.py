@@ -26,7 +26,7 @@ from perphd.admission import (
 )
 from perphd.admission import cause as causes
 from perphd.admission.context import batch_is_quiet, batch_is_there
-from perphd.admission.detector import UNKNOWN_NOISE_SD, Judgement, Target, judge, rearm, standing, target_of
+from perphd.admission.detector import Judgement, Target, judge, rearm, standing, target_of
 from perphd.admission.gathering import Awaiting, gathered_by
 from perphd.admission.giveback import GiveBack
 from perphd.admission.inferer import Assessed
@@ -36,6 +36,7 @@ from perphd.admission.rescue import AS_GOOD, Move, Plight, rescue
 from perphd.admission.scatter import mean
 from perphd.admission.scene import Scene
 from perphd.admission.settings import PolicySettings
+from perphd.admission.significance import UNKNOWN_NOISE_SD
 from perphd.admission.thresholds import FAIR
 from perphd.domain.allocation import Allocation
 from perphd.domain.decision import TROUBLED, Action, Cause, Decision, Health, Outcome, Verdict
@@ -215,7 +216,7 @@ class Turn:
                 return self._hold(why)
             return self._rescue(judged, model)
         if self._grazes(judged):
-            return self._rescue(judged, model, "below its target too often: ")
+            return self._rescue(judged, model, "likely below its target, or too often: ")
         return self._give_back(judged, model)
 
     def _instead_of_undoing(self, pending: Pending) -> Move | None:
@@ -263,15 +264,19 @@ class Turn:
         return self._hold(why_not) if why_not else move
 
     def _grazes(self, judged: Judgement) -> bool:
-        """True if what is in force is just too little: on target in the mean, and below it again and again."""
+        """True if what is in force is just too little: likely short, or below target again and again.
+
+        At just enough, or as batch has come, an LRA is often short, and a step too many costs less than waiting. Less
+        evidence is enough than for the verdict, whose rate of false alarms is that of an LRA with tolerance to spare.
+        """
         below = judged.verdict.health is Health.SUSPECT and not origin.nothing_to_give(
             judged.verdict.cause, self.snapshot.host.account
         )
-        return (
-            below
-            and self.current != self.nothing
-            and outcomes.is_often_short(self.state.scores, self.settings)
-        )
+        held = self.current != self.nothing
+        if not below or (not held and self._does_as_undisturbed()):
+            return False
+        often = held and outcomes.is_often_short(self.state.scores, self.settings)
+        return often or (judged.likely and (held or self._is_alert()))
 
     def _relieved_after(
         self, pending: Pending, judged: Judgement, perf: Performance, model: ResPerfModel

@@ -372,7 +372,7 @@ def test_one_sample_clearly_below_is_believed_when_the_load_has_risen(jump: floa
     )
     sample = replace(sample, cpu_some_pct=30.0)
     perf = performance(sample)
-    target = Target(Unavailable("not asked for"), 1.0, None, Band(1.0, 0.03, 50.0))
+    target = Target(Unavailable("not asked for"), 1.0, None, Band(0.8, 0.03, 50.0))
     state = DetectorState(health=Health.HEALTHY)
     judged = judge(
         state, sample, perf, target, NoModel(), PolicySettings(), protected=True, rising=jump > 1.2
@@ -392,3 +392,21 @@ def test_cores_of_its_own_end_when_its_owner_takes_them_from_what_may_be_touched
     assert found["pi"].cpus is not KEEP
     placed = arbitrate(host, [lra], [batch], {}, PolicySettings(), {"db": (0,)})
     assert (placed["db"].cpus is KEEP) is (touch is Touch.BATCH)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_protected_lra_that_is_likely_short_is_helped_before_the_verdict(seed: int) -> None:
+    lost = 1.0
+    world = World(
+        cores=16, lra_demand=6.0, noise=0.08, seed=seed, objective=Objective(tolerance_pct=10.0),
+        loss=lambda a: lost if a.cpu.batch_cores > 4 else 1.0,
+    )  # fmt: skip
+    world.step(20)
+    world.antagonist(True)
+    world.step(150)
+    assert world.protection != untouched(16)
+    lost = 0.9
+    world.step(10)
+    helped = [d for d in world.history[-10:] if d.action is Action.GROW]
+    assert helped
+    assert helped[0].verdict.health is Health.SUSPECT, "a tenth in samples that scatter by 8 %"

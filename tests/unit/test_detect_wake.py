@@ -367,11 +367,13 @@ def test_a_short_sample_is_one_that_covers_less_than_half_a_period() -> None:
 @given(parts=st.lists(st.floats(0.05, 0.85), min_size=1, max_size=6), shift=st.floats(0.6, cusum.CLIP_SIGMA))
 def test_a_period_seen_in_parts_gives_the_evidence_of_the_whole(parts: list[float], shift: float) -> None:
     known = cusum.Baseline(n=600, mean=0.0, variance=1.0, lagged=0.0, deviation=1.0 / 1.2533)
+    at = cusum.Limits(0.0, 1.0, 0.5, 0.3, 100.0, 100.0, 1.0, 10.0, 0.5)
     share = sum(parts)
     pieces = known
     for part in parts:
-        pieces = cusum.step(pieces, shift, 0.5, 100.0, part / share)
+        pieces = cusum.step(pieces, shift, at, part, part / share)
     if len(parts) > 1:
-        whole = cusum.step(known, shift, 0.5, 100.0)
-        assert pieces.evidence == pytest.approx(whole.evidence)
+        whole = cusum.step(known, shift, at, 1.0)
+        assert pieces.small == pytest.approx(whole.small)
+        assert pieces.large == pytest.approx(whole.large)
         assert (pieces.n, pieces.mean, pieces.deviation) == (known.n, known.mean, known.deviation)

@@ -7,22 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from perphd.admission import calibration, cusum
+from perphd.admission import calibration
 from perphd.admission.cusum import Baseline
 from perphd.admission.detector import DetectorState, expected_false_alarms
 from perphd.admission.lra_state import LraState
 from perphd.admission.perph import PerphMemory
 from perphd.admission.settings import PolicySettings
 from perphd.domain.reading import Unavailable
+from tools.bench.detector.significance import weighed
 
 SETTINGS = PolicySettings()
 
 
 def watched(samples: int, seed: int = 3) -> Baseline:
     source, state = random.Random(seed), Baseline()
-    h = cusum.threshold(SETTINGS.false_alarms_per_day, 1.0, SETTINGS.cusum_k)
     for _ in range(samples):
-        state = cusum.step(state, 0.05 * source.gauss(0.0, 1.0), SETTINGS.cusum_k, h)
+        state = weighed(state, 0.05 * source.gauss(0.0, 1.0), 0.05, SETTINGS).work
     return state
 
 
@@ -51,7 +51,7 @@ def test_a_detector_that_alarms_too_often_or_never_is_told() -> None:
 def test_an_lras_own_noise_tells_once_enough_of_it_was_seen() -> None:
     few = DetectorState(work=watched(60))
     assert isinstance(expected_false_alarms(few, SETTINGS, 1.0), Unavailable)
-    many = DetectorState(work=watched(20000))
+    many = DetectorState(work=watched(20000), margins=(0.05, 0.4))
     rate = expected_false_alarms(many, SETTINGS, 1.0)
     assert isinstance(rate, float)
     assert 0.0 < rate < 10.0
@@ -61,10 +61,22 @@ def test_an_lras_own_noise_tells_once_enough_of_it_was_seen() -> None:
     assert isinstance(calibration.expected(None, "db", SETTINGS, 1.0), Unavailable)
 
 
-def test_a_lower_threshold_promises_more_false_alarms() -> None:
-    state = watched(20000)
-    h = cusum.threshold(1.0, 1.0, SETTINGS.cusum_k)
-    rates = [cusum.expected_per_day(state, share * h, h, 1.0) for share in (0.8, 1.0, 1.2)]
-    found = [rate for rate in rates if rate is not None]
+def test_a_higher_accepted_rate_promises_more_false_alarms() -> None:
+    state = DetectorState(work=watched(20000), margins=(0.05, 0.4))
+    rates = [
+        expected_false_alarms(state, replace(SETTINGS, false_alarms_per_day=rate), 1.0)
+        for rate in (0.3, 1.0, 5.0)
+    ]
+    found = [rate for rate in rates if isinstance(rate, float)]
     assert len(found) == 3
-    assert found == sorted(found, reverse=True)
+    assert found == sorted(found)
+    assert found[-1] > 3.0 * found[0]
+
+
+def test_a_signal_that_hardly_ever_rises_promises_few_false_alarms() -> None:
+    source, state = random.Random(1), Baseline()
+    for _ in range(4000):
+        state = weighed(state, 0.01 * source.gauss(0.0, 1.0), 0.08, SETTINGS).work
+    rate = expected_false_alarms(DetectorState(work=state, margins=(0.08, 0.4)), SETTINGS, 1.0)
+    assert isinstance(rate, float)
+    assert rate <= SETTINGS.false_alarms_per_day

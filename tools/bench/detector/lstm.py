@@ -1,4 +1,4 @@
-"""An LSTM that predicts the next residual, in place of the AR(1) whitening: same scale, same CUSUM, same noise.
+"""An LSTM that predicts the next sample, in place of the AR(1) whitening.
 
 One layer, one step ahead, trained on clean seconds by back-propagation through time (Hochreiter and Schmidhuber 1997;
 Adam). The Perph paper names an LSTM as its detector without saying more; this is the small form of it that could be
@@ -7,20 +7,13 @@ trained beside a daemon and run in it with numpy alone.
 
 from __future__ import annotations
 
-import itertools
-import math
-from dataclasses import dataclass, field
-from random import Random
-from statistics import mean, median
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from perphd.admission import cusum
-from perphd.admission.settings import PolicySettings
-from tools.bench.detector import significance
-from tools.bench.detector.significance import Noise
 
 Floats = npt.NDArray[np.float64]
 HIDDEN: Final = 8
@@ -108,91 +101,3 @@ def train(series: Floats, seed: int, rounds: int = 250, length: int = 24, size: 
             moments[n] = m, v
             weights[...] -= rate * (m / (1.0 - 0.9**turn)) / (np.sqrt(v / (1.0 - 0.99**turn)) + 1e-8)
     return net
-
-
-@dataclass(slots=True)
-class Detector:
-    """The LSTM's residual behind the same CUSUM as ``perphd.admission.cusum``'s."""
-
-    net: Lstm
-    mean: float
-    sd: float
-    scale: float
-    k: float
-    h: float
-    evidence: float = 0.0
-    _h: Floats = field(default_factory=lambda: np.zeros((1, HIDDEN)))
-    _c: Floats = field(default_factory=lambda: np.zeros((1, HIDDEN)))
-    _told: float = 0.0
-
-    def step(self, residual: float) -> bool:
-        """Take in one sample; True at an alarm."""
-        x = (residual - self.mean) / self.sd
-        z = min(max((x - self._told) / self.scale, -_CLIP), _CLIP)
-        self.evidence = max(0.0, self.evidence + z - self.k)
-        # What comes in is bounded as well, or one outlier would throw the net off for many steps.
-        y, self._h, self._c, _ = self.net.step(np.array([min(max(x, -5.0), 5.0)]), self._h, self._c)
-        self._told = float(y[0])
-        return self.evidence >= self.h
-
-
-def detector(noise: Noise, seed: int, h: float, k: float, samples: int = 3600) -> Detector:
-    """Trained on an hour of clean noise."""
-    clean = np.array(list(noise.draw(Random(f"train:{seed}"), samples)))
-    center, sd = float(clean.mean()), float(clean.std())
-    series = np.clip((clean - center) / sd, -5.0, 5.0)
-    net = train(series, seed)
-    hidden = cell = np.zeros((1, HIDDEN))
-    errors = []
-    for now, later in itertools.pairwise(series):
-        y, hidden, cell, _ = net.step(np.array([now]), hidden, cell)
-        errors.append(abs(float(later) - float(y[0])))
-    return Detector(net, center, sd, 1.2533 * mean(errors), k, h)
-
-
-def compare(seeds: int) -> list[str]:
-    """Table: false alarms a day and delays of both, the same threshold, the same noise."""
-    settings, noise = PolicySettings(), Noise()
-    k = settings.cusum_k
-    h = cusum.threshold(settings.false_alarms_per_day, 1.0, k)
-    hours = 6
-    alarms: dict[str, list[float]] = {"AR(1)": [], "LSTM": []}
-    delays: dict[tuple[str, float], list[float]] = {}
-    for seed in range(seeds):
-        found = detector(noise, seed, h, k)
-        count = 0
-        for residual in noise.draw(Random(f"{seed}-clean"), 3600 * hours):
-            if found.step(residual):
-                count, found.evidence = count + 1, 0.0
-        alarms["LSTM"].append(count * 24.0 / hours)
-        state, count = cusum.Baseline(), 0
-        for residual in noise.draw(Random(f"{seed}-clean"), 3600 * hours):
-            state = cusum.step(state, residual, k, h)
-            if state.evidence >= h:
-                count, state = count + 1, cusum.cleared(state)
-        alarms["AR(1)"].append(count * 24.0 / hours)
-        for shift in (2.0, 3.0):
-            delays.setdefault(("AR(1)", shift), []).extend(
-                significance.delays(shift, 8, noise, 500 + seed, settings)
-            )
-            for run in range(8):
-                found.evidence, delay = 0.0, math.inf
-                for at, residual in enumerate(noise.draw(Random(f"{500 + seed}+{run}"), 900)):
-                    found_now = found.step(residual + (shift * noise.sd if at >= 300 else 0.0))
-                    if found_now and at >= 300:
-                        delay = float(at - 299)
-                        break
-                    if found_now:
-                        found.evidence = 0.0
-                delays.setdefault(("LSTM", shift), []).append(delay)
-    lines = [
-        "| residual of | false alarms a day | 2 sd: median | missed | 3 sd: median | missed |",
-        "| --- " * 6 + "|",
-    ]
-    for name, rates in alarms.items():
-        cells = []
-        for shift in (2.0, 3.0):
-            every = delays[name, shift]
-            cells.append(f"{median(every):g} | {sum(math.isinf(d) for d in every) / len(every):.0%}")
-        lines.append(f"| {name} | {mean(rates):.1f} | {' | '.join(cells)} |")
-    return lines

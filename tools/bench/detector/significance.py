@@ -1,6 +1,7 @@
-"""False alarms per day and detection delay of the CUSUM, on noise as applications show it.
+"""The significance of one signal on noise as applications show it: false alarms per day, and samples to the alarm.
 
-Noise: AR(1) with correlation 0.6 between seconds and Student t(4) tails; shifts in standard deviations of it.
+Noise: AR(1) with correlation 0.6 between seconds and Student t(4) tails; the target lies one standard deviation below
+the reference; shifts are in standard deviations from the reference. Runs the product's functions themselves.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from perphd.admission import cusum
+from perphd.admission.cusum import Baseline
 from perphd.admission.settings import PolicySettings
+from perphd.admission.significance import ASSUMED_DELAY, Channel, Weighed, weigh
 
 _DAY = 86_400
 _BEFORE = 900
 _GIVE_UP = 900
+_NOTHING = Channel(math.nan, ASSUMED_DELAY, 0.05)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,33 +41,47 @@ class Noise:
             yield self.sd * value
 
 
+def weighed(state: Baseline, residual: float, sd: float, settings: PolicySettings) -> Weighed:
+    """One sample taken in, ``residual`` above the reference (log units)."""
+    return weigh(
+        (state, Baseline()),
+        (Channel(residual - sd, sd, 0.05), _NOTHING),
+        settings.false_alarms_per_day,
+        1.0,
+        spend=1.0,
+        large_k=settings.cusum_k,
+        ticks=settings.confirm_ticks,
+        interval_s=1.0,
+        part=1.0,
+    )
+
+
 def false_alarms(days: int, noise: Noise, seed: int, settings: PolicySettings) -> list[int]:
     """Alarms where nothing is wrong, of every day of one application's life."""
-    k, rate = settings.cusum_k, settings.false_alarms_per_day
-    h = cusum.threshold(rate, 1.0, k)
-    alarms, state = [0] * days, cusum.Baseline()
+    alarms, state = [0] * days, Baseline()
     for at, residual in enumerate(noise.draw(random.Random(f"{seed}"), days * _DAY)):
-        state = cusum.step(state, residual, k, h)
-        if cusum.has_moved(state, h, rate, 1.0, k):
+        found = weighed(state, residual, noise.sd, settings)
+        state = found.work
+        if found.moved:
             alarms[at // _DAY] += 1
-            state = cusum.cleared(state, h)
+            state = cusum.cleared(state)
     return alarms
 
 
 def delays(shift_sd: float, runs: int, noise: Noise, seed: int, settings: PolicySettings) -> list[float]:
     """Samples from a lasting shift to the alarm, sorted; infinite where it was missed for 15 minutes."""
-    k, rate = settings.cusum_k, settings.false_alarms_per_day
-    h = cusum.threshold(rate, 1.0, k)
     found: list[float] = []
     for run in range(runs):
-        state, delay = cusum.Baseline(), math.inf
+        state, delay = Baseline(), math.inf
         for at, residual in enumerate(noise.draw(random.Random(f"{seed}+{run}"), _BEFORE + _GIVE_UP)):
-            shifted = residual + (shift_sd * noise.sd if at >= _BEFORE else 0.0)
-            state = cusum.step(state, shifted, k, h)
-            if cusum.has_moved(state, h, rate, 1.0, k):
+            told = weighed(
+                state, residual + (shift_sd * noise.sd if at >= _BEFORE else 0.0), noise.sd, settings
+            )
+            state = told.work
+            if told.moved:
                 if at >= _BEFORE:
                     delay = float(at - _BEFORE + 1)
                     break
-                state = cusum.cleared(state, h)
+                state = cusum.cleared(state)
         found.append(delay)
     return sorted(found)

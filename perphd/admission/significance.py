@@ -1,0 +1,229 @@
+"""Whether an LRA is below its target beyond chance: the accepted rate of false alarms, divided over all rules.
+
+``policy.false_alarms_per_day`` is what an LRA may be called DEGRADED while the noise-free truth is at its reference,
+that is: keeps its target with the whole tolerance to spare. It covers every rule:
+
+    work, delay            each has a CUSUM for small and one for large shifts (``cusum``); a channel whose target lies
+                           so far from its noise that it never uses its part leaves it to the other
+    just after batch came  trouble is likelier: up to ``ALERT_TIMES`` the rate, but no more than ``ALERT_MOST`` of what
+                           a day may have, by the share of the time for which that holds
+    one blatant sample     ``SINGLE_SHARE`` of the rate, beside batch that is held or has just come
+
+Where no reference is known, the default tolerances stand for the margin.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from perphd.admission import cusum
+from perphd.admission.cusum import Baseline, Limits
+from perphd.domain.policy import Band
+from perphd.domain.reading import Reading, available
+from perphd.domain.sample import Sample
+from perphd.domain.signals import Performance
+from perphd.domain.workload import Objective
+
+ALERT_TIMES: Final = 60.0
+"""How many times likelier degradation is taken to be while batch has just come."""
+ALERT_MOST: Final = 0.4
+"""Share of the accepted false alarms that may come in that time."""
+ALERT_SHARE: Final = 0.01
+"""Share of the time for which it is taken to hold before anything was seen: half a minute an hour."""
+ALERT_MEMORY_S: Final = 6 * 3600.0
+AIM, AIM_BY_RHO = 0.9, 0.35
+"""Of the accepted rate, 0.9 (1 - 0.35 rho) is aimed at (found by simulation: tools/bench/detector): errors of the
+estimated noise make alarms likelier by more than the opposite ones make them rarer, the more the longer it correlates.
+"""
+SINGLE_SHARE: Final = 0.1
+"""Share of the rate that single samples may have."""
+UNKNOWN_NOISE_SD: Final = 0.05
+"""Scatter of one sample (log units) where nothing is known of it."""
+ASSUMED_WORK: Final = -math.log(1.0 - Objective().tolerance_pct / 100.0)
+ASSUMED_DELAY: Final = math.log(1.0 + Objective().delay_tolerance_pct / 100.0)
+"""Margins where no reference is known: those of the default tolerances."""
+_PER_REQUEST: Final = {"latency_p50_ms": 1.44, "latency_p95_ms": 1.45, "latency_p99_ms": 2.16}
+"""Relative noise of a percentile of n requests, times sqrt(n): sqrt(p (1 - p)) / (f(q) q) of exponential latencies."""
+
+
+@dataclass(frozen=True, slots=True)
+class Channel:
+    """Work or delay in one sample: ``shortfall`` beyond its target (log units; NaN: not known), ``margin`` of its
+    reference, ``prior_sd``: scatter of one sample by its reference or by counting.
+    """
+
+    shortfall: float
+    margin: float
+    prior_sd: float
+
+
+@dataclass(frozen=True, slots=True)
+class Weighed:
+    """The baselines after a sample, the limits for it (None: not judged), and what follows.
+
+    ``moved``: names of the channels that are beyond their target by more than chance; ``bars``: the share of the
+    threshold that was asked for; ``is_single``: this sample alone is too far off for chance.
+    """
+
+    work: Baseline
+    delay: Baseline
+    moved: tuple[str, ...] = ()
+    bars: tuple[float, ...] = ()
+    thresholds: tuple[float, ...] = ()
+    is_single: bool = False
+
+
+def channels(
+    perf: Performance,
+    sample: Sample,
+    target_work: Reading,
+    target_delay: Reading,
+    work_band: Band | None,
+    delay_band: Band | None,
+    work_score: float,
+) -> tuple[Channel, Channel]:
+    """Work and delay of a sample. Work that fell because less was asked for tells nothing."""
+    work = delay = math.nan
+    if available(perf.work) and perf.work > 0 and available(target_work) and math.isfinite(work_score):
+        load_fell = work_score >= 1.0 and perf.work < target_work
+        work = math.nan if load_fell else -math.log(work_score)
+    if available(perf.delay) and perf.delay > 0 and available(target_delay) and target_delay > 0:
+        delay = math.log(perf.delay / target_delay)
+    work_margin, delay_margin = ASSUMED_WORK, ASSUMED_DELAY
+    if work_band is not None and available(target_work) and target_work > 0 and work_band.value > 0:
+        work_margin = math.log(work_band.value / target_work)
+    if delay_band is not None and available(target_delay) and target_delay > 0:
+        delay_margin = math.log(target_delay / max(delay_band.value, 1e-9))
+    per_request = _PER_REQUEST.get(perf.delay_source, 1.0)
+    return (
+        Channel(work, work_margin, _prior_sd(work_band, sample.work_events, 1.0)),
+        Channel(delay, delay_margin, _prior_sd(delay_band, sample.latency_events, per_request)),
+    )
+
+
+def _prior_sd(band: Band | None, events: Reading, per_event: float) -> float:
+    """What scatter a sample has, by its reference, else by the number of its events."""
+    if band is not None:
+        return max(band.sd, 0.01)
+    counting = per_event / math.sqrt(events) if available(events) and events >= 1.0 else 0.0
+    return max(UNKNOWN_NOISE_SD, counting)
+
+
+def accepted(per_day: float, period_s: float) -> float:
+    """False alarms a sample that are accepted."""
+    return min(per_day * period_s / 86400.0, 0.05)
+
+
+def _aim(rho: float) -> float:
+    return AIM * (1.0 - AIM_BY_RHO * rho)
+
+
+def alert_share(before: float, interval_s: float, *, alert: bool) -> float:
+    """Share of the time in which batch has just come, forgotten over ``ALERT_MEMORY_S``."""
+    gain = min(max(interval_s, 0.0) / ALERT_MEMORY_S, 1.0)
+    return before + gain * ((1.0 if alert else 0.0) - before)
+
+
+def times(share: float, *, alert: bool) -> float:
+    """How many times the accepted rate may be spent now: over all time it is that rate."""
+    spent = min(ALERT_TIMES * share, ALERT_MOST)
+    return max(spent / max(share, 1e-6), 1.0 - spent) if alert else 1.0 - spent
+
+
+def weigh(
+    known: tuple[Baseline, Baseline],
+    seen: tuple[Channel, Channel],
+    per_day: float,
+    period_s: float,
+    *,
+    spend: float,
+    large_k: float,
+    ticks: int,
+    interval_s: float,
+    part: float,
+    learns: bool = True,
+) -> Weighed:
+    """Take one sample of both channels in, and tell whether either is beyond its target by more than chance.
+
+    Args:
+        known: baselines of work and delay.
+        seen: the sample.
+        per_day: accepted false alarms.
+        period_s: time between samples.
+        spend: how many times that rate may be spent now.
+        large_k: slack of the CUSUM for large shifts.
+        ticks: samples that an alarm takes at least.
+        interval_s: seconds that the sample covers.
+        part: share of a period that it covers.
+        learns: it tells of what is usual.
+    """
+    wanted = accepted(per_day, period_s)
+    rows: list[tuple[float, float, float] | None] = []
+    for base, channel in zip(known, seen, strict=True):
+        if not math.isfinite(channel.shortfall):
+            rows.append(None)
+            continue
+        rho, scale = cusum.noise(base, channel.prior_sd, interval_s)
+        rows.append((rho, scale, cusum.slack(base, channel.margin, rho, scale)))
+    free = cusum.free_from(wanted)
+    sharing = sum(row is not None and row[2] < free for row in rows)
+    wanted /= max(1, sharing)
+    after: list[Baseline] = []
+    moved: list[str] = []
+    bars: list[float] = []
+    thresholds: list[float] = []
+    is_single = False
+    for name, base, channel, row in zip(("work", "delay"), known, seen, rows, strict=True):
+        if row is None:
+            after.append(base)
+            continue
+        at = cusum.limits(base, *row, wanted * _aim(row[0]), large_k, ticks)
+        is_single = is_single or _is_single(base, channel, at, wanted)
+        new = cusum.step(base, channel.shortfall, at, interval_s, part, learns=learns)
+        after.append(new)
+        least = cusum.bar(at, spend)
+        if new.ratio >= least:
+            moved.append(name)
+            bars.append(least)
+            thresholds.append(at.small)
+    return Weighed(after[0], after[1], tuple(moved), tuple(bars), tuple(thresholds), is_single)
+
+
+def _is_single(base: Baseline, channel: Channel, at: Limits, wanted: float) -> bool:
+    """True if this sample alone is rarer than single samples may be."""
+    least = cusum.tail(SINGLE_SHARE * wanted)
+    return cusum.surprise(base, channel.shortfall, at) >= at.own * least
+
+
+def expected_per_day(
+    known: tuple[Baseline, Baseline],
+    margins: tuple[float, float],
+    per_day: float,
+    period_s: float,
+    large_k: float,
+    ticks: int,
+) -> float | None:
+    """False alarms a day that the noise of both channels promises; None until enough of it was seen."""
+    judged = [
+        (base, margin) for base, margin in zip(known, margins, strict=True) if base.n >= cusum.LEAST_SAMPLES
+    ]
+    wanted = accepted(per_day, period_s)
+    rows = []
+    for base, margin in judged:
+        rho, scale = cusum.noise(base, UNKNOWN_NOISE_SD)
+        rows.append((base, rho, scale, cusum.slack(base, margin, rho, scale)))
+    free = cusum.free_from(wanted)
+    sharing = max(1, sum(k < free for *_, k in rows))
+    total = 0.0
+    for base, rho, scale, k in rows:
+        found = cusum.expected(
+            base,
+            cusum.limits(base, rho, scale, k, wanted / sharing * _aim(rho), large_k, ticks),
+        )
+        if found is None:
+            return None
+        few = base.ended < cusum.ENOUGH_RISES  # what hardly ever rises alarms no more often than normal noise
+        total += (min(found, wanted / sharing) if few else found) * 86400.0 / period_s
+    return total if rows else None
