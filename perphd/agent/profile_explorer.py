@@ -119,6 +119,22 @@ class Subject(Protocol):
         """Let one period pass and look. Raises PerphError if there is nothing to look at."""
 
 
+def looks_ahead(progress: Progress, pacing: Pacing) -> int:
+    """Looks that exploring takes from here, if nothing hurts and everything comes into force at once."""
+    anchors: set[Point] = set()
+    each = pacing.settle + pacing.measure
+    looks, since = pacing.settle + 2 * pacing.measure, _AGAIN
+    for point in progress.points:
+        if progress.knows(point):
+            continue
+        anchor = progress.lattice.anchor(point)
+        if since >= _AGAIN or anchor not in anchors:
+            anchors.add(anchor)
+            looks, since = looks + each, 0
+        looks, since = looks + each, since + 1
+    return looks
+
+
 class Explorer:
     """Runs through the points of a ``Progress``; what is in it already is not tried again.
 

@@ -6,6 +6,7 @@ Sampling, indicators, writing, journal and restoring are those of the daemon: a 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
@@ -27,10 +28,26 @@ from perphd.host.fs import KernelFs
 from perphd.host.perf_events import EventOpener
 from perphd.predictor.profile.lattice import Axis, Lattice, Point
 
-CPUS, MEMORY, WAYS, MBW = "cpus", "memory_bytes", "llc_ways", "mbw_pct"
-KNOBS = {CPUS: "cpus", MEMORY: "memory_high_bytes", WAYS: "llc_masks", MBW: "mba_pct"}
+CPUS, QUOTA, MEMORY, WAYS, MBW = "cpus", "cpu_max", "memory_bytes", "llc_ways", "mbw_pct"
+KNOBS = {
+    CPUS: "cpus",
+    QUOTA: "cpu_max_cores",
+    MEMORY: "memory_high_bytes",
+    WAYS: "llc_masks",
+    MBW: "mba_pct",
+}
 """Axis -> the setting that grants it."""
 MOST_CORE_STEPS = 16
+FEW_CORES = 4
+"""Where the host has no more cores than this, CPU time is dialled instead of whole cores."""
+QUOTA_STEPS = 24
+"""Steps of CPU time at least: as many as a model of this axis alone needs."""
+QUOTA_GRAINS = (0.1, 0.05, 0.02, 0.01)
+"""Distances between two steps (CPUs): the first one that makes enough steps. The kernel takes no less than .01."""
+LEAST_OF_USE, MOST_OF_USE = 0.6, 1.25
+"""Range of CPU time that is tried, in parts of what the application uses with everything: below it loses more work than
+the guard allows by default, above it nothing holds it back.
+"""
 MEMORY_STEPS = 6
 MEMORY_MARGIN = 1.1
 """Memory is never granted below so many times what is known to be in use (perphd never makes an application swap)."""
@@ -70,6 +87,12 @@ class HostSubject:
         self._lattice: Lattice | None = None
         self._high: Limit | Keep = KEEP
         self._still = 0
+        self._looks, self._first_s, self._last_s = 0, 0.0, 0.0
+
+    @property
+    def look_s(self) -> float:
+        """Seconds that a look has taken so far: a period, or as long as indicators need."""
+        return (self._last_s - self._first_s) / max(self._looks - 1, 1)
 
     @property
     def actuators(self) -> Actuators:
@@ -85,6 +108,9 @@ class HostSubject:
             sample = await self._sampled()  # until its indicators are due there is nothing to see
         if sample is None or sample.has(Quality.GONE):
             raise PerphError(f"{self._spec.name}: nothing runs in {self._spec.cgroup}")
+        self._looks += 1
+        self._first_s = self._first_s if self._looks > 1 else sample.at_s
+        self._last_s = sample.at_s
         high = self._agent.in_force(self._spec.name).memory_high_bytes
         self._still = self._still + 1 if high == self._high else 0
         self._high = high
@@ -169,14 +195,21 @@ def lattice_of(
 ) -> tuple[Lattice, dict[str, str]]:
     """The axes that can be explored, and for the others why not. Pure.
 
-    The bounds are the host's own: whole usable cores, ways from the least mask on, the throttle levels that the
-    hardware has, and memory from what is in use (times ``MEMORY_MARGIN``) up to all that is held now.
+    The bounds are the host's own: whole usable cores, or CPU time where they are few, ways from the least mask on, the
+    throttle levels that the hardware has, and memory from what is in use (times ``MEMORY_MARGIN``) up to all that is
+    held now.
     """
     axes: list[Axis] = []
     left_out: dict[str, str] = {}
     cores = len(topology.usable_cores)
+    quota = _quota(sample, topology)
+    by_time = cores <= FEW_CORES and KNOBS[QUOTA] in knobs and len(quota) > 1
     wanted: dict[str, tuple[str, tuple[float, ...], str]] = {
-        CPUS: ("cores", _spread(1, cores, MOST_CORE_STEPS), "the host has one core"),
+        **(
+            {QUOTA: ("CPUs", quota, "")}
+            if by_time
+            else {CPUS: ("cores", _spread(1, cores, MOST_CORE_STEPS), "the host has one core")}
+        ),
         WAYS: (
             "ways",
             tuple(float(w) for w in range(max(actuators.min_cbm_bits, 1), actuators.llc_ways + 1)),
@@ -208,6 +241,8 @@ def settings_of(lattice: Lattice, point: Point, topology: Topology) -> Settings:
             continue
         if axis.name == CPUS:
             settings = replace(settings, cpus=topology.cpus_of(topology.usable_cores[: round(value)]))
+        elif axis.name == QUOTA:
+            settings = replace(settings, cpu_max_cores=value)
         elif axis.name == MEMORY:
             settings = replace(settings, memory_high_bytes=int(value))
         elif axis.name == WAYS:
@@ -252,6 +287,22 @@ def open_subject(
         policy=seam,
     )
     return HostSubject(agent, policy, own.workloads[0], step)
+
+
+def _quota(sample: Sample, topology: Topology) -> tuple[float, ...]:
+    """CPU time from less than the application uses to a little more, in tenths of a CPU or finer; then no limit."""
+    most = float(len(topology.cpus_of(topology.usable_cores)))
+    used = sample.cpu_usage_cores
+    if not available(used) or used <= 0.0:
+        return ()
+    low, high = LEAST_OF_USE * used, min(MOST_OF_USE * used, most)
+    steps: list[float] = []
+    for grain in QUOTA_GRAINS:
+        first = max(1, math.ceil(low / grain - 1e-9))
+        steps = [round(n * grain, 2) for n in range(first, math.floor(high / grain + 1e-9) + 1)]
+        if len(steps) >= QUOTA_STEPS:
+            break
+    return (*(step for step in steps if step < most), most)
 
 
 def _spread(low: int, high: int, most: int) -> tuple[float, ...]:

@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 
 from perphd import __version__
 from perphd.agent.config import Config
 from perphd.agent.discovery import Discovery
-from perphd.agent.profile_explorer import Explorer, Guard, Outcome, Pacing, Step, Stop
-from perphd.agent.profile_host import CPUS, MBW, MEMORY, WAYS, HostSubject, open_subject
+from perphd.agent.profile_explorer import Explorer, Guard, Outcome, Pacing, Step, Stop, looks_ahead
+from perphd.agent.profile_host import CPUS, MBW, MEMORY, QUOTA, WAYS, HostSubject, open_subject
 from perphd.agent.profile_progress import Progress, Reference, write_atomically
 from perphd.domain.errors import ConfigError, PerphError
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
@@ -29,17 +29,31 @@ from perphd.host.fs import KernelFs, RealFs
 from perphd.host.lookup import Lookup
 from perphd.predictor.ogbrt.trees import Floats
 from perphd.predictor.profile.file import Origin, Profile, to_text
+from perphd.predictor.profile.lattice import Axis, Lattice
 from perphd.predictor.profile.training import Engine
 from perphd.predictor.profile.worker import train_apart
+
+if TYPE_CHECKING:
+    from perphd.sim.machine import Machine
 
 SHARE: Final = 0.1
 """Of the lattice, by default; and at most so many points, since each takes seconds:"""
 MOST_POINTS: Final = 1000
 LEAST_ROWS: Final = 40
-"""Fewer points are no model."""
-SIGNS: Final = {CPUS: 0, MEMORY: 1, WAYS: 1, MBW: 1}
+"""Fewer points are no model of several knobs."""
+LEAST_OF_ONE: Final = 20
+"""Fewer points are no model of one knob."""
+SPARE: Final = 1.25
+"""By so many times more are tried by default than a model needs: some may hurt."""
+SIGNS: Final = {CPUS: 0, QUOTA: 1, MEMORY: 1, WAYS: 1, MBW: 1}
 """More cores can cost (threads that talk to each other); more of the rest never does."""
-SHARE_NAMES: Final = {CPUS: "cpu_share", MEMORY: "memory_share", WAYS: "llc_share", MBW: "mbw_share"}
+SHARE_NAMES: Final = {
+    CPUS: "cpu_share",
+    QUOTA: "cpu_share",
+    MEMORY: "memory_share",
+    WAYS: "llc_share",
+    MBW: "mbw_share",
+}
 LOAD: Final = "load_share"
 _LOAD_VARIES: Final = 0.1
 _MOVED: Final = 0.05
@@ -60,11 +74,28 @@ class ProfileOptions:
     out: Path | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be explored, told before anything is set.
+
+    ``axes``: each knob with its range and number of steps; ``points`` of ``cells`` allocations, of which ``known``
+    from an earlier run; ``takes_s``: how long it takes if the application bears everything; ``left_out``: knobs that
+    cannot be explored, and why.
+    """
+
+    axes: tuple[str, ...]
+    cells: int
+    points: int
+    known: int
+    takes_s: float
+    left_out: tuple[str, ...]
+
+
 class Teller(Protocol):
     """Hears how it goes."""
 
-    def begin(self, cells: int, points: int, known: int, left_out: tuple[str, ...]) -> None:
-        """What is to be explored, of which so many points are known from before."""
+    def begin(self, plan: Plan) -> None:
+        """What is to be explored."""
 
     def step(self, step: Step) -> None:
         """A point is done."""
@@ -152,10 +183,12 @@ async def profile_simulated(
     *,
     progress: Path | None = None,
     interrupt_after: int | None = None,
+    machine: Machine | None = None,
 ) -> ProfileResult:
     """Explore one of the archetypes on a simulated host, in virtual time.
 
-    ``progress``: keeps what is known so far; ``interrupt_after``: end after so many points, as Ctrl-C would.
+    ``progress``: keeps what is known so far; ``interrupt_after``: end after so many points, as Ctrl-C would;
+    ``machine``: that of the host, by default the demo's.
 
     Raises:
         ConfigError: there is no such archetype.
@@ -165,7 +198,9 @@ async def profile_simulated(
     spec = WorkloadSpec(
         archetype, Kind.LRA, f"/simulated/{archetype}", sli=SliSpec("simulated", (("workload", archetype),))
     )
-    host = simulate((spec,), seed=options.seed, resctrl=True, kinds={archetype: archetype})
+    host = simulate(
+        (spec,), machine=machine, seed=options.seed, resctrl=machine is None, kinds={archetype: archetype}
+    )
 
     async def step() -> float:
         host.advance(host.now_s + 1.0)
@@ -203,12 +238,15 @@ async def _profile(
             subject.actuators, options.memory_floor_bytes, earlier.lattice if earlier else None
         )
         if earlier is None:
-            count = options.points or min(max(round(SHARE * lattice.size), LEAST_ROWS), MOST_POINTS)
+            enough = max(round(SHARE * lattice.size), round(SPARE * least_rows(lattice)))
+            count = options.points or min(enough, MOST_POINTS)
             points = lattice.sample(count, options.seed)
             progress = Progress(app, lattice, points, options.seed, progress_file)
         else:
             progress = earlier
-        teller.begin(lattice.size, len(progress.points), progress.done, left_out)
+        takes_s = looks_ahead(progress, options.pacing) * subject.look_s
+        shown = tuple(_shown(axis) for axis in lattice.axes)
+        teller.begin(Plan(shown, lattice.size, len(progress.points), progress.done, takes_s, left_out))
 
         def hear(step: Step) -> None:
             teller.step(step)
@@ -221,10 +259,10 @@ async def _profile(
             await subject.look()  # writes what was given back
     finally:
         await subject.close()
-    measured = len(progress.measured)
-    if outcome.stop is Stop.INTERRUPTED or measured < LEAST_ROWS:
+    measured, least = len(progress.measured), least_rows(lattice)
+    if outcome.stop is Stop.INTERRUPTED or measured < least:
         if outcome.stop is not Stop.INTERRUPTED:
-            teller.say(f"{measured} allocations are known: too few for a model ({LEAST_ROWS} are needed)")
+            teller.say(f"{measured} allocations are known: too few for a model ({least} are needed)")
         return ProfileResult(outcome, None, None, measured)
     teller.say(f"training on {measured} samples")
     profile = await asyncio.to_thread(train_profile, progress, left_out, options, host)
@@ -233,6 +271,18 @@ async def _profile(
     if outcome.stop is Stop.DONE:
         progress.forget()
     return ProfileResult(outcome, profile, out, measured)
+
+
+def least_rows(lattice: Lattice) -> int:
+    """The fewest allocations that make a model of these knobs."""
+    return LEAST_OF_ONE if len(lattice.axes) == 1 else LEAST_ROWS
+
+
+def _shown(axis: Axis) -> str:
+    low, high = axis.steps[0], axis.steps[-1]
+    if axis.unit == "bytes":
+        return f"{axis.name}: {low / 2**20:.0f} to {high / 2**20:.0f} MiB in {len(axis.steps)} steps"
+    return f"{axis.name}: {low:g} to {high:g} {axis.unit} in {len(axis.steps)} steps"
 
 
 def train_profile(
@@ -288,7 +338,10 @@ def rows_of(progress: Progress, reference: Reference) -> tuple[list[str], tuple[
     """
     axes = progress.lattice.axes
     tops = {axis.name: axis.steps[-1] for axis in axes}
-    scale = [reference.cpu_cores or tops[CPUS] if axis.name == CPUS else tops[axis.name] for axis in axes]
+    scale = [
+        reference.cpu_cores or tops[axis.name] if axis.name in (CPUS, QUOTA) else tops[axis.name]
+        for axis in axes
+    ]
     names = [SHARE_NAMES[axis.name] for axis in axes]
     measured = list(progress.measured.values())
     x = np.array([item.values for item in measured]) / np.array(scale)

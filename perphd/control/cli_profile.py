@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -15,7 +16,12 @@ from perphd.control.number import Number
 from perphd.domain.errors import PerphError
 from perphd.domain.extras import how_to_get
 
+if TYPE_CHECKING:
+    from perphd.agent.profile_run import Plan
+
 _EXIT_FAILED = 1
+_TELLING = 5
+"""Allocations from which their own time tells how long the others take; the first one comes after the reference."""
 _EVERY_S = 10.0
 """Without a terminal a line is written so often."""
 
@@ -25,7 +31,7 @@ _EVERY_S = 10.0
 @click.option("--config", "config_path", default=DEFAULT_PATH, show_default=True, help="Configuration file.")
 @click.option("--simulated", is_flag=True, help="APP is an archetype of profiles/, on a simulated host.")
 @click.option(
-    "--points", type=click.IntRange(40, 20_000), help="Allocations to try [default: 10 %, at most 1000]."
+    "--points", type=click.IntRange(20, 20_000), help="Allocations to try [default: 10 %, 20 to 1000]."
 )
 @click.option("--settle", type=click.IntRange(0, 600), default=4, show_default=True, help="Periods left out.")
 @click.option(
@@ -72,7 +78,7 @@ def profile(app: str, config_path: str, simulated: bool, out: str | None, **aske
     from perphd.agent.profile_run import ProfileOptions, find_lra, profile_live, profile_simulated
     from perphd.predictor.profile.training import NO_LIGHTGBM, best_engine
 
-    teller = _teller()
+    teller = _teller(app)
     pacing = Pacing(asked["settle"], asked["measure"], skip=asked["when_it_suffers"] == "skip")
     engine = asked["engine"] or best_engine()
     if asked["engine"] is None and engine == "numpy":
@@ -127,16 +133,23 @@ def profile(app: str, config_path: str, simulated: bool, out: str | None, **aske
 class _Lines:
     """Progress as plain lines, for logs and pipes."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: str) -> None:
+        self._app = app
         self._began_s = self._told_s = time.monotonic()
-        self._known = 0
+        self._known, self._each_s = 0, 0.0
 
-    def begin(self, cells: int, points: int, known: int, left_out: tuple[str, ...]) -> None:
-        for why in left_out:
+    def begin(self, plan: Plan) -> None:
+        for axis in plan.axes:
+            self.say(f"explored: {axis}")
+        for why in plan.left_out:
             self.say(f"not explored: {why}")
-        again = f", {known} of them known from before" if known else ""
-        self.say(f"{points} of {cells} allocations{again}")
-        self._known, self._began_s = known, time.monotonic()
+        again = f", {plan.known} of them known from before" if plan.known else ""
+        minutes = math.ceil(plan.takes_s / 60.0)
+        self.say(
+            f"{plan.points} of {plan.cells} allocations{again}: about {minutes} min if {self._app} bears them all"
+        )
+        self._each_s = plan.takes_s / max(plan.points - plan.known, 1)
+        self._known, self._began_s = plan.known, time.monotonic()
 
     def step(self, step: Any) -> None:
         if step.complaint:
@@ -144,7 +157,9 @@ class _Lines:
         now_s = time.monotonic()
         if now_s - self._told_s >= _EVERY_S or step.done == step.total:
             self._told_s = now_s
-            left_s = (now_s - self._began_s) / max(step.done - self._known, 1) * (step.total - step.done)
+            done = step.done - self._known
+            each_s = (now_s - self._began_s) / done if done >= _TELLING else self._each_s
+            left_s = each_s * (step.total - step.done)
             self.say(f"{step.done} of {step.total}, about {left_s / 60:.0f} min left")
 
     def say(self, text: str) -> None:
@@ -158,10 +173,10 @@ class _Lines:
 class _Bar(_Lines):
     """Progress as a bar with the time left."""
 
-    def __init__(self) -> None:
+    def __init__(self, app: str) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-        super().__init__()
+        super().__init__(app)
         self._bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -171,9 +186,9 @@ class _Bar(_Lines):
         )
         self._task: Any = None
 
-    def begin(self, cells: int, points: int, known: int, left_out: tuple[str, ...]) -> None:
-        super().begin(cells, points, known, left_out)
-        self._task = self._bar.add_task("exploring", total=points, completed=known, work="")
+    def begin(self, plan: Plan) -> None:
+        super().begin(plan)
+        self._task = self._bar.add_task("exploring", total=plan.points, completed=plan.known, work="")
         self._bar.start()
 
     def step(self, step: Any) -> None:
@@ -189,8 +204,8 @@ class _Bar(_Lines):
         self._bar.stop()
 
 
-def _teller() -> _Lines:
-    return _Bar() if sys.stdout.isatty() else _Lines()
+def _teller(app: str) -> _Lines:
+    return _Bar(app) if sys.stdout.isatty() else _Lines(app)
 
 
 def _refuse(error: PerphError) -> NoReturn:

@@ -14,12 +14,14 @@ from perphd.agent.config import Config
 from perphd.agent.profile_explorer import Guard, Pacing, Step, Stop
 from perphd.agent.profile_host import open_subject
 from perphd.agent.profile_progress import Progress
-from perphd.agent.profile_run import ProfileOptions, find_lra, profile_simulated, rows_of
+from perphd.agent.profile_run import Plan, ProfileOptions, find_lra, profile_simulated, rows_of
 from perphd.agent.simulated import simulate, simulated_sli
 from perphd.domain.errors import ConfigError
 from perphd.domain.workload import Kind, SliSpec, WorkloadSpec
+from perphd.predictor.ogbrt.forest import Forest
 from perphd.predictor.profile import from_text
 from perphd.predictor.profile.merge import evaluate
+from perphd.sim.machine import Machine
 
 POINTS = 80
 """Of the 7680 cells of the simulated host; the tool's own default is ten per cent."""
@@ -34,8 +36,14 @@ class Told:
         self.steps: list[Step] = []
         self.said: list[str] = []
 
-    def begin(self, cells: int, points: int, known: int, left_out: tuple[str, ...]) -> None:
-        self.cells, self.points, self.known, self.left_out = cells, points, known, left_out
+    def begin(self, plan: Plan) -> None:
+        self.cells, self.points, self.known, self.left_out = (
+            plan.cells,
+            plan.points,
+            plan.known,
+            plan.left_out,
+        )
+        self.takes_s = plan.takes_s
 
     def step(self, step: Step) -> None:
         self.steps.append(step)
@@ -87,6 +95,31 @@ async def test_it_stops_when_the_simulated_application_suffers_and_says_so() -> 
     assert told.steps[-1].complaint
     assert result.profile is None
     assert result.measured < 40
+
+
+async def test_an_application_on_two_cpus_is_known_within_what_it_may_lose(tmp_path: Path) -> None:
+    two, told = Machine(1, 2), Told()
+    options = ProfileOptions(
+        points=40, guard=Guard(max_loss_pct=50.0), engine="numpy", out=tmp_path / "p.json"
+    )
+    result = await profile_simulated("mysql-oltp", options, told, machine=two)
+    assert result.outcome.stop is Stop.DONE
+    assert told.points == 40
+    assert 0 < told.takes_s <= 600.0
+    profile = from_text((tmp_path / "p.json").read_bytes())
+    assert "cpu_share" in profile.features
+
+    progress = tmp_path / "progress.json"
+    await profile_simulated(
+        "mysql-oltp", replace(options, seed=7, points=12, out=None), Told(), progress=progress, machine=two
+    )
+    held = Progress.load(progress, "mysql-oltp")
+    assert held is not None
+    assert held.reference is not None
+    names, _, x, y = rows_of(held, held.reference)
+    forest = Forest.compile(profile.trees)
+    columns = [names.index(name) for name in profile.features]
+    assert np.median(np.abs(np.expm1(forest.predict(x[:, columns]) - y))) <= 0.1
 
 
 @pytest.mark.parametrize("app_class", ["none", "database"])

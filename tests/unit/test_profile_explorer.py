@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from perphd.agent.profile_explorer import Explorer, Guard, Pacing, Step, Stop
+from perphd.agent.profile_explorer import Explorer, Guard, Pacing, Step, Stop, looks_ahead
 from perphd.agent.profile_host import lattice_of, settings_of
 from perphd.agent.profile_progress import Progress
-from perphd.agent.profile_run import rows_of
+from perphd.agent.profile_run import LEAST_OF_ONE, LEAST_ROWS, least_rows, rows_of
 from perphd.domain.allocation import KEEP
 from perphd.domain.errors import PerphError
 from perphd.domain.reading import Unavailable
@@ -198,3 +199,61 @@ def test_settings_say_what_a_cell_grants_and_leave_alone_what_is_granted_in_full
     assert tight.mba_pct == ((0, 50),)
     assert tight.memory_high_bytes == pytest.approx(1.1e9)
     assert settings_of(lattice, (1, *lattice.most[1:]), topology).llc_masks is KEEP
+
+
+# -- CPU time where whole cores are few -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("used", "first", "second"),
+    [(4.0, 2.4, 2.45), (1.0, 0.6, 0.62), (0.3, 0.18, 0.19), (0.05, 0.03, 0.04)],
+)
+def test_cpu_time_is_dialled_in_tenths_or_finer_where_cores_are_few(
+    topology: Topology, used: float, first: float, second: float
+) -> None:
+    knobs = frozenset({"cpus", "cpu_max_cores"})
+    lattice, _ = lattice_of(replace(SAMPLE, cpu_usage_cores=used), topology, Actuators(), knobs)
+    (axis,) = lattice.axes
+    assert (axis.name, axis.unit) == ("cpu_max", "CPUs")
+    assert axis.steps[:2] == (first, second)
+    assert axis.steps[-1] == 4.0, "all there is: no limit"
+    assert settings_of(lattice, lattice.most, topology).is_untouched()
+    tight = settings_of(lattice, (0,), topology)
+    assert tight.cpu_max_cores == first
+    assert tight.cpus is KEEP
+
+
+def test_whole_cores_stay_where_there_are_many_or_time_cannot_be_set(topology: Topology) -> None:
+    busy = replace(SAMPLE, cpu_usage_cores=1.0)
+    without, _ = lattice_of(busy, topology, Actuators(), frozenset({"cpus"}))
+    assert [axis.name for axis in without.axes] == ["cpus"]
+    many = read_topology(SimHost([], machine=Machine(1, 8)).fs)
+    large, _ = lattice_of(busy, many, Actuators(), frozenset({"cpus", "cpu_max_cores"}))
+    assert [axis.name for axis in large.axes] == ["cpus"]
+
+
+async def test_the_looks_that_it_takes_are_known_before_it_begins() -> None:
+    two = Lattice(
+        (Axis("cpus", "cores", tuple(map(float, range(1, 31)))), Axis("m", "", (1.0, 2.0), slow=True))
+    )
+    known, subject = progress(lattice=two), Fake(two)
+    expected = looks_ahead(known, Pacing(1, 1))
+    await explore(subject, known, None)
+    assert subject.looks == expected
+    assert looks_ahead(known, Pacing(1, 1)) == 3, "nothing but the reference is left"
+
+
+def test_one_knob_needs_fewer_allocations_than_several() -> None:
+    assert least_rows(CORES) == LEAST_ROWS
+    assert least_rows(Lattice(CORES.axes[:1])) == LEAST_OF_ONE < LEAST_ROWS
+
+
+async def test_cpu_time_is_a_share_of_what_the_application_uses() -> None:
+    lattice = Lattice((Axis("cpu_max", "CPUs", (0.6, 0.8, 1.0, 2.0)),))
+    known = progress(lattice=lattice)
+    await explore(Fake(lattice), known, None)
+    names, scale, x, y = rows_of(known, known.reference)  # type: ignore[arg-type]
+    assert names == ["cpu_share"]
+    assert scale == (2.0,)
+    assert sorted(x[:, 0]) == pytest.approx([0.3, 0.4, 0.5, 1.0])
+    assert y[x[:, 0].argmin()] == pytest.approx(math.log(0.3), abs=0.01)

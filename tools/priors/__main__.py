@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from perphd.agent.profile_explorer import Pacing, Step
-from perphd.agent.profile_run import ProfileOptions, profile_simulated
+from perphd.agent.profile_run import Plan, ProfileOptions, profile_simulated
 from perphd.predictor.profile import Profile, to_text
 from perphd.predictor.profile.merge import merge
 
@@ -26,8 +26,8 @@ MEMBERS = {
 
 
 class _Quiet:
-    def begin(self, cells: int, points: int, known: int, left_out: tuple[str, ...]) -> None:
-        del cells, points, known, left_out
+    def begin(self, plan: Plan) -> None:
+        del plan
 
     def step(self, step: Step) -> None:
         del step
