@@ -216,7 +216,11 @@ class Turn:
                 return self._hold(why)
             return self._rescue(judged, model)
         if self._grazes(judged):
-            return self._rescue(judged, model, "likely below its target, or too often: ")
+            before, move = self.state, self._rescue(judged, model, "likely below its target, or too often: ")
+            if move.action is Action.HOLD or not inferer.asks_no_more(move.chosen, self.current):
+                return move
+            self.state = before  # on a suspicion nothing is taken from an LRA
+            return self._hold("likely below its target, and nothing stronger is expected to help: watching")
         return self._give_back(judged, model)
 
     def _instead_of_undoing(self, pending: Pending) -> Move | None:
