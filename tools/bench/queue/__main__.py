@@ -1,0 +1,194 @@
+"""Benches of the batch queue: tables for docs/benchmarks.md.
+
+python -m tools.bench.queue [--seeds 3] [--hours 2] [--only schedulers,day,overcommit]
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import lzma
+import math
+from pathlib import Path
+from typing import Final
+
+from perphd.batch.admission import Reliability
+from perphd.qos.offers import followed, with_use
+from perphd.qos.overcommit import Backtest
+from tools.bench.queue.jobs import GIB, generated
+from tools.bench.queue.node import CYCLE_S, Node, Outcome, Policy
+
+CPUS, MEMORY = 32.0, 128.0 * GIB
+LEAST_WINDOWS: Final = 100
+PEAK: Final = 0.7
+"""The greatest use of a series in arbitrary units, as a share of the host."""
+SCHEDULERS: Final = (
+    Policy.DISTRIBUTION,
+    Policy.POINT,
+    Policy.REQUEST,
+    Policy.MAXIMUM,
+    Policy.PRIORITY,
+    Policy.NO_DISTRIBUTION,
+    Policy.NO_OVERESTIMATE,
+    Policy.NO_PREEMPTION,
+)
+
+
+def main() -> None:
+    """Print the tables."""
+    parser = argparse.ArgumentParser(prog="tools.bench.queue", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--hours", type=float, default=1.0)
+    parser.add_argument("--load", type=float, default=1.4)
+    parser.add_argument(
+        "--data", type=Path, default=Path("/work/shared/data"), help="folder of public series"
+    )
+    parser.add_argument("--only", type=lambda text: text.split(","), default=["schedulers"])
+    options = parser.parse_args()
+    if "schedulers" in options.only:
+        schedulers(options.seeds, options.hours, options.load)
+    if "day" in options.only:
+        day(options.seeds)
+    if "overcommit" in options.only:
+        overcommit(options.data)
+
+
+def schedulers(seeds: int, hours: float, load: float) -> None:
+    """Every policy on the same jobs."""
+    print(
+        "| policy | SLO jobs | missed | SLO core-h | best effort core-h | latency s | preempted | evicted |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    diagrams: list[Outcome] = []
+    for policy in SCHEDULERS:
+        found = [
+            Node(policy, generated(seed, hours, load, CPUS, MEMORY), CPUS, MEMORY).run(7200.0)
+            for seed in range(seeds)
+        ]
+        diagrams = found if policy is Policy.DISTRIBUTION else diagrams
+        _line(policy, found)
+    for name, each in (
+        ("CPU", [one.cpu_reliability for one in diagrams]),
+        ("memory", [one.memory_reliability for one in diagrams]),
+    ):
+        reliability(name, each)
+
+
+def _line(policy: Policy, found: list[Outcome]) -> None:
+    slo, missed = sum(one.slo for one in found), sum(one.missed for one in found)
+    best = sum(one.best_effort for one in found)
+    latency_s = sum(one.latency_s for one in found) / best if best else math.nan
+    print(
+        f"| {policy} | {slo} | {missed / max(1, slo):.1%} | {sum(one.slo_core_h for one in found):.0f} | "
+        f"{sum(one.best_effort_core_h for one in found):.0f} | {latency_s:.0f} | "
+        f"{sum(one.preemptions for one in found)} | {sum(one.evictions for one in found)} |",
+        flush=True,
+    )
+
+
+def reliability(name: str, diagrams: list[Reliability]) -> None:
+    """Predicted P(over) beside what happened, by decile."""
+    print(f"\n| P({name} over), predicted | happened | candidates |\n| --- | --- | --- |")
+    for n in range(10):
+        count = sum(each.counts[n] for each in diagrams)
+        if count:
+            predicted = sum(each.predicted[n] for each in diagrams) / count
+            happened = sum(each.happened[n] for each in diagrams) / count
+            print(f"| {predicted:.3f} | {happened:.3f} | {count} |")
+
+
+def day(seeds: int) -> None:
+    """A day with LRAs that follow the hour, and about 2,000 jobs."""
+    others = tuple(
+        CPUS * (0.3 - 0.2 * math.cos(2 * math.pi * (n * CYCLE_S / 3600.0 - 3.0) / 24.0))
+        for n in range(int(86400 / CYCLE_S))
+    )
+    print(
+        "| policy | jobs done | latency s | CPUs used by jobs | all used | SLO missed | evicted | memory short s |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for policy in (Policy.DISTRIBUTION, Policy.FIFO, Policy.SUPPRESSED):
+        for seed in range(seeds):
+            work = generated(seed, 24.0, 0.45, CPUS, MEMORY)
+            one = Node(policy, work, CPUS, MEMORY, others).run(6 * 3600.0)
+            done = one.best_effort + one.slo - one.unfinished
+            busy = (one.used_core_s + one.others_core_s) / (CPUS * one.seconds)
+            print(
+                f"| {policy} | {done} of {len(work.works)} | {one.latency_s / max(1, one.best_effort):.0f} | "
+                f"{one.used_core_s / (CPUS * one.seconds):.1%} | {busy:.1%} | {one.missed / max(1, one.slo):.1%} | "
+                f"{one.evictions} | {one.over_memory_s:.0f} |",
+                flush=True,
+            )
+
+
+def overcommit(data: Path) -> None:
+    """Copper's offers on public series: how often too much, and how much was given."""
+    print("| series | windows | too much, CPU | given, CPU | too much, memory | given, memory |")
+    print("| --- | --- | --- | --- | --- | --- |")
+    machines = _machines(data / "alibaba2018/machine_usage_rows_with_mem_gps_mkpi.csv.xz")
+    for name, series in [*_series(data), (f"Alibaba 2018, {len(machines)} single machines", machines)]:
+        offers = []
+        for rows in series:
+            offer = followed(1.0, 1.0)
+            for cpu, memory in rows:
+                offer = with_use(offer, 300.0, cpu, memory)
+            offers.append(offer)
+        cpus, held = (
+            [getattr(each, name).learned.backtest for each in offers] for name in ("cpus", "memory")
+        )
+        print(f"| {name} | {sum(each.windows for each in cpus)} | {_shares(cpus)} | {_shares(held)} |")
+
+
+def _shares(tests: list[Backtest]) -> str:
+    """How often the offers were too much, and how much of what was reserved they gave."""
+    windows, reserved = sum(each.windows for each in tests), sum(each.reserved for each in tests)
+    return f"{sum(each.exceeded for each in tests) / windows:.2%} | {sum(each.given for each in tests) / reserved:.1%}"
+
+
+def _machines(path: Path) -> list[list[tuple[float, float]]]:
+    """The peaks of windows of five minutes of every machine that has at least a hundred of them."""
+    found: dict[str, dict[int, tuple[float, float]]] = {}
+    with lzma.open(path, "rt") as file:
+        for row in csv.DictReader(file):
+            windows = found.setdefault(row["machine_id"], {})
+            number = int(row["time_stamp"]) // 300
+            cpu, memory = windows.get(number, (0.0, 0.0))
+            used = float(row["cpu_util_percent"]) / 100.0, float(row["mem_util_percent"]) / 100.0
+            windows[number] = max(cpu, used[0]), max(memory, used[1])
+    return [[each[n] for n in sorted(each)] for each in found.values() if len(each) >= LEAST_WINDOWS]
+
+
+def _series(data: Path) -> list[tuple[str, list[list[tuple[float, float]]]]]:
+    """(name, series of peaks of windows of five minutes as shares of the host).
+
+    A series in other units peaks at ``PEAK``.
+    """
+    google = _rows(data / "google2019/instance_usage_grouped_300_seconds_month.csv", "avg_cpu", "avg_mem")
+    azure = _rows(data / "azure_traces/azure_v2_fleet_cpu_mem_300s.csv", "cpu_usage", "assigned_mem")
+    fleet = _rows(
+        data / "alibaba2018/machine_usage_day_1_fleet_mean_10s.csv", "cpu_util_percent", "mem_util_percent"
+    )
+    most = [max(row[n] for row in azure) / PEAK for n in (0, 1)]
+    windows = [fleet[n : n + 30] for n in range(0, len(fleet) - 29, 30)]
+    return [
+        ("Google 2019, a month, mean of instances", [google]),
+        ("Azure 2019, all virtual machines", [[(cpu / most[0], memory / most[1]) for cpu, memory in azure]]),
+        (
+            "Alibaba 2018, a day, mean of machines",
+            [
+                [
+                    (max(row[0] for row in each) / 100.0, max(row[1] for row in each) / 100.0)
+                    for each in windows
+                ]
+            ],
+        ),
+    ]
+
+
+def _rows(path: Path, *columns: str) -> list[tuple[float, float]]:
+    with path.open() as file:
+        return [(float(row[columns[0]]), float(row[columns[1]])) for row in csv.DictReader(file)]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,353 @@
+"""A node in virtual time that runs the batch queue's own scheduling on generated jobs.
+
+CPU is divided by water-filling, so a crowded job is slower. Memory beyond the node's evicts copper, whose work is lost.
+A job uses the same CPUs and memory from its start to its end. Every policy is ``perphd.batch.scheduling`` with other
+knowledge, but ``PRIORITY``, ``FIFO`` and ``SUPPRESSED``, which know requests alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from perphd.batch import scheduling
+from perphd.batch.admission import EPSILON_HARD, EPSILON_SOFT, Reliability, with_prediction
+from perphd.batch.job import (
+    Confirmed,
+    Exited,
+    FrozenFor,
+    JobEvent,
+    JobState,
+    QueuedJob,
+    RequeuedFor,
+    Started,
+    Thawed,
+    TransitionRefused,
+    after,
+)
+from perphd.batch.scheduling import (
+    CPU,
+    MEMORY,
+    ActiveJob,
+    JobOutlook,
+    QueueStep,
+    QueueView,
+    candidates,
+    with_overrun,
+)
+from perphd.batch.sharing import MemoryUser, divided, evicted
+from perphd.forecast.histogram import Histogram, insert, quantile
+from perphd.forecast.running import Overrun
+from tools.bench.queue.jobs import Generated, Past, Work
+
+CYCLE_S: Final = 15.0
+_ADAPTED: Final = "adapted"
+LOOK_S: Final = 60.0
+"""Without an arrival or an end, the queue is looked at this often."""
+BATCH_SHARE: Final = 0.65
+"""Koordinator's default: batch gets what LRAs leave of this share of the node."""
+
+
+class Policy(StrEnum):
+    """What a policy knows, or leaves out."""
+
+    DISTRIBUTION = "distributions"
+    POINT = "point estimates"
+    REQUEST = "requests"
+    MAXIMUM = "maxima"
+    PRIORITY = "priority only"
+    NO_DISTRIBUTION = "no distribution of use"
+    NO_OVERESTIMATE = "no over-estimate handling"
+    NO_PREEMPTION = "no preemption"
+    FIFO = "FIFO with static reservation"
+    SUPPRESSED = "suppression (Koordinator)"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of one run."""
+
+    slo: int = 0
+    missed: int = 0
+    slo_core_h: float = 0.0
+    best_effort: int = 0
+    best_effort_core_h: float = 0.0
+    latency_s: float = 0.0
+    evictions: int = 0
+    preemptions: int = 0
+    unfinished: int = 0
+    used_core_s: float = 0.0
+    others_core_s: float = 0.0
+    short_core_s: float = 0.0
+    over_memory_s: float = 0.0
+    seconds: float = 0.0
+    cpu_reliability: Reliability = Reliability()
+    memory_reliability: Reliability = Reliability()
+
+
+@dataclass(slots=True)
+class _Seen:
+    cpus: Histogram = field(default_factory=Histogram)
+    memory_bytes: Histogram = field(default_factory=Histogram)
+    seconds: float = 0.0
+    overrun: Overrun = Overrun()
+    done_s: float = 0.0
+
+
+class Node:
+    """One run of one policy. ``others``: CPUs that LRAs use, by cycle; they go first."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        work: Generated,
+        cpus: float,
+        memory_bytes: float,
+        others: tuple[float, ...] = (),
+    ) -> None:
+        self.policy, self.cpus, self.memory_bytes = policy, cpus, memory_bytes
+        self._others = others
+        self._work, self._past = work.works, work.past
+        self._jobs: dict[int, QueuedJob] = {}
+        self._seen: dict[int, _Seen] = {}
+        self._waits: list[float] = []
+        self._others_seen = Histogram()
+        self._judged: set[tuple[int, frozenset[int]]] = set()
+        self._changed = True
+        self.outcome = Outcome()
+
+    def run(self, ahead_s: float) -> Outcome:
+        """All jobs arrive, and the node goes on for ``ahead_s`` after the last one."""
+        now_s, next_one = 0.0, 0
+        end_s = self._work[-1].at_s + ahead_s
+        with _without_adaption(self.policy is Policy.NO_OVERESTIMATE):
+            while now_s < end_s and (next_one < len(self._work) or self._jobs):
+                before = len(self._jobs), next_one  # a job that ends or arrives asks for a look
+                while next_one < len(self._work) and self._work[next_one].at_s <= now_s:
+                    number = next_one + 1
+                    self._jobs[number] = QueuedJob(number, self._work[next_one].spec, now_s, since_s=now_s)
+                    next_one += 1
+                self._evict(now_s)
+                if before[1] != next_one or self._changed or now_s % LOOK_S < CYCLE_S:
+                    self._changed = False
+                    self._carry_out(self._step(now_s), now_s)
+                self._pass(now_s, CYCLE_S)
+                self._changed |= len(self._jobs) != before[0]
+                now_s += CYCLE_S
+        for job in self._jobs.values():
+            self.outcome.unfinished += 1
+            if job.spec.deadline_s is not None:
+                self.outcome.slo += 1
+                self.outcome.missed += 1
+        return self.outcome
+
+    # -- deciding -----------------------------------------------------------------------------------------------
+
+    def _step(self, now_s: float) -> QueueStep:
+        waiting = [job for job in self._jobs.values() if not job.state.active]
+        if self.policy in (Policy.PRIORITY, Policy.FIFO, Policy.SUPPRESSED):
+            return self._by_request(now_s, waiting)
+        active = []
+        for job in self._active():
+            seen = self._seen[job.id]
+            each = ActiveJob(
+                job, self._outlook(job), seen.cpus, seen.memory_bytes, seen.seconds, seen.overrun
+            )
+            seen.overrun = with_overrun(each, now_s, CYCLE_S)
+            active.append(each)
+        average_s = sum(self._waits) / len(self._waits) if self._waits else 0.0
+        base = QueueView(
+            now_s,
+            self.cpus,
+            self.memory_bytes,
+            waiting,
+            active,
+            {},
+            self._others_seen,
+            Histogram(),
+            average_s,
+            {CPU: EPSILON_SOFT, MEMORY: EPSILON_HARD},
+            256,
+            self.policy is not Policy.NO_PREEMPTION,
+        )
+        outlooks = {job.id: self._outlook(job) for job in candidates(base)}
+        outlooks |= {each.job.id: each.outlook for each in active}
+        step = scheduling.scheduled(_with_outlooks(base, outlooks))
+        if self.policy is Policy.DISTRIBUTION:
+            self._judge(step)
+        return step
+
+    def _by_request(self, now_s: float, waiting: list[QueuedJob]) -> QueueStep:
+        """Requests alone. Priority: deadlines first, and best effort is requeued for them."""
+        active = self._active()
+        cpus = self.cpus - sum(job.spec.cpus for job in active)
+        if self.policy is Policy.SUPPRESSED:
+            cpus -= (1.0 - BATCH_SHARE) * self.cpus + self._others_at(now_s)
+        elif self._others:
+            cpus -= max(self._others)  # what LRAs reserve
+        memory = self.memory_bytes - sum(job.spec.memory_bytes for job in active)
+        order = sorted(waiting, key=lambda job: (job.submitted_s, job.id))
+        if self.policy is Policy.PRIORITY:
+            order.sort(key=lambda job: job.spec.deadline_s is None)
+        victims = sorted((job for job in active if job.spec.deadline_s is None), key=lambda job: -job.since_s)
+        starts: list[int] = []
+        requeued: list[int] = []
+        for job in order:
+            if self.policy is Policy.PRIORITY and job.spec.deadline_s is not None:
+                while victims and not (job.spec.cpus <= cpus and job.spec.memory_bytes <= memory):
+                    gone = victims.pop(0)
+                    if gone.not_preempted_before_s > now_s:
+                        continue
+                    requeued.append(gone.id)
+                    cpus, memory = cpus + gone.spec.cpus, memory + gone.spec.memory_bytes
+            alone = not active and not starts and self.policy is not Policy.SUPPRESSED
+            if (job.spec.cpus <= cpus or alone) and job.spec.memory_bytes <= memory:
+                starts.append(job.id)
+                cpus, memory = cpus - job.spec.cpus, memory - job.spec.memory_bytes
+            elif self.policy is not Policy.PRIORITY:
+                break
+        return QueueStep(requeue=tuple(requeued), start=tuple(starts))
+
+    def _outlook(self, job: QueuedJob) -> JobOutlook:
+        past: Past = self._past[self._work[job.id - 1].kind]
+        if self.policy is Policy.POINT:
+            return JobOutlook(_middle(past.run_s), _middle(past.cpus), _middle(past.memory_bytes))
+        if self.policy is Policy.REQUEST:
+            return JobOutlook(_middle(past.run_s), Histogram(), Histogram())
+        if self.policy is Policy.MAXIMUM:
+            return JobOutlook(past.run_s, _only(past.cpus.most), _only(past.memory_bytes.most))
+        if self.policy is Policy.NO_DISTRIBUTION:
+            return JobOutlook(past.run_s, _middle(past.cpus), _middle(past.memory_bytes))
+        return JobOutlook(past.run_s, past.cpus, past.memory_bytes)
+
+    def _judge(self, step: QueueStep) -> None:
+        """Compare P(over) of every candidate with what its start would have brought."""
+        running = frozenset(job.id for job in self._active() if job.state is JobState.RUNNING)
+        held = frozenset(job.id for job in self._active())
+        if step.freeze or step.revoke:
+            return
+        for number, over in step.over.items():
+            if (number, held) in self._judged or any(each < number for each in step.start):
+                continue
+            self._judged.add((number, held))
+            cpus = sum(self._work[each - 1].cpus for each in (*running, number))
+            memory = sum(self._work[each - 1].memory_bytes for each in (*held, number))
+            self.outcome.cpu_reliability = with_prediction(
+                self.outcome.cpu_reliability, over[CPU], cpus > self.cpus
+            )
+            self.outcome.memory_reliability = with_prediction(
+                self.outcome.memory_reliability, over[MEMORY], memory > self.memory_bytes
+            )
+
+    # -- time passes --------------------------------------------------------------------------------------------
+
+    def _carry_out(self, step: QueueStep, now_s: float) -> None:
+        for number in step.requeue:
+            self._apply(number, RequeuedFor(now_s, ""))
+            self._seen.pop(number, None)
+        for number in step.freeze:
+            self._apply(number, FrozenFor(now_s, ""))
+        for number in step.thaw:
+            self._apply(number, Thawed(now_s))
+        for number in step.start:
+            job = self._apply(number, Started(now_s))
+            if job is not None:
+                self._apply(number, Confirmed(now_s))
+                self._seen[number] = _Seen()
+                self._waits = [*self._waits[-99:], now_s - job.submitted_s]
+        self.outcome.preemptions += len(step.requeue) + len(step.freeze)
+
+    def _evict(self, now_s: float) -> None:
+        users = [
+            MemoryUser(
+                str(job.id), job.spec.band, int(self._work[job.id - 1].memory_bytes), job.spec.memory_bytes
+            )
+            for job in self._active()
+        ]
+        if sum(user.used_bytes for user in users) > self.memory_bytes:
+            self.outcome.over_memory_s += CYCLE_S
+        for name in evicted(users, int(self.memory_bytes)):
+            self._apply(int(name), RequeuedFor(now_s, "", False))
+            self._seen.pop(int(name), None)
+            self.outcome.evictions += 1
+
+    def _pass(self, now_s: float, seconds: float) -> None:
+        used = self._others_at(now_s)
+        self.outcome.seconds += seconds
+        self.outcome.others_core_s += used * seconds
+        if self._others:
+            self._others_seen = insert(self._others_seen, used)
+        running = [job for job in self._active() if job.state is JobState.RUNNING]
+        works = [self._work[job.id - 1] for job in running]
+        room = max(0.0, self.cpus - used)
+        if self.policy is Policy.SUPPRESSED:
+            room = max(0.0, BATCH_SHARE * self.cpus - used)
+        given = divided(room, [each.spec.cpus for each in works], [each.cpus for each in works])
+        for job, work, cpus in zip(running, works, given, strict=True):
+            seen = self._seen[job.id]
+            left_s = (work.run_s - seen.done_s) * work.cpus / cpus if cpus > 0 else float("inf")
+            spent_s = min(seconds, left_s)
+            seen.done_s += spent_s * cpus / work.cpus
+            seen.seconds += seconds
+            seen.cpus = insert(seen.cpus, cpus)
+            seen.memory_bytes = insert(seen.memory_bytes, work.memory_bytes)
+            self.outcome.used_core_s += cpus * spent_s
+            if left_s <= seconds:
+                self._ended(job, work, now_s + left_s)
+
+    def _ended(self, job: QueuedJob, work: Work, at_s: float) -> None:
+        out = self.outcome
+        after(job, Exited(at_s, 0))
+        del self._jobs[job.id]
+        self._seen.pop(job.id)
+        core_h = work.cpus * work.run_s / 3600.0
+        if job.spec.deadline_s is None:
+            out.best_effort += 1
+            out.best_effort_core_h += core_h
+            out.latency_s += at_s - job.submitted_s
+            return
+        out.slo += 1
+        if at_s <= job.spec.deadline_s:
+            out.slo_core_h += core_h
+        else:
+            out.missed += 1
+
+    def _active(self) -> list[QueuedJob]:
+        return [job for job in self._jobs.values() if job.state.active]
+
+    def _others_at(self, now_s: float) -> float:
+        return self._others[int(now_s / CYCLE_S) % len(self._others)] if self._others else 0.0
+
+    def _apply(self, number: int, event: JobEvent) -> QueuedJob | None:
+        found = after(self._jobs[number], event)
+        if isinstance(found, TransitionRefused):
+            return None
+        self._jobs[number] = found
+        return found
+
+
+def _with_outlooks(view: QueueView, outlooks: dict[int, JobOutlook]) -> QueueView:
+    return replace(view, outlooks=outlooks)
+
+
+def _middle(histogram: Histogram) -> Histogram:
+    return _only(quantile(histogram, 0.5))
+
+
+def _only(value: float) -> Histogram:
+    return insert(Histogram(), value)
+
+
+@contextmanager
+def _without_adaption(wanted: bool) -> Iterator[None]:
+    """Over-estimates are believed: a job whose history rules its deadline out is worth nothing by it."""
+    known = getattr(scheduling, _ADAPTED)
+    if wanted:
+        setattr(scheduling, _ADAPTED, lambda utility, *_: utility)
+    try:
+        yield
+    finally:
+        setattr(scheduling, _ADAPTED, known)
