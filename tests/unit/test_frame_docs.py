@@ -73,6 +73,7 @@ def test_every_command_in_the_documents_exists(program: str, group: click.Group)
             following = command.commands.get(word)
             assert following is not None, f"{program}: no command {word!r}"
             command = following
+        words = words[: words.index("--")] if "--" in words else words  # what follows is another program's
         options = {name for parameter in command.params for name in parameter.opts}
         assert {word for word in words if word.startswith("-")} <= options, (
             f"{program} {command.name}: {words}"
