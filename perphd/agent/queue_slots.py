@@ -59,6 +59,7 @@ class QueueSlots:
 
 def _replace(folder: Path, path: str, text: str) -> None:
     folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    folder.chmod(0o755)  # the daemon's umask keeps its files from other users; workers are other users
     temporary = f"{path}.new"
     with open(temporary, "w", encoding="utf-8") as file:
         os.fchmod(file.fileno(), 0o644)

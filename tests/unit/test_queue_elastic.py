@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -149,6 +150,16 @@ async def test_workers_read_their_slots_and_the_file_goes_with_the_last(tmp_path
     await world.look(queue)
     assert not file.exists()
     queue.close()
+
+
+def test_workers_of_other_users_can_read_whatever_the_daemons_umask_is(tmp_path: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        QueueSlots(tmp_path / "slots").write([QueuedJob(1, elastic(1, 2)[0], 0.0)])
+    finally:
+        os.umask(before)
+    assert (tmp_path / "slots").stat().st_mode & 0o777 == 0o755
+    assert (tmp_path / "slots/1.env").stat().st_mode & 0o777 == 0o644
 
 
 def test_a_folder_that_cannot_be_made_is_a_problem_and_no_error(tmp_path: Path) -> None:
