@@ -287,14 +287,16 @@ def pyarrow(module: str, what: str, instead: str = "") -> Any:
         instead: what does without it, as a part of that sentence.
 
     Raises:
-        DatasetError: it is not installed; says how to get it.
+        DatasetError: it is not installed, or refuses the libraries beside it; says how to get one that works.
     """
     if EXTRA_FOLDER not in sys.path:
         sys.path.append(EXTRA_FOLDER)
     try:
         return importlib.import_module(f"pyarrow.{module}" if module else "pyarrow")
     except ImportError as exc:
+        absent = isinstance(exc, ModuleNotFoundError)
+        trouble = "is not installed" if absent else f"cannot be used here ({exc})"
         raise DatasetError(
-            f"{what} needs the Python package pyarrow, which is not installed{instead}. "
+            f"{what} needs the Python package pyarrow, which {trouble}{instead}. "
             f"To get it: {how_to_get_beside('pyarrow', 'export', __file__)}"
         ) from exc

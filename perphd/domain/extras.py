@@ -13,10 +13,15 @@ EXTRA_FOLDER: Final = "/usr/local/lib/perphd"
 """Where a library may be put that a command of the Debian package looks for."""
 
 
+PINNED: Final = {"pyarrow": "'pyarrow<25'"}
+"""The requirement to install where libraries beside it are the distribution's: newer pyarrow refuses numpy 1."""
+
+
 def how_to_get_beside(package: str, extra: str, here: str = __file__) -> str:
     """The same for one library that a command also finds in ``EXTRA_FOLDER``."""
     if PurePath(here).is_relative_to(PACKAGED):
-        return f"sudo apt install python3-pip && sudo pip install --target {EXTRA_FOLDER} {package}"
+        wanted = PINNED.get(package, package)
+        return f"sudo apt install python3-pip && sudo pip install --upgrade --target {EXTRA_FOLDER} {wanted}"
     return how_to_get(extra, here)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perphd.domain.extras import PACKAGED, how_to_get
+from perphd.domain.extras import PACKAGED, how_to_get, how_to_get_beside
 
 ROOT = Path(__file__).parents[2]
 
@@ -27,3 +27,9 @@ def test_nobody_else_words_that_advice() -> None:
     files = [path for path in (ROOT / "perphd").rglob("*.py") if path != here]
     assert len(files) > 100
     assert [str(path) for path in files if "pip install" in path.read_text()] == []
+
+
+def test_the_package_is_told_of_a_pyarrow_that_works_with_its_numpy() -> None:
+    packaged = how_to_get_beside("pyarrow", "export", f"{PACKAGED}/perphd/domain/extras.py")
+    assert packaged.endswith("--target /usr/local/lib/perphd 'pyarrow<25'")
+    assert how_to_get_beside("pyarrow", "export") == "pip install 'perphd[export]'"
