@@ -12,6 +12,7 @@ import difflib
 import enum
 import functools
 import math
+import os
 import re
 import shlex
 import types
@@ -257,6 +258,7 @@ def _printable(text: str) -> str:
 
 
 def _path(text: str) -> str:
+    text = os.path.expanduser(text) if text.startswith("~/") else text
     if not _printable(text).startswith("/") or "/../" in f"{text}/" or len(text) > 4000:
         raise ValueError("is not an absolute path")
     return text.rstrip("/") or "/"
@@ -353,7 +355,7 @@ _KINDS: Mapping[str, _Text] = {
         parse_size_bytes,
         'a whole number in quotes, optionally followed by K, M, G or T (powers of 1024; also Ki, KiB ...), e.g. "512M"',
     ),
-    "path": _Text(_path, "an absolute path without '..'"),
+    "path": _Text(_path, "an absolute path without '..'; ~/ is the home of whoever starts perphd"),
     "optional-path": _Text(_optional_path, "an absolute path without '..', or \"\" for the default"),
     "socket": _Text(_socket, f"an absolute path of at most {SOCKET_PATH_BYTES} bytes"),
     "cgroup": _Text(

@@ -348,12 +348,13 @@ def check(out: Out, path: str) -> None:
     """
     from perphd.agent.config import load, refusals
     from perphd.agent.config_host import remarks
+    from perphd.agent.config_lines import with_line
     from perphd.domain.errors import ConfigError
 
     try:
         loaded = load(path, runtime=False)
     except ConfigError as exc:
-        *others, last = refusals(path) or (exc,)
+        *others, last = map(with_line, refusals(path) or (exc,))
         for refused in others:
             click.echo(f"perphctl: {refused}", err=True)
         raise last from None

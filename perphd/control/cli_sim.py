@@ -74,7 +74,7 @@ def mount(
 @sim.command()
 @click.argument("directory", type=click.Path(file_okay=False))
 @click.option(
-    "--state-dir", default="/tmp/perphd-sim", show_default=True, help="Where the daemon keeps its state."
+    "--state-dir", default="~/.local/state/perphd-sim", show_default=True, help="Where the daemon keeps its state."
 )
 @_config_option
 def config(directory: str, state_dir: str, config_path: str | None) -> None:

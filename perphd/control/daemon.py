@@ -11,6 +11,7 @@ import click
 
 from perphd import __version__
 from perphd.agent.config import DEFAULT_PATH, load, refusals
+from perphd.agent.config_lines import with_line
 from perphd.agent.config_restore import for_restore
 from perphd.control.cli_profile import profile
 from perphd.control.cli_sim import sim
@@ -155,8 +156,14 @@ def config() -> None:
 
 @config.command()
 @click.argument("path", default=DEFAULT_PATH)
-def check(path: str) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Answer in JSON, as perphctl config check does.")
+def check(path: str, as_json: bool) -> None:
     """Read a configuration as the daemon would, and say what is wrong with it."""
+    if as_json:
+        from perphd.control.cli import main as perphctl
+
+        sys.argv[1:] = ["--json", "config", "check", "--", path]
+        perphctl()
     from perphd.agent.config_host import remarks
 
     try:
@@ -165,7 +172,7 @@ def check(path: str) -> None:
             click.echo(f"warning: {warning}", err=True)
     except ConfigError as exc:
         for refused in refusals(path) or (exc,):
-            click.echo(f"perphd: {refused}", err=True)
+            click.echo(f"perphd: {with_line(refused)}", err=True)
         raise SystemExit(EXIT_FAILED) from exc
     except PerphError as exc:
         _refuse(exc)

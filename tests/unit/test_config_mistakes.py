@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from perphd.agent.config import refusals
+from perphd.agent.config import load, refusals
+from perphd.agent.config_lines import line_of
 from perphd.control.cli import cli
 from perphd.control.daemon import main
 
@@ -55,10 +58,11 @@ def test_every_mistake_is_named_once_with_what_is_allowed(tmp_path: Path) -> Non
     shown = CliRunner().invoke(main, ["config", "check", str(path)])
     assert shown.exit_code == 1
     assert len(shown.output.splitlines()) == len(found)
-    assert all(text in shown.output for text in found.values())
+    told = [text.removeprefix(f"{path}") for text in found.values()]
+    assert all(text in shown.output for text in told)
     asked = CliRunner().invoke(cli, ["config", "check", str(path)])
     assert asked.exit_code == 1
-    assert all(text in " ".join(asked.output.split()) for text in found.values())
+    assert all(text in " ".join(asked.output.split()) for text in told)
 
 
 @pytest.mark.parametrize(
@@ -92,3 +96,49 @@ def test_a_refused_match_is_not_missing_as_well(tmp_path: Path) -> None:
     path = tmp_path / "perphd.toml"
     path.write_text('[[lra]]\nname = "db"\nmatch = "service:db"\n')
     assert [mistake.key for mistake in refusals(path)] == ["lra[0].match"]
+
+
+def test_every_mistake_is_named_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "perphd.toml"
+    path.write_text(THREE)
+    lines = THREE.splitlines()
+    for command, words in ((main, ["config", "check"]), (cli, ["config", "check"])):
+        told = CliRunner().invoke(command, [*words, str(path)]).output
+        named = re.findall(re.escape(str(path)) + r":(\d+): ([\w.\[\]]+):", told)
+        assert len(named) >= 5, told
+        for number, key in named:
+            here, last = lines[int(number) - 1], key.rpartition(".")[2]
+            assert here.startswith((f"{last} =", "[[")), (key, here)
+
+
+def test_the_line_of_a_key_is_found_behind_texts_of_several_lines() -> None:
+    text = 'a = """\n[[lra]]\nx = 1\n"""\n[[lra]]\nname = "a"\n[lra.sli]\nsource = 1\n[[lra]]\n"name" = 2\n'
+    assert line_of(text, "lra[0].name") == 6
+    assert line_of(text, "lra[0].sli.source") == 8
+    assert line_of(text, "lra[1].name") == 10
+    assert line_of(text, "lra[1].cgroup") == 9, "the table that lacks it"
+    assert line_of(text, "batch[0].name") is None
+
+
+def test_perphd_config_check_answers_in_json_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "perphd.toml"
+    path.write_text("[daemon]\nperiod_s = 1\n")
+    monkeypatch.setattr("sys.argv", ["perphd", "config", "check", "--json", str(path)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["sources"] == [str(path)]
+
+
+def test_a_home_stands_for_the_folder_of_whoever_starts_perphd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    path = tmp_path / "perphd.toml"
+    path.write_text('[daemon]\nstate_dir = "~/state"\nsocket = "~/state/s"\n')
+    found = load(path).daemon
+    assert (found.state_dir, found.socket) == (f"{tmp_path}/state", f"{tmp_path}/state/s")
+    path.write_text('[daemon]\nstate_dir = "~/../x"\n')
+    assert len(refusals(path)) == 1
