@@ -131,17 +131,17 @@ def health_words(item: WorkloadStatus) -> str:
 
 
 def has_words(allocation: Allocation | None) -> str:
-    """What an LRA has, from its own side: which cores, and how batch is kept away."""
+    """The cores that an LRA has: alone, shared with batch, or all of them with batch behind it."""
     if allocation is None or allocation.cpu.instrument is CpuInstrument.NONE:
         return "shared" if allocation is None or not _more(allocation) else f"shared{_more(allocation)}"
     cpu = allocation.cpu
     if cpu.exclusive:
         own = f"{cpu.lra_cores} own"
         return own + _more(allocation)
-    weight = "idle" if cpu.batch_weight is IDLE else f"w{cpu.batch_weight}"
     if cpu.instrument is CpuInstrument.CONFINED:
-        return f"batch on {cpu.batch_cores}" + _more(allocation)
-    return f"batch {weight}" + _more(allocation)
+        return f"{cpu.total_cores - cpu.batch_cores}+{cpu.batch_cores} shared" + _more(allocation)
+    weight = "idle" if cpu.batch_weight is IDLE else f"w{cpu.batch_weight}"
+    return f"all, batch {weight}" + _more(allocation)
 
 
 def _more(allocation: Allocation) -> str:

@@ -358,7 +358,7 @@ def test_status_for_people(served: Served):
     shown = plain(status_parts(served.agent.status(), 130.0))
     assert shown.startswith("perphd 1.2.3: enforce, up 2 h 03 min")
     db = next(line for line in shown.splitlines() if line.startswith("db "))
-    assert db.split() == "db slow: CPU 812/s 1206/s 1.27ms learning 2.31 batch on 2".split()
+    assert db.split() == "db slow: CPU 812/s 1206/s 1.27ms learning 2.31 2+2 shared".split()
     assert "cache [observe]  not running" in shown
     assert "CPUs 0-3, idle, memory to 2.0 GiB" in shown
     assert "! the store was damaged" in shown

@@ -201,7 +201,7 @@ def test_past_is_shown_as_status_is(served: Served) -> None:
     shown = plain(status_parts(status, now_s))
     assert "603/s" in shown
     assert "CPUs 3,7, idle" in shown
-    assert "40 s ago  db: shared -> batch on 2 (more protection)" in shown
+    assert "40 s ago  db: shared -> 2+2 shared (more protection)" in shown
     assert status.problems == ()
     before, _ = past(served, -100)
     assert {item.spec.name: item for item in before.workloads}["pi"].in_force.is_untouched()

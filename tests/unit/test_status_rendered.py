@@ -153,9 +153,9 @@ def test_health_is_told_in_words():
     ("grant", "words"),
     [
         (CpuGrant(8, 8), "shared"),
-        (CpuGrant(8, 8, batch_weight=IDLE), "batch idle"),
-        (CpuGrant(8, 8, batch_weight=20), "batch w20"),
-        (CpuGrant(8, 2), "batch on 2"),
+        (CpuGrant(8, 8, batch_weight=IDLE), "all, batch idle"),
+        (CpuGrant(8, 8, batch_weight=20), "all, batch w20"),
+        (CpuGrant(8, 2), "6+2 shared"),
         (CpuGrant(8, 2, exclusive=True), "6 own"),
         (CpuGrant(8, 2, exclusive=True, own_cores=4), "4 own"),
     ],
@@ -173,7 +173,7 @@ def test_observe_says_what_enforce_would_set():
         item.decision, current=Allocation(CpuGrant(8, 8)), chosen=Allocation(CpuGrant(8, 2)), reason="why"
     )
     shown = plain(status_parts(replace(found, workloads=(replace(item, decision=wish),)), 130.0))
-    assert "db: enforce would set: batch on 2: why" in shown
+    assert "db: enforce would set: 6+2 shared: why" in shown
 
 
 # --- doctor -----------------------------------------------------------------------------------------------------
