@@ -100,7 +100,7 @@ deb: ## the package, into out/deb: for this host's release without root, or SUIT
 
 # The package of the release that the tests boot: this host's own, or one built for it in a chroot. One that is newer than
 # all it is made of is used again.
-PACKAGED = perphd rdt profiles systemd docs packaging requirements pyproject.toml LICENSE
+PACKAGED = perphd rdt profiles systemd docs packaging requirements pyproject.toml LICENSE CHANGELOG.md
 deb-of-suite:
 	@if [ "$(SUITE)" = "$$(. /etc/os-release; echo $$VERSION_CODENAME)" ]; then folder=$(OUT)/deb; else folder=$(OUT)/deb/$(SUITE); fi; \
 	built=$$(ls -t $$folder/perphd_*.deb 2>/dev/null | head -n 1); \

@@ -34,6 +34,7 @@ def test_what_the_package_s_readme_names_is_shipped() -> None:
 
 
 PAGES = (
+    "config.md",
     "openapi.json",
     "faults.md",
     "knobs.md",
@@ -52,9 +53,9 @@ PAGES = (
 
 
 def test_what_the_package_s_rules_ship_is_there() -> None:
-    shipped = re.search(r"/usr/share/doc/perphd (docs/.+)", (DEBIAN / "rules").read_text())
+    shipped = re.search(r"/usr/share/doc/perphd (CHANGELOG.md docs/.+)", (DEBIAN / "rules").read_text())
     assert shipped is not None
-    assert shipped[1].split() == [f"docs/{name}" for name in PAGES]
+    assert shipped[1].split() == ["CHANGELOG.md", *(f"docs/{name}" for name in PAGES)]
     assert all((ROOT / name).is_file() for name in shipped[1].split())
 
 
