@@ -24,6 +24,19 @@ RULES = ROOT / "packaging/monitoring/perphd.rules.yml"
 PATIENCE_S = 240.0
 
 
+DASHBOARD = ROOT / "packaging/monitoring/perphd-dashboard.json"
+
+
+def dashboard_queries() -> list[str]:
+    """Every query of the Grafana dashboard, with what Grafana puts in place of its variables."""
+    made = json.loads(DASHBOARD.read_text())
+    exprs = [target["expr"] for panel in made["panels"] for target in panel.get("targets", ())]
+    exprs += [item["expr"] for item in made["annotations"]["list"]]
+    assert len(exprs) > 30
+    spans = {"$__rate_interval": "1m", "$__range": "15m"}
+    return [re.sub(r"\$\w+", lambda found: spans.get(found[0], ".+"), expr) for expr in exprs]
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -127,6 +140,8 @@ cgroup = "/batch/report"
             assert (value('perphd_lra_health_seconds_total{health="degraded"}') or 0) > 0
             awaited(lambda: value("perphd_lra_unprotected_seconds_total"), daemon_log)
             assert (value("sum(perphd_writes_total)") or 0) == 0  # observe
+            answered = [expr for expr in dashboard_queries() if value(expr) is not None]
+            assert len(answered) >= 20, answered
             assert b"perphd_ticks_total" in (tmp_path / "perphd.prom").read_bytes()
         assert not (tmp_path / "perphd.prom").exists()
         awaited(lambda: "PerphdDown" in firing(), prometheus_log)
