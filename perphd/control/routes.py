@@ -391,7 +391,8 @@ class Routes:
         body = await self._body(request)
         raw_kind = body.pop("kind", None)
         if raw_kind not in tuple(Kind):
-            raise ApiError(Code.REFUSED, f"{show(raw_kind)} is not a kind", "kind", ", ".join(Kind))
+            why = "it is missing" if raw_kind is None else f"{show(raw_kind)} is not accepted"
+            raise ApiError(Code.REFUSED, why, "kind", ", ".join(Kind))
         kind = Kind(raw_kind)
         spec = read_workload(kind, body, _BODY, kind.value)
         if not self._access.is_owner(peer):
@@ -421,7 +422,7 @@ class Routes:
         _only(request.query, ("kind",))
         name, kind = request.match_info["name"], request.query.get("kind")
         if kind is not None and kind not in tuple(Kind):
-            raise ApiError(Code.REFUSED, f"{show(kind)} is not a kind", "kind", ", ".join(Kind))
+            raise ApiError(Code.REFUSED, f"{show(kind)} is not accepted", "kind", ", ".join(Kind))
         spec = self._declared(name) or self._workload(name).spec
         if kind not in (None, spec.kind):
             raise ApiError(
