@@ -192,7 +192,7 @@ def test_parquet_without_pyarrow_says_what_to_install(
     ):
         export(path, "samples", tmp_path / "out", "parquet")
     monkeypatch.setattr(stores_module, "__file__", "/usr/lib/perphd/perphd/dataset/stores.py")
-    with pytest.raises(QueryError, match="pip install --target /usr/local/lib/perphd pyarrow"):
+    with pytest.raises(QueryError, match="pip install --upgrade --target /usr/local/lib/perphd 'pyarrow<25'"):
         export(path, "samples", tmp_path / "out", "parquet")
     assert list(tmp_path.iterdir()) == []
 
