@@ -151,12 +151,8 @@ class QueueRoutes:
     def _queue(self) -> BatchQueue:
         queue = self._agent.queue
         if queue is None:
-            raise ApiError(
-                Code.UNAVAILABLE,
-                "there is no batch queue here",
-                "queue.enabled",
-                "true, and a restart of perphd",
-            )
+            why = "the batch queue is off: set enabled = true in [queue] and restart perphd"
+            raise ApiError(Code.UNAVAILABLE, why, "queue.enabled", "true")
         return queue
 
     def _sees(self, peer: Peer, job: QueuedJob) -> bool:

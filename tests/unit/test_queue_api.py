@@ -129,7 +129,7 @@ def test_without_a_queue_it_says_how_to_get_one(served: Served) -> None:
     assert served.agent.queue is not None
     served.agent.queue.close()
     queue, served.agent.queue = served.agent.queue, None
-    with pytest.raises(Refused, match="there is no batch queue here") as refused:
+    with pytest.raises(Refused, match="the batch queue is off") as refused:
         Client(served.socket).get("jobs")
     assert refused.value.error["key"] == "queue.enabled"
     served.agent.queue = queue
