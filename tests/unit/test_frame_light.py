@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,3 +27,9 @@ def test_a_daemon_carries_neither_a_queue_nor_a_cluster_unasked() -> None:
     )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.split() == []
+
+
+def test_no_bench_stands_before_the_standard_library() -> None:
+    """pyperf runs tools/bench/micro.py as a script: modules beside it are found before all others."""
+    beside = {path.stem for path in (Path(__file__).parents[2] / "tools/bench").iterdir()}
+    assert not beside & (sys.stdlib_module_names - {"__init__", "__main__"})

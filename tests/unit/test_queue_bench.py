@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tools.bench.queue.jobs import GIB, SLACKS, generated
-from tools.bench.queue.node import Node, Policy
+from tools.bench.batch_queue.jobs import GIB, SLACKS, generated
+from tools.bench.batch_queue.node import Node, Policy
 
 CPUS, MEMORY = 8.0, 32.0 * GIB
 

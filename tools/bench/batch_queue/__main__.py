@@ -1,6 +1,6 @@
 """Benches of the batch queue: tables for docs/benchmarks.md.
 
-python -m tools.bench.queue [--seeds 3] [--hours 2] [--only schedulers,day,overcommit]
+python -m tools.bench.batch_queue [--seeds 3] [--hours 2] [--only schedulers,day,overcommit]
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Final
 from perphd.batch.admission import Reliability
 from perphd.qos.offers import followed, with_use
 from perphd.qos.overcommit import Backtest
-from tools.bench.queue.jobs import GIB, generated
-from tools.bench.queue.node import CYCLE_S, Node, Outcome, Policy
+from tools.bench.batch_queue.jobs import GIB, generated
+from tools.bench.batch_queue.node import CYCLE_S, Node, Outcome, Policy
 
 CPUS, MEMORY = 32.0, 128.0 * GIB
 LEAST_WINDOWS: Final = 100
@@ -36,7 +36,7 @@ SCHEDULERS: Final = (
 
 def main() -> None:
     """Print the tables."""
-    parser = argparse.ArgumentParser(prog="tools.bench.queue", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tools.bench.batch_queue", description=__doc__)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--load", type=float, default=1.4)

@@ -41,7 +41,7 @@ from perphd.batch.scheduling import (
 from perphd.batch.sharing import MemoryUser, divided, evicted
 from perphd.forecast.histogram import Histogram, insert, quantile
 from perphd.forecast.running import Overrun
-from tools.bench.queue.jobs import Generated, Past, Work
+from tools.bench.batch_queue.jobs import Generated, Past, Work
 
 CYCLE_S: Final = 15.0
 _ADAPTED: Final = "adapted"
