@@ -9,6 +9,7 @@ import argparse
 import csv
 import lzma
 import math
+import os
 from pathlib import Path
 from typing import Final
 
@@ -40,11 +41,14 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--hours", type=float, default=1.0)
     parser.add_argument("--load", type=float, default=1.4)
+    given = os.environ.get("PERPHD_DATA")
     parser.add_argument(
-        "--data", type=Path, default=Path("/work/shared/data"), help="folder of public series"
+        "--data", type=Path, default=Path(given) if given else None, help="folder of public series (PERPHD_DATA)"
     )
     parser.add_argument("--only", type=lambda text: text.split(","), default=["schedulers"])
     options = parser.parse_args()
+    if "overcommit" in options.only and options.data is None:
+        parser.error("overcommit needs --data, or PERPHD_DATA: the folder of public series")
     if "schedulers" in options.only:
         schedulers(options.seeds, options.hours, options.load)
     if "day" in options.only:
