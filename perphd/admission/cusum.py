@@ -60,12 +60,10 @@ _OVERSHOOT: Final = 1.166
 _STEEP, _TWO = 1.2, 1.3
 _FREE_SHARE: Final = 0.1
 """Share of the accepted rate below which what two samples in a row do is left out of account."""
-_SPLIT: Final = (
-    1.3  # two CUSUMs of one signal mostly alarm together: by simulation, together 1.3 times as often as one
-)
-_ROOM: Final = (
-    0.1  # by so much more than its part of the threshold a sample may add, so that so many reach it
-)
+_SPLIT: Final = 1.3
+"""Two CUSUMs of one signal mostly alarm together: by simulation, together 1.3 times as often as one."""
+_ROOM: Final = 0.1
+"""By so much more than its part of the threshold a sample may add, so that so many reach it."""
 RISE_SHARE, HIGH_SHARE = 0.37, 0.85
 """Rises of the evidence count from the first share of the threshold; above the second they are cut off: what comes so
 high may be no noise."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-import signal
 import ssl
 import time
 from contextlib import AsyncExitStack
@@ -32,6 +31,7 @@ from perphd.adapters.kubernetes.extender import ExtenderServer
 from perphd.adapters.kubernetes.objects import PODS
 from perphd.adapters.kubernetes.options import access_options, chosen_access
 from perphd.adapters.kubernetes.recording import Recorder, replayed
+from perphd.adapters.rounds import stop_signal, until_stopped
 from perphd.cluster.asking import BAND_LABEL
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.scheduling.placement import POLICIES
@@ -184,9 +184,7 @@ async def _serve(
     recording = _Recording()
     cache = DocumentCache(recording)
     copper: set[str] = set()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_signal()
     async with AsyncExitStack() as stack:
         if record:
             recording.recorder = Recorder(Path(record), cache.known)
@@ -215,11 +213,7 @@ async def _serve(
             raise PerphError(f"{host}:{port}: cannot listen: {exc.strerror}") from exc
         bound = ", binding copper" if binds else ""
         _log.info("perphd-extender %s serves on %s:%s, policy %s%s", __version__, host, port, policy, bound)
-        async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(follower) for follower in followers]
-            await stop.wait()
-            for task in running:
-                task.cancel()
+        await until_stopped(stop, *followers)
 
 
 async def _follow_copper(client: ApiClient, copper: set[str]) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,6 +17,7 @@ from perphd.adapters.kubernetes.objects import PODS
 from perphd.adapters.kubernetes.options import access_options, chosen_access
 from perphd.adapters.kubernetes.publisher import OwnPods, Publisher, withdraw
 from perphd.adapters.node_socket import NodeSocket
+from perphd.adapters.rounds import stop_signal, until_stopped
 from perphd.control.client import DEFAULT_SOCKET
 from perphd.control.journal_log import start_logging
 from perphd.domain.errors import PerphError
@@ -97,9 +96,7 @@ def take_back(node: str, **access: str | None) -> None:
 async def _run(
     node: str, socket: str, period_s: float, taint: str, pods_file: str | None, access: Access
 ) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    stop = stop_signal()
     pods = OwnPods()
     async with ApiClient(access) as client:
         file = Path(pods_file) if pods_file else None
@@ -115,12 +112,7 @@ async def _run(
         watching = follow(
             client, PODS, pods.replaced, pods.changed, troubled("pods of this node"), fieldSelector=selector
         )
-        with suppress(asyncio.CancelledError):
-            async with asyncio.TaskGroup() as tasks:
-                running = [tasks.create_task(watching), tasks.create_task(publisher.run())]
-                await stop.wait()
-                for task in running:
-                    task.cancel()
+        await until_stopped(stop, watching, publisher.run())
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ the next round. Events wait until they are delivered.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import time
@@ -17,7 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 
-from perphd.adapters.backoff import Backoff
 from perphd.adapters.kubernetes.client import (
     JSON_PATCH,
     STRATEGIC,
@@ -28,6 +26,7 @@ from perphd.adapters.kubernetes.client import (
     Unreachable,
 )
 from perphd.adapters.kubernetes.objects import GROUP, NODES, PROFILES, VERSION
+from perphd.adapters.rounds import repeat
 from perphd.cluster.asking import COPPER_CPU, COPPER_MEMORY, ExtenderError, quantity
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.publication import Condition, Kept, Level, Notice, Publication, decided
@@ -141,28 +140,12 @@ class Publisher:
         self.period_s, self._effect, self._clock = period_s, taint_effect, clock
         self._kept: Kept | None = None
         self._events: deque[tuple[Notice, str]] = deque(maxlen=MOST_EVENTS)
-        self._problem = ""
         self._is_blind = False
         self._pods_file, self._written = pods_file, -1
 
     async def run(self) -> None:
-        """Rounds for ever. While the API server fails, they come with growing pauses."""
-        backoff = Backoff(min(0.5, self.period_s), max(30.0, self.period_s))
-        while True:
-            started = time.monotonic()
-            try:
-                await self.round()
-                if self._problem:
-                    _log.warning("published again after %d failures", backoff.failures)
-                self._problem = ""
-                backoff.succeeded()
-                pause_s = max(0.0, self.period_s - (time.monotonic() - started))
-            except ApiError as exc:
-                pause_s = backoff.failed(getattr(exc, "pause_s", 0.0))
-                if str(exc) != self._problem:
-                    _log.warning("not published: %s; next try in %.1f s", exc, pause_s)
-                self._problem = str(exc)
-            await asyncio.sleep(pause_s)
+        """Publish every ``period_s`` seconds until cancelled; after failures, with growing pauses."""
+        await repeat(self.round, self.period_s, ApiError, _log)
 
     async def round(self) -> None:
         """One look and what follows from it.

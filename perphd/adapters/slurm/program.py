@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
-from contextlib import suppress
 from typing import Final
 
 import click
 
 from perphd import __version__
 from perphd.adapters.node_socket import NodeSocket
+from perphd.adapters.rounds import stop_signal, until_stopped
 from perphd.adapters.slurm.publisher import SlurmPublisher
 from perphd.control.client import DEFAULT_SOCKET
 from perphd.control.journal_log import start_logging
@@ -54,14 +53,7 @@ def take_back(node: str) -> None:
 
 
 async def _run(publisher: SlurmPublisher) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    task = asyncio.create_task(publisher.run())
-    await stop.wait()
-    task.cancel()
-    with suppress(asyncio.CancelledError):
-        await task
+    await until_stopped(stop_signal(), publisher.run())
 
 
 if __name__ == "__main__":

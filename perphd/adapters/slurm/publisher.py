@@ -18,7 +18,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
-from perphd.adapters.backoff import Backoff
+from perphd.adapters.rounds import repeat
 from perphd.cluster.document import NodeDocument
 from perphd.cluster.publication import Kept, decided
 from perphd.domain.errors import PerphError
@@ -119,25 +119,10 @@ class SlurmPublisher:
     ) -> None:
         self._node, self._look, self._period_s, self._run = checked_node(node), look, period_s, run
         self._kept = Kept()
-        self._problem = ""
 
     async def run(self) -> None:
-        """Rounds for ever, with growing pauses while Slurm fails."""
-        backoff = Backoff(min(0.5, self._period_s), max(30.0, self._period_s))
-        while True:
-            try:
-                await self.round()
-                if self._problem:
-                    _log.warning("published again after %d failures", backoff.failures)
-                self._problem = ""
-                backoff.succeeded()
-                pause_s = self._period_s
-            except SlurmError as exc:
-                pause_s = backoff.failed()
-                if str(exc) != self._problem:
-                    _log.warning("not published: %s; next try in %.1f s", exc, pause_s)
-                self._problem = str(exc)
-            await asyncio.sleep(pause_s)
+        """Publish every ``period_s`` seconds until cancelled; after failures, with growing pauses."""
+        await repeat(self.round, self._period_s, SlurmError, _log)
 
     async def round(self) -> None:
         """One look and what follows from it.

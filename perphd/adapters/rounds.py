@@ -1,0 +1,57 @@
+"""What publishers share, whatever scheduler they serve: rounds with growing pauses, and an end by signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from typing import Any
+
+from perphd.adapters.backoff import Backoff
+from perphd.domain.errors import PerphError
+
+
+async def repeat(
+    once: Callable[[], Awaitable[None]], period_s: float, failure: type[PerphError], log: logging.Logger
+) -> None:
+    """Do it every ``period_s`` seconds until cancelled; while it raises ``failure``, with growing pauses.
+
+    Each new failure is logged once. A failure may have a ``pause_s``: the server asked for at least that pause.
+    """
+    backoff, problem = Backoff(min(0.5, period_s), max(30.0, period_s)), ""
+    while True:
+        started_s = time.monotonic()
+        try:
+            await once()
+            if problem:
+                log.warning("published again after %d failures", backoff.failures)
+            problem = ""
+            backoff.succeeded()
+            pause_s = max(0.0, period_s - (time.monotonic() - started_s))
+        except failure as exc:
+            pause_s = backoff.failed(getattr(exc, "pause_s", 0.0))
+            if str(exc) != problem:
+                log.warning("not published: %s; next try in %.1f s", exc, pause_s)
+            problem = str(exc)
+        await asyncio.sleep(pause_s)
+
+
+def stop_signal() -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    return stop
+
+
+async def until_stopped(stop: asyncio.Event, *work: Coroutine[Any, Any, None]) -> None:
+    """Run all of this until ``stop`` is set; an exception of one ends the others, and is raised in a group."""
+    with suppress(asyncio.CancelledError):
+        async with asyncio.TaskGroup() as tasks:
+            running = [tasks.create_task(each) for each in work]
+            await stop.wait()
+            for task in running:
+                task.cancel()
