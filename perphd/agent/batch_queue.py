@@ -421,7 +421,7 @@ class BatchQueue:
         if isinstance(job, TransitionRefused):
             return True
         try:
-            cgroup = await self._units.start(job)
+            cgroup = await self._units.start(job, tuple(self._jobs.live.values()))
         except JobRefused as exc:
             after = await self._jobs.apply(number, Exited(self._wall_clock(), REFUSED_STATUS, str(exc)))
             self._tell(f"job {number} cannot be started: {exc}")

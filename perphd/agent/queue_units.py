@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from perphd.agent.queue_logs import QueueLogs
 from perphd.agent.queue_slots import QueueSlots
+from perphd.batch.gangs import gang_of
 from perphd.batch.job import (
     Confirmed,
     Exited,
@@ -71,11 +72,20 @@ class QueueUnits:
             ):
                 self.leaving.add(unit)
 
-    async def start(self, job: QueuedJob) -> str:
-        """Start the present attempt; see ``JobRunner``."""
+    async def start(self, job: QueuedJob, live: Sequence[QueuedJob]) -> str:
+        """Start the present attempt; see ``JobRunner``. A worker finds its file of slots from its first moment on.
+
+        ``live``: all jobs that have not ended.
+        """
         environment = (*job.spec.environment, *self.slots.environment(job))
         started = replace(job, spec=replace(job.spec, environment=environment))
-        return await self._run(lambda: self._runner.start(started, self._logs.path(job.id, job.attempt)))
+
+        def begin() -> str:
+            if gang_of(job) is not None:
+                self.slots.write(live)
+            return self._runner.start(started, self._logs.path(job.id, job.attempt))
+
+        return await self._run(begin)
 
     async def news(
         self, active: Sequence[QueuedJob], now_s: float

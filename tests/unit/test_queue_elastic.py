@@ -136,8 +136,12 @@ async def test_workers_read_their_slots_and_the_file_goes_with_the_last(tmp_path
     )
     queue.attach(world.side)
     workers = await queue.submit(elastic(1, 3))
-    await world.look(queue)
     file = tmp_path / "slots" / "1.env"
+    first = []
+    world.units.fate = lambda: first.append(file.read_text())
+    await world.look(queue)
+    assert first[0].startswith("PERPHD_SLOTS=1\n"), "a worker reads it as soon as it starts"
+    world.units.fate = lambda: None
     assert file.read_text() == "PERPHD_SLOTS=1\nPERPHD_SLOTS_LEAST=1\nPERPHD_SLOTS_MOST=3\n"
     assert file.stat().st_mode & 0o777 == 0o644
     await world.look(queue)
