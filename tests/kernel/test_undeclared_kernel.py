@@ -104,6 +104,19 @@ def groups() -> Iterator[Groups]:
         made.close()
 
 
+@pytest.fixture
+def prompt() -> Iterator[None]:
+    """This process is not starved by hogs, as the unit's priority and weight see to for the daemon."""
+    before, param = os.sched_getscheduler(0), os.sched_getparam(0)
+    with suppress(PermissionError):  # children start as usual
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+    try:
+        yield
+    finally:
+        with suppress(PermissionError):
+            os.sched_setscheduler(0, before, param)
+
+
 def is_judged(decision: Decision) -> bool:
     """True if a sample was fit to be judged in this tick, and held enough events."""
     waits = any(item.signal == AWAITED for item in decision.verdict.evidence)
@@ -115,7 +128,7 @@ def is_degraded(decision: Decision) -> bool:
 
 
 async def test_hogs_are_a_neighbour_by_name_and_a_sleeping_handler_is_remote(
-    groups: Groups, tmp_path: Path
+    groups: Groups, prompt: None, tmp_path: Path
 ) -> None:
     app, batch, hogs = groups.make("app"), groups.make("batch", 2), groups.make("hogs", 20480)
     port, sleep, indicators = (str(tmp_path / name) for name in ("port", "sleep", "indicators"))
@@ -179,7 +192,7 @@ async def test_hogs_are_a_neighbour_by_name_and_a_sleeping_handler_is_remote(
     causes = Counter(d.verdict.cause for d in seen)
     assert len(seen) == ENOUGH, hogged[-1]
     assert causes[Cause.NEIGHBOUR] >= 0.9 * len(seen), causes
-    assert all(d.verdict.cause is not Cause.REMOTE for d in hogged)
+    assert causes[Cause.REMOTE] == 0, [d.verdict for d in seen if d.verdict.cause is Cause.REMOTE]
     culprits = Counter(d.verdict.culprit for d in seen)
     assert culprits[hogs] >= 0.9 * len(seen), culprits
     # What waits for enough events to be judged keeps the verdict, and who was named with it.
