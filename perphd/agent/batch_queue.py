@@ -45,8 +45,8 @@ from perphd.batch.job import (
     TransitionRefused,
 )
 from perphd.batch.launching import dependencies
+from perphd.batch.look import QueueStep
 from perphd.batch.runner import JobRefused, JobRunner, StartFailed
-from perphd.batch.scheduling import QueueStep
 from perphd.batch.store import QueueError
 from perphd.batch.view import JobRow
 from perphd.domain.allocation import KEEP, Settings

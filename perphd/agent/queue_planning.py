@@ -14,18 +14,9 @@ from perphd.agent.config_queue import QueueConfig
 from perphd.agent.queue_solver import QueueSolver
 from perphd.batch.gangs import led
 from perphd.batch.job import JobState, QueuedJob
+from perphd.batch.look import CPU, MEMORY, ActiveJob, JobOutlook, QueueStep, QueueView
 from perphd.batch.outlook import forecast_of
-from perphd.batch.scheduling import (
-    CPU,
-    MEMORY,
-    ActiveJob,
-    JobOutlook,
-    QueueStep,
-    QueueView,
-    candidates,
-    scheduled,
-    with_overrun,
-)
+from perphd.batch.scheduling import candidates, scheduled, with_overrun
 from perphd.batch.view import JobForecast
 from perphd.domain.errors import PerphError
 from perphd.domain.job import HISTORY_FILE

@@ -19,17 +19,8 @@ from typing import Final
 import numpy as np
 
 from perphd.batch.job import QueuedJob
-from perphd.batch.scheduling import (
-    CPU,
-    MEMORY,
-    PLANNED_SHARE,
-    JobOutlook,
-    QueueView,
-    candidates,
-    demand_of,
-    left_of,
-    run_time_of,
-)
+from perphd.batch.look import CPU, MEMORY, JobOutlook, QueueView
+from perphd.batch.scheduling import PLANNED_SHARE, candidates, demand_of, left_of, run_time_of
 from perphd.batch.utility import RunTime
 from perphd.batch.view import JobForecast, Times
 from perphd.domain.reading import NOT_MEASURED, Unavailable

@@ -91,16 +91,20 @@ class IntegerProgram:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Tables:
-    """What the job holds in each slot after its start, and its worth by start slot; by name."""
+    """Jobs by name: worth by start slot, what a start in a slot takes, and what a running job holds.
 
-    held: Mapping[str, Floats]
+    What is taken and held is a row of all slots of the first resource, then of the next one.
+    """
+
     worth: Mapping[str, Floats]
-    resources: tuple[str, ...]
+    taken: Mapping[str, Floats]
+    holds: Mapping[str, Floats]
+    capacity: Floats
 
 
 def greedy(window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence[RunningJob] = ()) -> JobPlan:
     """A plan that is feasible and found quickly."""
-    tables = _tables(window, waiting)
+    tables = _tables(window, waiting, running)
     jobs = sorted(waiting, key=lambda job: -float(np.max(tables.worth[job.name])))
     best = _improved(window, tables, jobs, running, ())
     for victim in sorted((r for r in running if r.preemption_cost is not None), key=_cost):
@@ -114,33 +118,27 @@ def program(
     window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence[RunningJob] = ()
 ) -> IntegerProgram:
     """The exact program. Options that are worth nothing are left out."""
-    tables = _tables(window, waiting)
+    tables = _tables(window, waiting, running)
     starts = [
-        (job, slot)
+        (job.name, slot)
         for job in waiting
         for slot in range(window.slots)
         if tables.worth[job.name][slot] > _ROUNDING
     ]
     victims = [job for job in running if job.preemption_cost is not None]
-    columns, left = len(starts) + len(victims), _left(window, tables, running, ())
-    rows: list[list[float]] = []
-    bounds: list[float] = []
-    for name in dict.fromkeys(job.name for job, _ in starts):
-        rows.append([float(job.name == name) for job, _ in starts] + [0.0] * len(victims))
-        bounds.append(1.0)
-    for r, resource in enumerate(tables.resources):
-        taken = np.zeros((window.slots, columns))
-        for n, (job, slot) in enumerate(starts):
-            taken[slot:, n] = job.demand.get(resource, 0.0) * tables.held[job.name][: window.slots - slot]
-        for n, victim in enumerate(victims, start=len(starts)):
-            taken[:, n] = -victim.demand.get(resource, 0.0) * _survival(window, victim.remaining)
-        rows += taken.tolist()
-        bounds += left[r].tolist()
+    options = [*starts, *((each.name, -1) for each in victims)]
+    names = [name for name, _ in starts]
+    choices = [
+        [float(name == each) for name in names] + [0.0] * len(victims) for each in dict.fromkeys(names)
+    ]
+    amounts = [tables.taken[name][slot] for name, slot in starts]
+    amounts += [-tables.holds[each.name] for each in victims]
+    used = np.array(amounts, dtype=np.float64).reshape(len(options), len(tables.capacity)).T
     return IntegerProgram(
-        np.array([tables.worth[job.name][slot] for job, slot in starts] + [-_cost(each) for each in victims]),
-        np.array(rows, dtype=np.float64).reshape(len(bounds), columns),
-        np.array(bounds),
-        (*((job.name, slot) for job, slot in starts), *((each.name, -1) for each in victims)),
+        np.array([tables.worth[name][slot] for name, slot in starts] + [-_cost(each) for each in victims]),
+        np.concatenate([np.array(choices, dtype=np.float64).reshape(len(choices), len(options)), used]),
+        np.concatenate([np.ones(len(choices)), _left(tables, running, ())]),
+        tuple(options),
     )
 
 
@@ -196,42 +194,45 @@ def _inserted(
     preempted: tuple[str, ...],
 ) -> JobPlan:
     """The plan of jobs in ``order``, each at the earliest of its best feasible slots."""
-    left = _left(window, tables, running, preempted)
+    left = _left(tables, running, preempted) + _ROUNDING * (1.0 + tables.capacity)
     starts: dict[str, float] = {}
     worth = -sum(_cost(job) for job in running if job.name in preempted)
     for job in order:
-        demand = np.array([[job.demand.get(resource, 0.0)] for resource in tables.resources])
-        for slot in np.argsort(-tables.worth[job.name], kind="stable"):
-            value = float(tables.worth[job.name][slot])
-            if value <= _ROUNDING:
-                break
-            taken = demand * tables.held[job.name][: window.slots - slot]
-            if np.all(taken <= left[:, slot:] + _ROUNDING * (1.0 + demand)):
-                left[:, slot:] -= taken
-                starts[job.name] = float(slot * window.slot_s)
-                worth += value
-                break
+        taken = tables.taken[job.name]
+        values = np.where((taken <= left).all(axis=1), tables.worth[job.name], 0.0)
+        slot = int(values.argmax())
+        if values[slot] > _ROUNDING:
+            left -= taken[slot]
+            starts[job.name] = float(slot * window.slot_s)
+            worth += float(values[slot])
     return JobPlan(starts, preempted, worth)
 
 
-def _left(
-    window: PlanWindow, tables: _Tables, running: Sequence[RunningJob], preempted: tuple[str, ...]
-) -> Floats:
-    """What is left by resource and slot beside what runs and is not preempted."""
-    left = np.array([[window.capacity[resource]] * window.slots for resource in tables.resources])
+def _left(tables: _Tables, running: Sequence[RunningJob], preempted: tuple[str, ...]) -> Floats:
+    """What is left beside what runs and is not preempted; nothing where that is more than there is."""
+    left = tables.capacity.copy()
     for job in running:
         if job.name not in preempted:
-            held = _survival(window, job.remaining)
-            left -= np.array([[job.demand.get(resource, 0.0)] for resource in tables.resources]) * held
-    return left
+            left -= tables.holds[job.name]
+    return np.maximum(left, 0.0)
 
 
-def _tables(window: PlanWindow, waiting: Sequence[WaitingJob]) -> _Tables:
-    starts = [slot * window.slot_s for slot in range(window.slots)]
+def _tables(window: PlanWindow, waiting: Sequence[WaitingJob], running: Sequence[RunningJob]) -> _Tables:
+    starts_s = [slot * window.slot_s for slot in range(window.slots)]
+    since = np.arange(window.slots) - np.arange(window.slots)[:, None]
+
+    def amounts(job: WaitingJob | RunningJob, held: Floats) -> Floats:
+        return np.concatenate([job.demand.get(each, 0.0) * held for each in window.capacity], axis=-1)
+
+    def taken(job: WaitingJob) -> Floats:
+        held = _survival(window, job.run_time)
+        return amounts(job, np.where(since >= 0, held[np.maximum(since, 0)], 0.0))
+
     return _Tables(
-        {job.name: _survival(window, job.run_time) for job in waiting},
-        {job.name: np.array([expected(job.utility, s, job.run_time) for s in starts]) for job in waiting},
-        tuple(window.capacity),
+        {job.name: np.array([expected(job.utility, s, job.run_time) for s in starts_s]) for job in waiting},
+        {job.name: taken(job) for job in waiting},
+        {job.name: amounts(job, _survival(window, job.remaining)) for job in running},
+        np.repeat(np.array(list(window.capacity.values()), dtype=np.float64), window.slots),
     )
 
 

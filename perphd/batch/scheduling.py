@@ -1,14 +1,14 @@
 """One look at the queue: which jobs start now, which stand still, and why every other one waits.
 
-    candidates = the longest-waiting overdue jobs, then deadlines by their time, then the others by arrival
+    candidates = deadlines that are ahead by their time, then overdue jobs, then the others by arrival
     plan       = the planner's start times for the candidates, if a deadline is among them
     start now  = in that order, each job that is admitted beside everything that runs
 
 A job is admitted by the law of its usage (``admission``). Everything on the host that is no job of the queue counts as
 one more usage, with the law that was observed of it.
 
-A job without a deadline is overdue after three times the average wait. While an overdue job does not fit, only
-deadlines are started: smaller jobs would keep it waiting without end.
+A job whose deadline has passed counts as one without. Such a job is overdue after three times the average wait. While
+an overdue job does not fit, only deadlines are started: smaller jobs would keep it waiting without end.
 
 A job with a deadline that does not fit may freeze copper jobs, if the plan gains more than that costs. A frozen job
 keeps its memory: it is requeued when memory is what the urgent job lacks. It goes on when nothing urgent waits.
@@ -20,15 +20,24 @@ first to stand still for an urgent job (``gangs``).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Final, TypeAlias
 
 from perphd.batch.admission import Admission, ResourceRisk, WorkloadUsage, admission, conditioned, correlated
 from perphd.batch.fairness import PATIENCE
 from perphd.batch.gangs import admitted, gangs_of, is_elastic, revoked, shares_of, with_urgent
 from perphd.batch.job import JobState, QueuedJob
+from perphd.batch.look import CPU, MEMORY, ActiveJob, JobOutlook, QueueStep, QueueView
 from perphd.batch.planner import JobPlan, PlanWindow, RunningJob, WaitingJob, greedy
-from perphd.batch.utility import RunTime, Utility, adapted, of_history, remaining, uniform
+from perphd.batch.utility import (
+    OVERESTIMATE_THRESHOLD,
+    RunTime,
+    Utility,
+    adapted,
+    of_history,
+    remaining,
+    uniform,
+)
 from perphd.forecast.grid import GridDistribution, added, nothing, of_histogram, of_outcomes, quantile_of
 from perphd.forecast.histogram import Histogram, quantile
 from perphd.forecast.running import Overrun, moved_end
@@ -51,102 +60,34 @@ CORRELATION: Final = 0.2
 PLANNED_SHARE: Final = 0.9
 """Quantile of a usage that a plan counts with."""
 Improve: TypeAlias = Callable[[PlanWindow, Sequence[WaitingJob], Sequence[RunningJob], JobPlan], JobPlan]
-CPU: Final = "cpu"
-MEMORY: Final = "memory"
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class JobOutlook:
-    """What the history of jobs like this one tells. An empty histogram: nothing.
-
-    ``run_time_s``, ``cpus`` and ``memory_bytes`` are those of one attempt.
-    """
-
-    run_time_s: Histogram = field(default_factory=Histogram)
-    cpus: Histogram = field(default_factory=Histogram)
-    memory_bytes: Histogram = field(default_factory=Histogram)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ActiveJob:
-    """A job with a unit: what it used, how its end was moved, and whether its preemption is possible."""
-
-    job: QueuedJob
-    outlook: JobOutlook
-    cpus: Histogram = field(default_factory=Histogram)
-    memory_bytes: Histogram = field(default_factory=Histogram)
-    observed_s: float = 0.0
-    overrun: Overrun = Overrun()
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class QueueView:
-    """Everything that one look is about. ``others_*``: what everything else on the host was seen to use.
-
-    ``cpus`` and ``memory_bytes``: what the queue may use together with the others. ``preempts``: copper may be frozen.
-    ``most_running``: jobs with a unit at a time. ``epsilon``: accepted P(over) by resource. ``together``: the jobs that
-    start with a waiting one, or not at all. ``workers``: elastic workers that could start.
-    """
-
-    now_s: float
-    cpus: float
-    memory_bytes: float
-    waiting: Sequence[QueuedJob]
-    active: Sequence[ActiveJob]
-    outlooks: Mapping[int, JobOutlook]
-    others_cpus: Histogram
-    others_memory: Histogram
-    average_wait_s: float
-    epsilon: Mapping[str, float]
-    most_running: int
-    preempts: bool = False
-    copper_share: float = 1.0
-    together: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
-    workers: Sequence[QueuedJob] = ()
-
-    def tasks(self, job: QueuedJob) -> int:
-        """Jobs that start with this one, itself included."""
-        return 1 + len(self.together.get(job.id, ()))
-
-
-@dataclass(frozen=True, slots=True)
-class QueueStep:
-    """What is to be done, in this order. ``reasons``: why jobs wait, by job; ``plan``: planned starts, by job.
-
-    ``revoke``: elastic workers that lose their slots.
-    """
-
-    requeue: tuple[int, ...] = ()
-    freeze: tuple[int, ...] = ()
-    revoke: tuple[int, ...] = ()
-    thaw: tuple[int, ...] = ()
-    start: tuple[int, ...] = ()
-    reasons: Mapping[int, str] = field(default_factory=dict)
-    plan: Mapping[int, float] = field(default_factory=dict)
-    over: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
 
 
 def candidates(view: QueueView) -> list[QueuedJob]:
-    """The jobs that a look considers, in the order in which they are tried."""
-    overdue = [job for job in view.waiting if is_overdue(view, job)]
-    urgent = [job for job in view.waiting if job.spec.deadline_s is not None and not is_overdue(view, job)]
+    """The jobs that a look considers, in the order in which they are tried.
+
+    Deadlines go before overdue jobs: on a crowded host most jobs without a deadline are overdue.
+    """
+    urgent = [job for job in view.waiting if has_deadline(view, job)]
     urgent.sort(key=lambda job: (job.spec.deadline_s or 0.0, job.id))
-    named = {job.id for job in (*overdue, *urgent)}
-    others = [job for job in view.waiting if job.id not in named]
-    for each in (overdue, others):
-        each.sort(key=lambda job: (job.submitted_s, job.id))
-    return [*overdue, *urgent, *others][:CONSIDERED]
+    others = [job for job in view.waiting if not has_deadline(view, job)]
+    others.sort(key=lambda job: (not is_overdue(view, job), job.submitted_s, job.id))
+    return [*urgent, *others][:CONSIDERED]
+
+
+def has_deadline(view: QueueView, job: QueuedJob) -> bool:
+    """True for a job whose deadline is still ahead."""
+    return job.spec.deadline_s is not None and job.spec.deadline_s > view.now_s
 
 
 def is_overdue(view: QueueView, job: QueuedJob) -> bool:
-    """True for a job without a deadline that has waited three times as long as the average."""
+    """True for a job without a deadline ahead that has waited three times as long as the average."""
     waited_s = view.now_s - job.submitted_s
-    return job.spec.deadline_s is None and waited_s > max(PATIENCE * view.average_wait_s, SLOT_S[0])
+    return not has_deadline(view, job) and waited_s > max(PATIENCE * view.average_wait_s, SLOT_S[0])
 
 
 def is_urgent(view: QueueView, job: QueuedJob) -> bool:
     """True for a job that elastic workers give way to."""
-    return job.spec.deadline_s is not None or is_overdue(view, job)
+    return has_deadline(view, job) or is_overdue(view, job)
 
 
 def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
@@ -166,13 +107,13 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
         if len(starts) + view.tasks(job) > room:
             reasons[job.id] = f"{view.most_running} jobs run, the most at a time ([queue] most_running)"
             continue
-        if held_up is not None and job.spec.deadline_s is None:
+        if held_up is not None and not has_deadline(view, job):
             reasons[job.id] = f"job {held_up.id} has waited longest and goes first"
             continue
         answer = host.admission(job)
         if not answer.admitted and is_urgent(view, job):
             answer = elastic.made_room(host, job, answer)
-        if not answer.admitted and plan is not None and job.spec.deadline_s is not None:
+        if not answer.admitted and plan is not None and has_deadline(view, job):
             victims = _victims(view, plan)
             if victims and not frozen:
                 frozen = victims
@@ -194,7 +135,7 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
         if job.id not in reasons and job.id not in starts:
             reasons[job.id] = f"{len(tried)} jobs are before it"
     standing = [each.job for each in view.active if each.job.state is JobState.FROZEN]
-    urgent_waits = any(job.spec.deadline_s is not None and job.id not in starts for job in tried)
+    urgent_waits = any(has_deadline(view, job) and job.id not in starts for job in tried)
     requeued = [job.id for job in standing] if short_of_memory and view.preempts else []
     thawed = [
         job.id
@@ -263,7 +204,9 @@ def with_overrun(active: ActiveJob, now_s: float, cycle_s: float) -> Overrun:
     return moved_end(active.overrun, longest_s, active.job.has_run_s(now_s), cycle_s)
 
 
-def utility_of(job: QueuedJob, run_time: RunTime, now_s: float) -> Utility:
+def utility_of(
+    job: QueuedJob, run_time: RunTime, now_s: float, doubted: float = OVERESTIMATE_THRESHOLD
+) -> Utility:
     """What it is worth to complete the job, from now on."""
     if job.spec.deadline_s is None:
         waited_s = max(0.0, now_s - job.submitted_s)
@@ -271,13 +214,13 @@ def utility_of(job: QueuedJob, run_time: RunTime, now_s: float) -> Utility:
     left_s = job.spec.deadline_s - now_s
     if left_s <= 0.0:  # missed: worth what best effort is
         return Utility(1.0, patience_s=PATIENCE_S)
-    return adapted(Utility(DEADLINE_WORTH, deadline_s=left_s), run_time, max(0.0, now_s - job.submitted_s))
+    waited_s = max(0.0, now_s - job.submitted_s)
+    return adapted(Utility(DEADLINE_WORTH, deadline_s=left_s), run_time, waited_s, doubted)
 
 
 def planned(view: QueueView, tried: Sequence[QueuedJob], improve: Improve | None = None) -> JobPlan | None:
     """The plan for the candidates; None if no deadline is among them: they then start in their order."""
-    deadlines = [job.spec.deadline_s for job in tried if job.spec.deadline_s is not None]
-    if not deadlines:
+    if not any(has_deadline(view, job) for job in tried):
         return None
     window, waiting, running = stated(view, tried)
     plan = greedy(window, waiting, running)
@@ -303,7 +246,9 @@ def stated(
         outlook = view.outlooks[job.id]
         run_time = run_time_of(outlook)
         demand = {name: view.tasks(job) * each for name, each in demand_of(job, outlook).items()}
-        waiting.append(WaitingJob(str(job.id), demand, run_time, utility_of(job, run_time, view.now_s)))
+        waiting.append(
+            WaitingJob(str(job.id), demand, run_time, utility_of(job, run_time, view.now_s, view.doubted))
+        )
     running = []
     for each in view.active:
         demand = demand_of(each.job, each.outlook)
@@ -337,11 +282,21 @@ def _victims(view: QueueView, plan: JobPlan) -> list[int]:
 
 
 def _in_order(view: QueueView, tried: Sequence[QueuedJob], plan: JobPlan | None) -> list[QueuedJob]:
-    """Overdue jobs first, then those that the plan starts now; the order of the candidates is kept otherwise."""
+    """Deadlines that the plan starts now, then overdue jobs, then the others that it starts now.
+
+    The order of the candidates is kept otherwise.
+    """
     if plan is None:
         return list(tried)
     now = set(plan.now)
-    return sorted(tried, key=lambda job: (not is_overdue(view, job), str(job.id) not in now))
+    return sorted(
+        tried,
+        key=lambda job: (
+            not (has_deadline(view, job) and str(job.id) in now),
+            not is_overdue(view, job),
+            str(job.id) not in now,
+        ),
+    )
 
 
 class _Elastic:

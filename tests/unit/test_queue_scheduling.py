@@ -14,19 +14,9 @@ from hypothesis import strategies as st
 from perphd.agent.queue_solver import QueueSolver
 from perphd.batch.job import JobState, QueuedJob
 from perphd.batch.launching import dependencies
+from perphd.batch.look import CPU, MEMORY, ActiveJob, JobOutlook, QueueView
 from perphd.batch.planner import JobPlan
-from perphd.batch.scheduling import (
-    CONSIDERED,
-    CPU,
-    MEMORY,
-    ActiveJob,
-    JobOutlook,
-    QueueView,
-    candidates,
-    planned,
-    scheduled,
-    stated,
-)
+from perphd.batch.scheduling import CONSIDERED, candidates, planned, scheduled, stated
 from perphd.forecast.histogram import Histogram, of_values
 from perphd.qos.bands import QosBand
 from tests.unit.queue_world import GIB, spec
@@ -91,6 +81,25 @@ def test_an_overdue_job_that_does_not_fit_lets_only_deadlines_pass() -> None:
     step = scheduled(view(old, urgent, waiting(3, cpus=1.0), active=(running(9, cpus=6.0),)))
     assert step.start == (2,)
     assert step.reasons[3] == "job 1 has waited longest and goes first"
+
+
+def test_a_deadline_ahead_goes_before_overdue_jobs_and_one_that_has_passed_does_not() -> None:
+    old = [waiting(n, NOW_S - 5000.0, cpus=8.0) for n in range(1, CONSIDERED + 1)]
+    urgent = waiting(98, cpus=8.0, deadline_s=NOW_S + 3600.0)
+    assert scheduled(view(*old, urgent)).start == (98,)
+    missed = waiting(99, cpus=8.0, deadline_s=NOW_S - 1.0)
+    assert candidates(view(*old, missed, urgent))[:2] == [urgent, old[0]]
+    assert scheduled(view(old[0], missed)).start == (1,)
+
+
+def test_a_history_that_rules_a_deadline_out_is_doubted_unless_that_is_switched_off() -> None:
+    job = waiting(1, cpus=1.0, deadline_s=NOW_S + 300.0)
+    known = {1: JobOutlook(run_time_s=of_values([900.0, 1000.0, 1100.0]))}
+    for doubted, planned_now in ((0.05, ("1",)), (0.0, ())):
+        seen = view(job, outlooks=known, doubted=doubted)
+        plan = planned(seen, candidates(seen))
+        assert plan is not None
+        assert plan.now == planned_now
 
 
 def test_a_preempted_job_is_copper_that_is_worth_less_than_the_deadline() -> None:

@@ -43,7 +43,10 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=1.4)
     given = os.environ.get("PERPHD_DATA")
     parser.add_argument(
-        "--data", type=Path, default=Path(given) if given else None, help="folder of public series (PERPHD_DATA)"
+        "--data",
+        type=Path,
+        default=Path(given) if given else None,
+        help="folder of public series (PERPHD_DATA)",
     )
     parser.add_argument("--only", type=lambda text: text.split(","), default=["schedulers"])
     options = parser.parse_args()

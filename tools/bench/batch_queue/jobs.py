@@ -52,18 +52,18 @@ class Generated:
 
 
 def generated(seed: int, hours: float, load: float, cpus: float, memory_bytes: float) -> Generated:
-    """Jobs that offer ``load`` times the node's CPUs over ``hours``."""
+    """Jobs that offer ``load`` times the node over ``hours``: each job counts by its greater share, CPUs or memory."""
     rng = np.random.default_rng(seed)
     kinds = [_Class(rng, cpus, memory_bytes) for _ in range(CLASSES)]
     past = tuple(_past(rng, kind) for kind in kinds)
     works: list[Work] = []
-    wanted = load * cpus * hours * 3600.0
+    wanted = load * hours * 3600.0
     offered = 0.0
     while offered < wanted:
         number = int(rng.integers(CLASSES))
         kind = kinds[number]
         run_s, used, held = kind.drawn(rng)
-        offered += run_s * used
+        offered += run_s * max(used / cpus, held / memory_bytes)
         works.append(Work(0.0, kind.spec, number, run_s, used, held))
     gaps = rng.gamma(0.25, 1.0, len(works))  # squared coefficient of variation: 4
     times = np.cumsum(gaps) / gaps.sum() * hours * 3600.0

@@ -1,14 +1,13 @@
 """A node in virtual time that runs the batch queue's own scheduling on generated jobs.
 
 CPU is divided by water-filling, so a crowded job is slower. Memory beyond the node's evicts copper, whose work is lost.
-A job uses the same CPUs and memory from its start to its end. Every policy is ``perphd.batch.scheduling`` with other
+A job uses the same CPUs and memory from its start to its end. The queue is looked at when a job arrives or ends, and
+every ``CYCLE_S``. Every policy is ``perphd.batch.scheduling`` with other
 knowledge, but ``PRIORITY``, ``FIFO`` and ``SUPPRESSED``, which know requests alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
@@ -28,25 +27,15 @@ from perphd.batch.job import (
     TransitionRefused,
     after,
 )
-from perphd.batch.scheduling import (
-    CPU,
-    MEMORY,
-    ActiveJob,
-    JobOutlook,
-    QueueStep,
-    QueueView,
-    candidates,
-    with_overrun,
-)
+from perphd.batch.look import CPU, MEMORY, ActiveJob, JobOutlook, QueueStep, QueueView
+from perphd.batch.scheduling import candidates, with_overrun
 from perphd.batch.sharing import MemoryUser, divided, evicted
+from perphd.batch.utility import OVERESTIMATE_THRESHOLD
 from perphd.forecast.histogram import Histogram, insert, quantile
 from perphd.forecast.running import Overrun
 from tools.bench.batch_queue.jobs import Generated, Past, Work
 
 CYCLE_S: Final = 15.0
-_ADAPTED: Final = "adapted"
-LOOK_S: Final = 60.0
-"""Without an arrival or an end, the queue is looked at this often."""
 BATCH_SHARE: Final = 0.65
 """Koordinator's default: batch gets what LRAs leave of this share of the node."""
 
@@ -55,15 +44,25 @@ class Policy(StrEnum):
     """What a policy knows, or leaves out."""
 
     DISTRIBUTION = "distributions"
+    PERFECT = "perfect estimates"
     POINT = "point estimates"
     REQUEST = "requests"
     MAXIMUM = "maxima"
     PRIORITY = "priority only"
-    NO_DISTRIBUTION = "no distribution of use"
+    NO_DISTRIBUTION = "point estimates, over-estimates handled"
     NO_OVERESTIMATE = "no over-estimate handling"
+    NO_ADAPTION = "every deadline doubted"
     NO_PREEMPTION = "no preemption"
     FIFO = "FIFO with static reservation"
     SUPPRESSED = "suppression (Koordinator)"
+
+
+_DOUBTED: Final = {
+    Policy.POINT: 0.0,
+    Policy.PERFECT: 0.0,
+    Policy.NO_OVERESTIMATE: 0.0,
+    Policy.NO_ADAPTION: 2.0,
+}
 
 
 @dataclass(slots=True)
@@ -116,27 +115,26 @@ class Node:
         self._waits: list[float] = []
         self._others_seen = Histogram()
         self._judged: set[tuple[int, frozenset[int]]] = set()
-        self._changed = True
         self.outcome = Outcome()
 
     def run(self, ahead_s: float) -> Outcome:
         """All jobs arrive, and the node goes on for ``ahead_s`` after the last one."""
-        now_s, next_one = 0.0, 0
+        now_s, next_one, next_look_s = 0.0, 0, 0.0
         end_s = self._work[-1].at_s + ahead_s
-        with _without_adaption(self.policy is Policy.NO_OVERESTIMATE):
-            while now_s < end_s and (next_one < len(self._work) or self._jobs):
-                before = len(self._jobs), next_one  # a job that ends or arrives asks for a look
-                while next_one < len(self._work) and self._work[next_one].at_s <= now_s:
-                    number = next_one + 1
-                    self._jobs[number] = QueuedJob(number, self._work[next_one].spec, now_s, since_s=now_s)
-                    next_one += 1
-                self._evict(now_s)
-                if before[1] != next_one or self._changed or now_s % LOOK_S < CYCLE_S:
-                    self._changed = False
-                    self._carry_out(self._step(now_s), now_s)
-                self._pass(now_s, CYCLE_S)
-                self._changed |= len(self._jobs) != before[0]
-                now_s += CYCLE_S
+        while now_s < end_s and (next_one < len(self._work) or self._jobs):
+            while next_one < len(self._work) and self._work[next_one].at_s <= now_s:
+                number = next_one + 1
+                self._jobs[number] = QueuedJob(number, self._work[next_one].spec, now_s, since_s=now_s)
+                next_one, next_look_s = next_one + 1, now_s
+            self._evict(now_s)
+            if now_s >= next_look_s:
+                self._carry_out(self._step(now_s), now_s)
+                next_look_s = now_s + CYCLE_S
+            arrival_s = self._work[next_one].at_s if next_one < len(self._work) else end_s
+            before = len(self._jobs)
+            now_s += self._pass(now_s, max(1e-3, min(next_look_s, arrival_s) - now_s))
+            if len(self._jobs) != before:  # a job that ends asks for a look
+                next_look_s = now_s
         for job in self._jobs.values():
             self.outcome.unfinished += 1
             if job.spec.deadline_s is not None:
@@ -172,6 +170,7 @@ class Node:
             {CPU: EPSILON_SOFT, MEMORY: EPSILON_HARD},
             256,
             self.policy is not Policy.NO_PREEMPTION,
+            doubted=_DOUBTED.get(self.policy, OVERESTIMATE_THRESHOLD),
         )
         outlooks = {job.id: self._outlook(job) for job in candidates(base)}
         outlooks |= {each.job.id: each.outlook for each in active}
@@ -212,15 +211,17 @@ class Node:
         return QueueStep(requeue=tuple(requeued), start=tuple(starts))
 
     def _outlook(self, job: QueuedJob) -> JobOutlook:
-        past: Past = self._past[self._work[job.id - 1].kind]
-        if self.policy is Policy.POINT:
-            return JobOutlook(_middle(past.run_s), _middle(past.cpus), _middle(past.memory_bytes))
-        if self.policy is Policy.REQUEST:
-            return JobOutlook(_middle(past.run_s), Histogram(), Histogram())
-        if self.policy is Policy.MAXIMUM:
-            return JobOutlook(past.run_s, _only(past.cpus.most), _only(past.memory_bytes.most))
-        if self.policy is Policy.NO_DISTRIBUTION:
-            return JobOutlook(past.run_s, _middle(past.cpus), _middle(past.memory_bytes))
+        work = self._work[job.id - 1]
+        past: Past = self._past[work.kind]
+        match self.policy:
+            case Policy.PERFECT:
+                return JobOutlook(_only(work.run_s), _only(work.cpus), _only(work.memory_bytes))
+            case Policy.POINT | Policy.NO_DISTRIBUTION:
+                return JobOutlook(_middle(past.run_s), _middle(past.cpus), _middle(past.memory_bytes))
+            case Policy.REQUEST:
+                return JobOutlook(_middle(past.run_s), Histogram(), Histogram())
+            case Policy.MAXIMUM:
+                return JobOutlook(past.run_s, _only(past.cpus.most), _only(past.memory_bytes.most))
         return JobOutlook(past.run_s, past.cpus, past.memory_bytes)
 
     def _judge(self, step: QueueStep) -> None:
@@ -274,29 +275,34 @@ class Node:
             self._seen.pop(int(name), None)
             self.outcome.evictions += 1
 
-    def _pass(self, now_s: float, seconds: float) -> None:
+    def _pass(self, now_s: float, most_s: float) -> float:
+        """Let the jobs run until ``most_s`` have passed or one ends. Returns the seconds."""
         used = self._others_at(now_s)
-        self.outcome.seconds += seconds
-        self.outcome.others_core_s += used * seconds
-        if self._others:
-            self._others_seen = insert(self._others_seen, used)
         running = [job for job in self._active() if job.state is JobState.RUNNING]
         works = [self._work[job.id - 1] for job in running]
         room = max(0.0, self.cpus - used)
         if self.policy is Policy.SUPPRESSED:
             room = max(0.0, BATCH_SHARE * self.cpus - used)
         given = divided(room, [each.spec.cpus for each in works], [each.cpus for each in works])
-        for job, work, cpus in zip(running, works, given, strict=True):
+        left_s = [
+            (work.run_s - self._seen[job.id].done_s) * work.cpus / cpus if cpus > 0 else float("inf")
+            for job, work, cpus in zip(running, works, given, strict=True)
+        ]
+        seconds = min([most_s, *left_s])
+        self.outcome.seconds += seconds
+        self.outcome.others_core_s += used * seconds
+        if self._others:
+            self._others_seen = insert(self._others_seen, used)
+        for job, work, cpus, left in zip(running, works, given, left_s, strict=True):
             seen = self._seen[job.id]
-            left_s = (work.run_s - seen.done_s) * work.cpus / cpus if cpus > 0 else float("inf")
-            spent_s = min(seconds, left_s)
-            seen.done_s += spent_s * cpus / work.cpus
+            seen.done_s += seconds * cpus / work.cpus
             seen.seconds += seconds
             seen.cpus = insert(seen.cpus, cpus)
             seen.memory_bytes = insert(seen.memory_bytes, work.memory_bytes)
-            self.outcome.used_core_s += cpus * spent_s
-            if left_s <= seconds:
-                self._ended(job, work, now_s + left_s)
+            self.outcome.used_core_s += cpus * seconds
+            if left <= seconds:
+                self._ended(job, work, now_s + seconds)
+        return seconds
 
     def _ended(self, job: QueuedJob, work: Work, at_s: float) -> None:
         out = self.outcome
@@ -339,15 +345,3 @@ def _middle(histogram: Histogram) -> Histogram:
 
 def _only(value: float) -> Histogram:
     return insert(Histogram(), value)
-
-
-@contextmanager
-def _without_adaption(wanted: bool) -> Iterator[None]:
-    """Over-estimates are believed: a job whose history rules its deadline out is worth nothing by it."""
-    known = getattr(scheduling, _ADAPTED)
-    if wanted:
-        setattr(scheduling, _ADAPTED, lambda utility, *_: utility)
-    try:
-        yield
-    finally:
-        setattr(scheduling, _ADAPTED, known)
