@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import re
 import sys
 import tomllib
@@ -147,3 +148,12 @@ def test_every_dependency_is_locked_with_a_hash_and_without_an_address() -> None
         assert wanted <= _declared(locked)
         assert "://" not in text
         assert not re.search(r"^--?(?:i|index|extra|find|trusted)", text, re.MULTILINE)
+
+
+def test_the_numbers_of_the_algorithm_are_those_of_the_code() -> None:
+    rows = re.findall(
+        r"^\| `(\w+)\.([A-Z_]+)` \| ([0-9.]+) \|", (ROOT / "docs/algorithm.md").read_text(), re.MULTILINE
+    )
+    assert len(rows) >= 10
+    for module, name, value in rows:
+        assert getattr(importlib.import_module(f"perphd.admission.{module}"), name) == float(value), name
