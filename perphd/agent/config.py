@@ -24,6 +24,7 @@ from perphd.agent.config_model import ModelConfig
 from perphd.agent.config_network import NetworkConfig
 from perphd.agent.config_notify import TABLE as NOTIFY
 from perphd.agent.config_notify import NotifyConfig, check_names, read_notify
+from perphd.agent.config_opt_in import OptInConfig
 from perphd.agent.config_queue import QueueConfig
 from perphd.agent.config_schema import keys_of, read_values, setting, show, unknown_key
 from perphd.agent.config_sizing import SizingConfig
@@ -193,6 +194,7 @@ TABLES: Mapping[str, type] = {
     "forecast": ForecastConfig,
     "queue": QueueConfig,
     "contention": ContentionConfig,
+    "opt_in": OptInConfig,
 }
 """The tables that may stand once in a file; ``[[lra]]``, ``[[batch]]`` and ``[[notify]]`` may be repeated."""
 
@@ -222,6 +224,7 @@ class Config:
     forecast: ForecastConfig = field(default_factory=ForecastConfig)
     queue: QueueConfig = field(default_factory=QueueConfig)
     contention: ContentionConfig = field(default_factory=ContentionConfig)
+    opt_in: OptInConfig = field(default_factory=OptInConfig)
     workloads: tuple[WorkloadSpec, ...] = ()
     matches: tuple[WorkloadSpec, ...] = ()
     sources: tuple[str, ...] = ()
@@ -246,6 +249,7 @@ class Config:
 def nothing_to_do(config: Config) -> str:
     """Why perphd would never change anything with this configuration, in a sentence; empty if it might."""
     kinds = {spec.kind for spec in (*config.workloads, *config.matches)}
+    kinds |= {*config.opt_in.unit_kinds, *config.opt_in.container_kinds}
     if not kinds:
         return "no workload is declared: perphd looks at the host alone (perphctl init proposes workloads)"
     if Kind.BATCH not in kinds:
@@ -255,7 +259,7 @@ def nothing_to_do(config: Config) -> str:
     return ""
 
 
-RELOADED_TABLES: Final = ("resctrl",)
+RELOADED_TABLES: Final = ("resctrl", "opt_in")
 """Tables that a reload takes over as a whole."""
 RELOADED: Final = ("mode", "on_stop", "on_restart")
 """Keys of ``[daemon]`` that a running daemon takes over from a file that is read again."""
@@ -445,6 +449,7 @@ def _assemble(parts: list[_Part]) -> Config:
         forecast=ForecastConfig(**merged["forecast"]),
         queue=QueueConfig(**merged["queue"]),
         contention=ContentionConfig(**merged["contention"]),
+        opt_in=OptInConfig(**merged["opt_in"]),
         workloads=tuple(item.spec for item in declared if item.spec.cgroup),
         matches=tuple(item.spec for item in declared if not item.spec.cgroup),
         sources=tuple(part.source for part in parts),

@@ -41,13 +41,15 @@ def check_against_host(config: Config, fs: KernelFs, hierarchies: Hierarchies) -
     """Check all workloads of a configuration; see ``check_workloads_on_host``."""
     source = config.sources[0] if config.sources else "configuration"
     warnings = check_workloads_on_host(config.workloads, fs, hierarchies, source)
-    if config.matches:
-        from perphd.agent.discovery import Discovery  # which asks this module
-        from perphd.host.lookup import Lookup
+    from perphd.agent.discovery import Discovery  # which asks this module
+    from perphd.host.lookup import Lookup
 
-        found = Discovery(fs, Lookup(fs, hierarchies)).look(config.matches, config.workloads)
-        warnings += found.problems.values()
-    return warnings
+    discovery = Discovery(fs, Lookup(fs, hierarchies))
+    if config.matches or config.opt_in.is_on:
+        found = discovery.look(config.matches, config.workloads, config.opt_in)
+        warnings += [*found.problems.values(), *found.overruled]
+    said = " ".join(warnings)
+    return warnings + [remark for remark in discovery.opt_in.remarks(config.opt_in) if remark not in said]
 
 
 def check_workloads_on_host(

@@ -36,6 +36,7 @@ ABOUT = {
     "forecast": "Forecasts of use; see how-to/size-a-workload.md. Nothing acts on them.",
     "queue": "The batch queue; see how-to/nightly-batch.md.",
     "contention": "Backing batch off from contended disks; see bands-and-batch.md.",
+    "opt_in": "Workloads that declare themselves; see how-to/opt-in.md. A reload takes this table over.",
     "lra": "One long-running application that is kept at its performance. May be repeated.",
     "batch": "Work that gives way. May be repeated.",
 }
@@ -67,8 +68,8 @@ RULES = (
     f"Workloads added with perphctl are kept in STATE_DIR/{RUNTIME_FILE}, in the same form; a declared workload "
     "of the same name or cgroup wins over one added there.",
     "Check a file with perphctl config check FILE; let a running daemon read it again with perphctl reload "
-    "(or SIGHUP). Workloads and their settings, daemon.mode, on_stop, on_restart and [resctrl] are taken over; "
-    "other changes take a restart, and are named in the log.",
+    "(or SIGHUP). Workloads and their settings, daemon.mode, on_stop, on_restart, [resctrl] and [opt_in] are taken "
+    "over; other changes take a restart, and are named in the log.",
 )
 EXAMPLE = """\
 [daemon]

@@ -31,6 +31,7 @@ from perphd.domain.incident import IncidentKind
 from perphd.domain.units import parse_size_bytes
 from perphd.domain.window import ALLOWED as WINDOW_ALLOWED
 from perphd.domain.window import parse_window
+from perphd.domain.workload import Kind
 from perphd.host.cgroup.hierarchy import check_cgroup_path
 from perphd.host.cgroup.knobs import MAX_EGRESS_BYTES, MIN_EGRESS_BYTES, check_network_device
 
@@ -334,6 +335,14 @@ def _incidents(text: str) -> str:
     return ",".join(dict.fromkeys(names))
 
 
+def _chosen(text: str, of: Iterable[str]) -> str:
+    names, known = [name.strip() for name in text.split(",") if name.strip()], [str(name) for name in of]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(f"names {show(unknown[0])}, which is none of these{_suggestion(unknown[0], known)}")
+    return ",".join(dict.fromkeys(names))
+
+
 def _endpoint(text: str) -> str:
     return endpoint_text(*parse_endpoint(text)) if text else ""
 
@@ -376,6 +385,10 @@ _KINDS: Mapping[str, _Text] = {
     "optional-url": _Text(_url, "an http:// or https:// URL"),
     "incidents": _Text(_incidents, f"one or more of {', '.join(IncidentKind)}, between commas"),
     "endpoint": _Text(_endpoint, ENDPOINT_ALLOWED),
+    "kinds": _Text(lambda text: _chosen(text, Kind), '"lra", "batch" or "lra,batch"; "" for none'),
+    "bands": _Text(
+        lambda text: _chosen(text, ("gold", "silver")), '"gold", "silver" or "gold,silver"; "" for none'
+    ),
     "group": _Text(_group, "the name of a Unix group: lower-case letters, digits, _ and -"),
 }
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from perphd.agent.config_host import own_cgroups
+from perphd.agent.config_opt_in import NOBODY, OptInConfig
 from perphd.agent.config_workloads import is_inside, relation_of
 from perphd.agent.match import Match, MatchKind, instance_name, is_wild, parse_match, slice_path
+from perphd.agent.opt_in import DECLARATION, OptIn
 from perphd.domain.errors import ParseError
 from perphd.domain.workload import WorkloadSpec
 from perphd.host.cgroup.hierarchy import check_cgroup_path
@@ -28,12 +30,14 @@ _SHOWN: Final = 3
 class Found:
     """``specs``: by name, each with its control group; ``declared_as``: name -> name of the declaration.
 
-    ``problems``: name of a declaration -> why it, or some of what it matches, is left out.
+    ``problems``: name of a declaration -> why it, or some of what it matches, is left out. ``overruled``: sentences
+    about workloads that declare themselves and are declared by the operator as well.
     """
 
     specs: Mapping[str, WorkloadSpec] = field(default_factory=dict)
     declared_as: Mapping[str, str] = field(default_factory=dict)
     problems: Mapping[str, str] = field(default_factory=dict)
+    overruled: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +52,19 @@ class Discovery:
     def __init__(self, fs: KernelFs, lookup: Lookup) -> None:
         self._fs, self._lookup = fs, lookup
         self._starts: dict[int, int] = {}
+        self.opt_in = OptIn(fs, lookup)
+        self._offered: dict[str, None] = {}
 
-    def look(self, declared: Sequence[WorkloadSpec], others: Sequence[WorkloadSpec]) -> Found:
+    def look(
+        self,
+        declared: Sequence[WorkloadSpec],
+        others: Sequence[WorkloadSpec],
+        opt_in: OptInConfig = NOBODY,
+    ) -> Found:
         """What the declarations stand for. ``others``: workloads whose control groups are given.
 
-        Raises nothing: what cannot be looked at is not found.
+        ``opt_in``: which workloads may declare themselves besides. Raises nothing: what cannot be looked at is not
+        found.
         """
         self._lookup.look_anew()
         own = [path for _, path in own_cgroups(self._fs)]
@@ -92,7 +104,48 @@ class Discovery:
             if said:
                 more = f" (and {len(said) - _SHOWN} more)" if len(said) > _SHOWN else ""
                 problems[spec.name] = f"{spec.kind} {spec.name!r}: {'; '.join(said[:_SHOWN])}{more}"
-        return Found(specs, declared_as, problems)
+        by_themselves, said, overruled = self._by_themselves(opt_in, own, taken, names)
+        if said:
+            more = f" (and {len(said) - _SHOWN} more)" if len(said) > _SHOWN else ""
+            problems[DECLARATION] = f"{DECLARATION}: {'; '.join(said[:_SHOWN])}{more}"
+        specs |= by_themselves
+        declared_as |= dict.fromkeys(by_themselves, DECLARATION)
+        return Found(specs, declared_as, problems, tuple(overruled))
+
+    def _by_themselves(
+        self, config: OptInConfig, own: Sequence[str], taken: Mapping[str, str], names: set[str]
+    ) -> tuple[dict[str, WorkloadSpec], list[str], list[str]]:
+        """The workloads that declare themselves; what is wrong with others; those that the operator has declared.
+
+        Those that were there before come first, so that nobody is displaced by others.
+        """
+        specs: dict[str, WorkloadSpec] = {}
+        said: list[str] = []
+        overruled: list[str] = []
+        offers = sorted(self.opt_in.offers(config), key=lambda offer: offer.cgroup not in self._offered)
+        operators, taken = taken, dict(taken)
+        for offer in offers:
+            if any(relation_of(offer.cgroup, other) is not None for other in operators):
+                overruled.append(f"{offer.who} declares itself, but the operator's declaration counts")
+                continue
+            if offer.spec is None:
+                said.append(offer.problem)
+                continue
+            reason = _refusal(offer.cgroup, offer.spec.name, own, taken, names)
+            if len(specs) >= MAX_INSTANCES:
+                reason = f"{MAX_INSTANCES} workloads declare themselves; no more are taken"
+            if reason:
+                said.append(f"{offer.who}: {reason}")
+                continue
+            taken[offer.cgroup] = offer.spec.name
+            names.add(offer.spec.name)
+            specs[offer.spec.name] = offer.spec
+        self._offered = dict.fromkeys(spec.cgroup for spec in specs.values())
+        return specs, said, overruled
+
+    def exists(self, cgroup: str) -> bool:
+        """True if the control group is there."""
+        return self._lookup.exists(cgroup)
 
     def forget_processes(self, declared: Sequence[WorkloadSpec]) -> None:
         """Of those that none of these declarations names: when one is named again it may be another's number."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from perphd.agent.config import Config, reloaded
 from perphd.agent.config_workloads import relation_of
 from perphd.agent.match import is_lasting
 from perphd.agent.modes import Modes
+from perphd.agent.opt_in import DECLARATION
 from perphd.agent.records import KEPT_LEFT
 from perphd.agent.state import FoundAs, State
 from perphd.domain.control import Actor
@@ -35,18 +37,27 @@ class Roster:
     async def discover(self, now_s: float) -> None:
         """Take in what the declared matches stand for now, follow what has moved, let go what stays away."""
         discovery = self._state.parts.discovery
-        if discovery is None or not (self._state.declared or self._state.found):
+        opt_in = self._state.config.opt_in
+        if discovery is None or not (self._state.declared or self._state.found or opt_in.is_on):
             return
         if self._looked_s is not None and 0 <= now_s - self._looked_s < DISCOVER_S:
             return
         self._looked_s = now_s
         given = tuple(spec for name, spec in self._state.specs.items() if name not in self._state.found)
-        found = discovery.look(tuple(self._state.declared.values()), given)
+        found = discovery.look(tuple(self._state.declared.values()), given, opt_in)
+        for name, before in self._by_themselves():
+            # One that is there and takes its word back, or has another kind now, is let go at once.
+            now = found.specs.get(name)
+            if discovery.exists(before.cgroup) if now is None else now.kind is not before.kind:
+                await self.let_go(name)
         for name, spec in found.specs.items():
-            if name not in self._state.specs:
+            here = self._state.specs.get(name)
+            if here is None:
                 await self.add(spec)
-            elif self._state.specs[name].cgroup != spec.cgroup:
+            elif here.cgroup != spec.cgroup:
                 await self._move(spec)
+            elif here != spec and (here.declared_by or spec.declared_by):
+                await self._change(spec)
             self._state.found[name] = FoundAs(found.declared_as[name], now_s)
         for name, known in list(self._state.found.items()):
             is_one = name == known.declaration and name in self._state.declared
@@ -54,6 +65,7 @@ class Roster:
                 await self.let_go(name)
         for name in self._state.declared:
             self._state.parts.records.problem(f"match:{name}", found.problems.get(name), now_s)
+        self._state.parts.records.problem("opt_in", found.problems.get(DECLARATION), now_s)
 
     async def give_back_left(self, now_s: float) -> None:
         """What could not be given back of workloads that are off the list is tried again, until nothing is left."""
@@ -66,7 +78,13 @@ class Roster:
                 self._note_left(name, report, now_s)
 
     async def add(self, spec: WorkloadSpec, by: Actor | None = None) -> None:
-        """Take a workload, already checked against the others, into the loop; replaces one of that name."""
+        """Take a workload, already checked against the others, into the loop; replaces one of that name.
+
+        One that declared itself gives way to it.
+        """
+        if not spec.declared_by:
+            for name in self._in_the_way((spec,)):
+                await self.let_go(name)
         async with self._state.lock:
             if not spec.cgroup:  # to be found
                 self._state.declared[spec.name] = spec
@@ -74,7 +92,8 @@ class Roster:
                 return
             self._state.specs[spec.name] = spec
             await self._state.parts.sli.follow(self._state.all_specs())
-        self._state.tell(EventKind.WORKLOAD, f"{spec.kind} {spec.name} added", spec.name, by)
+        said = f", declared by {spec.declared_by}" if spec.declared_by else ""
+        self._state.tell(EventKind.WORKLOAD, f"{spec.kind} {spec.name} added{said}", spec.name, by)
 
     async def add_job(self, spec: WorkloadSpec) -> str:
         """Take in a job of the batch queue; why that is not possible, or empty."""
@@ -115,6 +134,11 @@ class Roster:
         if (one := self._state.found.get(name)) is not None and one.declaration in self._state.declared:
             problem = f"{name!r} was found for {one.declaration!r} and would be found again"
             raise ConfigError("request", "workload", problem, one.declaration)
+        if (by_itself := self._state.specs[name].declared_by) != "":
+            problem = f"{name!r} is declared by {by_itself} and would be found again"
+            raise ConfigError(
+                "request", "workload", problem, "a mode of its own, or another declaration there"
+            )
         if name in self._state.jobs:
             raise ConfigError("request", "workload", f"{name!r} is a job", "perphctl cancel ends a job")
         await self.let_go(name, by)
@@ -139,6 +163,10 @@ class Roster:
                 new.setdefault(name, replace(to_be, name=name, cgroup=self._state.specs[name].cgroup))
         for name, spec in self._state.jobs.items():
             new.setdefault(name, spec)
+        in_the_way = self._in_the_way(config.workloads)
+        for name, spec in self._by_themselves():
+            if name not in in_the_way:  # the next look knows whether they still may
+                new.setdefault(name, spec)
         self._state.declared, self._looked_s = declared, None
         for name, old in list(self._state.specs.items()):
             if name not in new or (new[name].cgroup, new[name].kind) != (old.cgroup, old.kind):
@@ -186,6 +214,31 @@ class Roster:
             self._state.parts.records.forget(name)
             self._state.parts.records.problem(f"missing:{name}", None, self._state.now_s)
         self._state.tell(EventKind.WORKLOAD, f"{name} removed", name, by)
+
+    def _by_themselves(self) -> list[tuple[str, WorkloadSpec]]:
+        """Those on the list that declared themselves."""
+        return [(name, spec) for name, spec in self._state.specs.items() if spec.declared_by]
+
+    def _in_the_way(self, specs: Iterable[WorkloadSpec]) -> set[str]:
+        """Those that declared themselves and have a name or a control group of these: the operator's word counts."""
+        return {
+            name
+            for name, by_itself in self._by_themselves()
+            for spec in specs
+            if name == spec.name or (spec.cgroup and relation_of(by_itself.cgroup, spec.cgroup) is not None)
+        }
+
+    async def _change(self, spec: WorkloadSpec) -> None:
+        """A workload that declared itself says something else of itself now, or the operator does."""
+        async with self._state.lock:
+            old = self._state.specs[spec.name]
+            self._state.parts.models.keep_if_counted_alike(old, spec, self._state.now_s)
+            self._state.specs[spec.name] = spec
+            self._state.enforceable.pop(spec.name, None)
+            self._state.sli_followed = False
+            self._state.planned = None
+        by = spec.declared_by or "the operator"
+        self._state.tell(EventKind.WORKLOAD, f"declared otherwise now, by {by}", spec.name)
 
     async def _move(self, spec: WorkloadSpec) -> None:
         """A workload that has another control group now; what was set on the one before goes back."""

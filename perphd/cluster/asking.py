@@ -9,13 +9,14 @@ from typing import Any, Final
 
 from perphd.cluster.scheduling.profile import Pod, PodKind
 from perphd.domain.errors import PerphError
+from perphd.domain.workload import LABEL_PREFIX
 from perphd.qos.bands import QosBand
 from perphd.qos.ledger import Amounts
 
-BAND_LABEL: Final = "perphd.io/band"
-COPPER_CPU: Final = "perphd.io/copper-cpu"
+BAND_LABEL: Final = f"{LABEL_PREFIX}band"
+COPPER_CPU: Final = f"{LABEL_PREFIX}copper-cpu"
 """Extended resource in thousandths of a CPU: extended resources are whole numbers."""
-COPPER_MEMORY: Final = "perphd.io/copper-memory"
+COPPER_MEMORY: Final = f"{LABEL_PREFIX}copper-memory"
 _QUANTITY: Final = re.compile(
     r"([+-]?[0-9]+(?:\.[0-9]*)?|[+-]?\.[0-9]+)([eE][+-]?[0-9]{1,2}|[numkMGTPE]|[KMGTPE]i)?"
 )

@@ -188,6 +188,7 @@ def doctor(out: Out, local: bool, require: str, config_path: str) -> None:
             decode(Topology, data["topology"], "topology"),
             seen_by,
             data.get("limitations", ()),
+            data.get("by_themselves", ()),
         ),
     )
     absent = missing(decode(tuple[Capability, ...], data["capabilities"], "capabilities"), required)

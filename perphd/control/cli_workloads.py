@@ -149,14 +149,23 @@ def _list(out: Out, kind: str) -> None:
     from perphd.control.table import table, text
 
     found = [item for item in out.client.get("workloads")["workloads"] if item["kind"] == kind]
-    hidden = ("kind", "name", "cgroup", "present", "effective_mode", "mode", "added_at_run_time")
+    hidden = (
+        "kind",
+        "name",
+        "cgroup",
+        "present",
+        "effective_mode",
+        "mode",
+        "added_at_run_time",
+        "declared_by",
+    )
     rows = [
         (
             item["name"],
             item["cgroup"],
             "yes" if item["present"] else "waiting",
             item["effective_mode"],
-            "run time" if item["added_at_run_time"] else "file",
+            "itself" if item["declared_by"] else "run time" if item["added_at_run_time"] else "file",
             ", ".join(f"{key} {_shown(value)}" for key, value in item.items() if key not in hidden)
             or "defaults",
         )

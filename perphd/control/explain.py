@@ -112,14 +112,15 @@ def answer_parts(
     after = decode(tuple[Aftermath, ...], data.get("aftermath", []), "aftermath")
     offset_s = data["clock"]["unix_s"] - data["clock"]["monotonic_s"]
     status = decode(WorkloadStatus, data["workload"], "workload")
+    origin = [text(f"Declared by {status.spec.declared_by}.")] if status.spec.declared_by else []
     if data["kind"] == "batch":
-        return batch_parts(status, decisions[: limit or 1], offset_s)
+        return [*origin, *batch_parts(status, decisions[: limit or 1], offset_s)]
     listed = explain_parts if limit is not None else summary_parts
     nothing = text(f"No decision about {workload} is remembered" + (" from before then." if at else " yet."))
     now = [text(f"Its last sample says: {status.condition}.")] if status.condition and not at else []
     host = data.get("host") if not at else None
     around = [] if host is None else [text(*host_lines(decode(HostAccount, host, "host")))]
-    return [*now, *around, *(listed(decisions, offset_s, verbose=verbose, after=after) or [nothing])]
+    return [*origin, *now, *around, *(listed(decisions, offset_s, verbose=verbose, after=after) or [nothing])]
 
 
 def explain_parts(

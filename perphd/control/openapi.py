@@ -162,7 +162,9 @@ def _pod_schema(**required: Schema) -> Schema:
 
 
 _LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": 1000}
-_NAMED: Schema = _of(kind=TEXT, name=TEXT, cgroup=TEXT, present={"type": "boolean"}, effective_mode=TEXT)
+_NAMED: Schema = _of(
+    kind=TEXT, name=TEXT, cgroup=TEXT, present={"type": "boolean"}, effective_mode=TEXT, declared_by=TEXT
+)
 _SLI_BODY: Schema = {
     "type": "object",
     "properties": {
@@ -179,7 +181,12 @@ OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
     ),
     ("GET", "/v1/doctor"): Operation(
         "What the host can do",
-        {"capabilities": tuple[Capability, ...], "topology": Topology, "limitations": tuple[str, ...]},
+        {
+            "capabilities": tuple[Capability, ...],
+            "topology": Topology,
+            "limitations": tuple[str, ...],
+            "by_themselves": tuple[str, ...],
+        },
     ),
     ("GET", "/v1/explain"): Operation(
         "The latest decisions about an LRA, or those that changed a batch workload, newest first",

@@ -29,11 +29,16 @@ NONE = "-"
 
 
 def doctor_parts(
-    capabilities: Iterable[Capability], topology: Topology, seen_by: str, limits: Iterable[str] = ()
+    capabilities: Iterable[Capability],
+    topology: Topology,
+    seen_by: str,
+    limits: Iterable[str] = (),
+    by_themselves: Iterable[str] = (),
 ) -> list[Part]:
     """``perphctl doctor``: the verdict, what is there, then what each absence costs and how to get it.
 
-    ``limits``: what cannot be set or measured of the workloads that are declared.
+    ``limits``: what cannot be set or measured of the workloads that are declared. ``by_themselves``: which of them
+    declared themselves, and where.
     """
     items = list(capabilities)
     parts: list[Part] = [
@@ -53,7 +58,18 @@ def doctor_parts(
         parts.append(table("What is missing", ("CAPABILITY", "WITHOUT IT", "HOW TO GET IT"), needs))
     if lines := list(limits):
         parts.append(text("Of the declared workloads:", *(f"  {line}" for line in lines)))
+    if lines := list(by_themselves):
+        parts.append(text("Workloads that declared themselves:", *(f"  {line}" for line in lines)))
     return parts
+
+
+def declared_lines(workloads: Iterable[WorkloadStatus]) -> tuple[str, ...]:
+    """Which workloads declared themselves, and where."""
+    return tuple(
+        f"{item.spec.name} ({item.spec.kind}): declared by {item.spec.declared_by}"
+        for item in workloads
+        if item.spec.declared_by
+    )
 
 
 def limitations(status: AgentStatus) -> tuple[str, ...]:

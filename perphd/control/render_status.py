@@ -13,6 +13,7 @@ from typing import Final
 from perphd.control.render import (
     HEALTH_STYLE,
     NONE,
+    declared_lines,
     delay_unit,
     duration,
     limited_notes,
@@ -94,6 +95,7 @@ def status_parts(status: AgentStatus, now_s: float, verbose: bool = False) -> li
             parts.append(text(*tried))
     if verbose and status.workloads:
         parts.append(_uses(status.workloads))
+    parts += _by_themselves(status.workloads, verbose)
     if not status.workloads:
         parts.append(text("No workload is declared. perphctl init proposes some; or perphctl lra add,"))
         parts.append(text("perphctl batch add."))
@@ -286,6 +288,13 @@ def _batch_state(item: WorkloadStatus) -> Cell:
     if item.condition == BatchCondition.STARVED and item.starved_s >= 1.0:
         return Styled(f"{item.condition} {duration(item.starved_s)}", "yellow")
     return Styled(item.condition or "running", _CONDITION_STYLE.get(item.condition, ""))
+
+
+def _by_themselves(workloads: Sequence[WorkloadStatus], verbose: bool) -> list[Part]:
+    """Which workloads no operator declared; with ``verbose`` where they did so."""
+    names = [item.spec.name for item in workloads if item.spec.declared_by]
+    lines = declared_lines(workloads) if verbose else (f"Declared by themselves: {', '.join(names)}",)
+    return [text(*(Styled(str(part), "dim") for line in lines for part in folded(line)))] if names else []
 
 
 def _uses(workloads: Sequence[WorkloadStatus]) -> Part:

@@ -35,7 +35,7 @@ from perphd.control.model_routes import ModelRoutes
 from perphd.control.owner_only import check_harmless
 from perphd.control.past_routes import PastRoutes
 from perphd.control.port import AgentPort, Done
-from perphd.control.render import limitations
+from perphd.control.render import declared_lines, limitations
 from perphd.control.replay_routes import Recordings
 from perphd.control.sizing_routes import SizingRoutes
 from perphd.control.sql import Queries
@@ -236,6 +236,7 @@ class Routes:
                     "present": item.present,
                     "effective_mode": item.mode.value,
                     "added_at_run_time": item.spec.name in runtime or not _may_stand_in_a_file(item.spec),
+                    "declared_by": item.spec.declared_by,
                 }
                 for item in self._agent.status().workloads
             ]
@@ -246,6 +247,7 @@ class Routes:
             "capabilities": encode(self._agent.capabilities.items),
             "topology": encode(self._agent.topology),
             "limitations": list(limitations(self._agent.status())),
+            "by_themselves": list(declared_lines(self._agent.status().workloads)),
         }
 
     async def _explain(self, request: web.Request, peer: Peer) -> Any:
@@ -400,7 +402,10 @@ class Routes:
         here = {item.spec.name: item.spec for item in self._agent.status().workloads}
         # A declaration has its name also when what was found for it has names of its own.
         here = {item.name: item for item in self._agent.declared} | here
-        existing = [Declared(item, "the running daemon", item.name) for item in here.values()]
+        # One that declared itself gives way to what an operator says.
+        existing = [
+            Declared(item, "the running daemon", item.name) for item in here.values() if not item.declared_by
+        ]
         try:
             check_workloads([*existing, Declared(spec, _BODY, kind.value)])
         except ConfigError as exc:

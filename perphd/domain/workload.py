@@ -8,6 +8,9 @@ from typing import Final
 
 from perphd.domain.reading import Reading, available
 
+LABEL_PREFIX: Final = "perphd.io/"
+"""What labels and annotations begin with that tell perphd, or a scheduler that asks it, something."""
+
 
 class Kind(StrEnum):
     """What a workload is to perphd: protected, or giving way."""
@@ -102,7 +105,8 @@ class WorkloadSpec:
     the application from another: ``auto``, ``none``, ``file:PATH`` or ``label:KEY``. ``band``: gold, silver or copper;
     None: silver for an LRA, copper for batch. ``reserved_memory_bytes``: 0 if it does not say; ``shape``: no, core or
     elastic; ``application``: empty if it is one by itself. ``touch``, ``exploration``: what an LRA's protection may
-    change and try; declared in a file or by request, ``batch`` unless it says otherwise.
+    change and try; declared in a file or by request, ``batch`` unless it says otherwise. ``declared_by``: what it says
+    of itself and where, if nobody else declared it; empty for what the operator declared.
 
     Of batch: ``min_cores``: CPU time that it gets per time, averaged over ten seconds; None: none is guaranteed.
     ``max_starvation_s``: the longest time without progress while it waits for a CPU.
@@ -128,6 +132,7 @@ class WorkloadSpec:
     application: str = ""
     touch: Touch = Touch.ALL
     exploration: Exploration = Exploration.ALL
+    declared_by: str = ""
 
     @property
     def least_cores(self) -> float:

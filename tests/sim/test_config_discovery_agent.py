@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from perphd.agent.config_opt_in import OptInConfig
 from perphd.agent.discovery import Discovery, Found
+from perphd.agent.opt_in import DECLARATION
 from perphd.agent.roster import DISCOVER_S, FORGET_S
+from perphd.control.render import declared_lines
 from perphd.domain.allocation import UNTOUCHED
 from perphd.domain.errors import ConfigError, KernelError
 from perphd.domain.status import WorkloadStatus
@@ -30,12 +33,16 @@ class Scripted(Discovery):
 
     def __init__(self) -> None:
         self.found = Found()
+        self.gone: set[str] = set()
 
     def forget_processes(self, declared: object) -> None:
         pass
 
-    def look(self, declared: object, others: object) -> Found:
+    def look(self, declared: object, others: object, opt_in: object = None) -> Found:
         return self.found
+
+    def exists(self, cgroup: str) -> bool:
+        return cgroup not in self.gone
 
     def says(self, *specs: WorkloadSpec) -> None:
         names = {spec.name: spec.name.partition(".")[0] for spec in specs}
@@ -253,3 +260,123 @@ async def test_a_workload_that_moves_is_followed_with_its_model(tmp_path: Path) 
     assert bench.agent._state.parts.models.model("db") is model
     await bench.agent.stop(restore=True)
     assert bench.files() == bench.before
+
+
+BY_ITSELF = replace(
+    MANY, name="pi", cgroup="/t/pi", match="unit:pi.service", declared_by="the unit's drop-in /x.conf"
+)
+
+
+def declares(script: Scripted, *specs: WorkloadSpec, problem: str = "") -> None:
+    """These declare themselves, and db is there as declared by the operator."""
+    database = replace(LRA, cgroup="/t/db")
+    names = {spec.name: DECLARATION if spec.declared_by else spec.name for spec in (database, *specs)}
+    problems = {DECLARATION: problem} if problem else {}
+    script.found = Found({spec.name: spec for spec in (database, *specs)}, names, problems)
+
+
+async def one_by_itself(tmp_path: Path) -> tuple[Bench, Scripted]:
+    """A batch unit that declared itself, and gives way."""
+    bench = Bench(tmp_path, workloads=(), matches=(LRA,))
+    bench.agent._state.config = replace(bench.agent._state.config, opt_in=OptInConfig(units="batch"))
+    script = scripted(bench)
+    declares(script, BY_ITSELF)
+    await bench.run(int(ARRIVES_S) + 15)
+    assert rows(bench)["pi"].in_force != UNTOUCHED
+    return bench, script
+
+
+def is_given_back(bench: Bench) -> bool:
+    now = bench.files()
+    return all(now[path] == value for path, value in bench.before.items() if path.startswith("/t/pi/"))
+
+
+async def test_one_that_declares_itself_is_shown_with_where_it_did_so(tmp_path: Path) -> None:
+    bench, script = await one_by_itself(tmp_path)
+    status = bench.agent.status()
+    assert rows(bench)["pi"].spec.declared_by == BY_ITSELF.declared_by
+    assert "pi (batch): declared by the unit's drop-in /x.conf" in declared_lines(status.workloads)
+    declares(script, BY_ITSELF, problem="[opt_in]: x.service: wrong")
+    await bench.run(int(DISCOVER_S) + 1)
+    assert "[opt_in]: x.service: wrong" in bench.agent.status().problems
+    declares(script, BY_ITSELF)
+    await bench.run(int(DISCOVER_S) + 1)
+    assert "[opt_in]: x.service: wrong" not in bench.agent.status().problems
+    with pytest.raises(
+        ConfigError, match=r"'pi' is declared by the unit's drop-in /x\.conf and would be found again"
+    ):
+        await bench.agent.remove_workload("pi")
+    await bench.agent.stop(restore=True)
+    assert bench.files() == bench.before
+
+
+async def test_one_that_takes_its_word_back_is_let_go_at_once(tmp_path: Path) -> None:
+    bench, script = await one_by_itself(tmp_path)
+    declares(script)
+    await bench.run(int(DISCOVER_S) + 1)
+    assert set(rows(bench)) == {"db"}
+    assert is_given_back(bench)
+    await bench.agent.stop(restore=True)
+
+
+async def test_one_whose_group_is_gone_is_kept_for_a_while(tmp_path: Path) -> None:
+    bench, script = await one_by_itself(tmp_path)
+    declares(script)
+    script.gone.add("/t/pi")
+    await bench.run(int(DISCOVER_S) + 1)
+    assert "pi" in rows(bench)
+    await bench.run(int(FORGET_S) + int(DISCOVER_S))
+    assert set(rows(bench)) == {"db"}
+    await bench.agent.stop(restore=True)
+
+
+async def test_a_changed_word_is_taken_over_without_losing_what_is_in_force(tmp_path: Path) -> None:
+    bench, script = await one_by_itself(tmp_path)
+    in_force = rows(bench)["pi"].in_force
+    declares(script, replace(BY_ITSELF, mode=Mode.OBSERVE, declared_by="the unit's drop-in /y.conf"))
+    script_looks = int(DISCOVER_S) + 1
+    await bench.run(script_looks)
+    spec = rows(bench)["pi"].spec
+    assert (spec.mode, spec.declared_by) == (Mode.OBSERVE, "the unit's drop-in /y.conf")
+    assert rows(bench)["pi"].mode is Mode.OBSERVE
+    assert is_given_back(bench), "it asked to be observed only"
+    declares(script, BY_ITSELF)
+    await bench.run(script_looks + 15)
+    assert rows(bench)["pi"].in_force == in_force
+    await bench.agent.stop(restore=True)
+
+
+async def test_a_reload_keeps_it_and_the_operators_word_replaces_it(tmp_path: Path) -> None:
+    bench, script = await one_by_itself(tmp_path)
+    in_force, config = rows(bench)["pi"].in_force, replace(bench.config, opt_in=OptInConfig(units="batch"))
+    await bench.agent.reload(config)
+    assert rows(bench)["pi"].in_force == in_force
+    # Found for a declaration of the operator from now on, under the same name.
+    mine = replace(MANY, name="pi", match="cgroup:/t/pi", min_cores=2.0)
+    await bench.agent.reload(replace(config, matches=(LRA, mine)))
+    declares(script, replace(mine, cgroup="/t/pi"))
+    await bench.run(int(DISCOVER_S) + 1)
+    assert (rows(bench)["pi"].spec.declared_by, rows(bench)["pi"].spec.min_cores) == ("", 2.0)
+    await bench.agent.stop(restore=True)
+    assert bench.files() == bench.before
+
+
+async def test_it_gives_way_to_a_workload_that_an_operator_adds_for_its_group(tmp_path: Path) -> None:
+    bench, script = await one_by_itself(tmp_path)
+    declares(script)
+    await bench.agent.add_workload(WorkloadSpec("mine", Kind.BATCH, "/t/pi"))
+    await bench.run(2)
+    assert set(rows(bench)) == {"db", "mine"}
+    await bench.agent.stop(restore=True)
+    assert bench.files() == bench.before
+
+
+async def test_it_goes_when_the_operator_closes_the_door(tmp_path: Path) -> None:
+    bench, script = await one_by_itself(tmp_path)
+    await bench.agent.reload(bench.config)
+    assert not bench.agent._state.config.opt_in.is_on
+    declares(script)
+    await bench.run(int(DISCOVER_S) + 1)
+    assert set(rows(bench)) == {"db"}
+    assert is_given_back(bench)
+    await bench.agent.stop(restore=True)

@@ -95,6 +95,13 @@ def start_at_rest(vm: Vm) -> dict[str, str]:
     """Make the workloads and run them, and perphd, observing; the settings when nobody has set anything on them."""
     vm.sh("systemctl stop perphd", INSTALL_S)
     configure(vm, "observe")
+    found = start_workloads(vm)
+    vm.sh("perphd config check && systemctl start perphd", INSTALL_S)
+    return found
+
+
+def start_workloads(vm: Vm) -> dict[str, str]:
+    """Make the workloads and run them; the settings on them."""
     vm.write("/usr/local/bin/worker", WORKER, 0o755)
     for name, more in WORKLOADS.items():
         vm.write(f"/etc/systemd/system/{name}.service", UNIT.format(what=name, more=more))
@@ -102,9 +109,7 @@ def start_at_rest(vm: Vm) -> dict[str, str]:
     vm.sh(f"systemctl revert {' '.join(UNITS)}; systemctl daemon-reload")
     vm.sh(f"systemctl enable -q {names} && systemctl restart {names}")
     wait_for_places(vm, (EVERYWHERE,), "no processes, or not everywhere")
-    found = settings(vm)
-    vm.sh("perphd config check && systemctl start perphd", INSTALL_S)
-    return found
+    return settings(vm)
 
 
 def end(vm: Vm) -> None:
