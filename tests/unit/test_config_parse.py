@@ -140,6 +140,8 @@ def wrong_values(key: Key) -> list[object]:
                 "optional-command": ["true", "/bin/sh '"],
                 "optional-url": ["x", "ftp://x", "http://"],
                 "incidents": ["", "slow"],
+                "kinds": ["lar", "lra;batch"],
+                "bands": ["copper", "system", "gold silver"],
                 "endpoint": ["localhost:1", "127.0.0.1", "127.0.0.1:0", "1.2.3.4:70000", "::1:80"],
                 "": ["no-such-choice", "", "Observe"],
             }[key.kind]

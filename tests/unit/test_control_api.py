@@ -222,6 +222,7 @@ def test_workloads_in_the_form_of_the_configuration(served: Served):
         "present": True,
         "effective_mode": "enforce",
         "added_at_run_time": False,
+        "declared_by": "",
     }
 
 

@@ -26,6 +26,7 @@ FRAGMENTS = {
     ("perphd/agent/batch_queue.py", "queue"): "the batch queue",
     ("perphd/agent/queue_room.py", "queue:"): "is not looked after as a workload of its own",
     ("perphd/agent/rebuilds.py", "rebuild"): "is not rebuilt",
+    ("perphd/agent/roster.py", "opt_in"): "[opt_in]",
     ("perphd/agent/roster.py", "left"): "not all was given back",
     ("perphd/agent/roster.py", "left:"): "not all was given back",
     ("perphd/agent/roster.py", "match:"): "nothing matches",
