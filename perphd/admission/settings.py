@@ -10,13 +10,14 @@ from typing import Any, Final
 from perphd.domain.workload import WorkloadSpec
 
 
-def _key(default: float, low: float, high: float, unit: str, doc: str) -> Any:
-    return field(default=default, metadata={"min": low, "max": high, "unit": unit, "doc": doc})
+def _key(default: float, low: float, high: float, unit: str, doc: str, *, expert: bool = True) -> Any:
+    metadata = {"min": low, "max": high, "unit": unit, "doc": doc, "expert": expert}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)
 class PolicySettings:
-    """Settings of the perph policy. Field metadata carries bounds (``min``, ``max``), ``unit`` and ``doc``."""
+    """Settings of the perph policy. Field metadata: ``min``, ``max``, ``unit``, ``doc``, ``expert``."""
 
     confirm_ticks: int = _key(
         2, 1, 60, "samples", "samples below target, with a witness, that it takes at least before acting"
@@ -95,6 +96,7 @@ class PolicySettings:
         "1/day",
         "times that an LRA may be called degraded, by all rules together, while it keeps its target with all its "
         "tolerance to spare",
+        expert=False,
     )
     settle_s: float = _key(
         1.0, 0.0, 60.0, "s", "after an own change nothing is judged or learned for so long"
@@ -137,6 +139,7 @@ class PolicySettings:
         1000.0,
         "hosts",
         "what a missed target costs, in batch work of so many hosts like this: the more, the surer a step back must be",
+        expert=False,
     )
     regret_s: float = _key(
         60.0,
@@ -151,6 +154,7 @@ class PolicySettings:
         60.0,
         "1/h",
         "steps aside by one unit, made while there is slack so that the model knows what lies around: at most; 0: none",
+        expert=False,
     )
     step_aside_calm_s: float = _key(
         300.0, 10.0, 86400.0, "s", "how long an LRA must be healthy, and nothing changed, before a step aside"

@@ -70,9 +70,15 @@ class DaemonConfig:
         low=0.1,
         high=60.0,
         unit="s",
+        expert=True,
     )
     attentive_for_s: float = setting(
-        4.0, "so long after the last such event samples are taken so often", low=0.0, high=60.0, unit="s"
+        4.0,
+        "so long after the last such event samples are taken so often",
+        low=0.0,
+        high=60.0,
+        unit="s",
+        expert=True,
     )
     state_dir: str = setting(
         "/var/lib/perphd", "journal of original values, models, workloads added at run time", kind="path"
@@ -104,6 +110,7 @@ class DaemonConfig:
         low=0.0,
         high=86400.0,
         unit="s",
+        expert=True,
     )
     log_level: Literal["debug", "info", "warning", "error"] = setting("info", "least severity that is logged")
 
@@ -149,6 +156,7 @@ class IsolationConfig:
         low=0.01,
         high=100.0,
         unit="/s",
+        expert=True,
     )
     adopt_s: float = setting(
         0.0,
@@ -157,6 +165,7 @@ class IsolationConfig:
         low=0.0,
         high=3600.0,
         unit="s",
+        expert=True,
     )
     deadline_s: float = setting(
         2.0,
@@ -164,6 +173,7 @@ class IsolationConfig:
         low=0.1,
         high=60.0,
         unit="s",
+        expert=True,
     )
 
 

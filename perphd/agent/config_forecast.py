@@ -22,4 +22,5 @@ class ForecastConfig:
         "of about 4.6 KiB for each feature and quantity; 0: runs are not recorded",
         low=0,
         high=10_000_000,
+        expert=True,
     )

@@ -36,7 +36,7 @@ class MetricsConfig:
         kind="optional-path",
     )
     textfile_period_s: float = setting(
-        15.0, "time between two versions of the textfile", low=1.0, high=3600.0, unit="s"
+        15.0, "time between two versions of the textfile", low=1.0, high=3600.0, unit="s", expert=True
     )
 
 

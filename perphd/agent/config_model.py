@@ -21,6 +21,7 @@ class ModelConfig:
         True,
         "with ogbrt: trees are rebuilt now and then, in a niced process of half a second; false: what was learned only "
         "moves their leaves",
+        expert=True,
     )
     gate_mape_pct: float = setting(
         100.0 * GATE_MAPE,
@@ -29,4 +30,5 @@ class ModelConfig:
         low=0.0,
         high=1000.0,
         unit="%",
+        expert=True,
     )

@@ -31,11 +31,13 @@ class NetworkConfig:
         "until it was filled to less than release_pct for release_s",
     )
     saturated_pct: float = setting(
-        85.0, "a link counts as full from here on, of its speed", low=10.0, high=100.0, unit="%"
+        85.0, "a link counts as full from here on, of its speed", low=10.0, high=100.0, unit="%", expert=True
     )
-    release_pct: float = setting(60.0, "and as free again below this", low=1.0, high=100.0, unit="%")
+    release_pct: float = setting(
+        60.0, "and as free again below this", low=1.0, high=100.0, unit="%", expert=True
+    )
     release_s: float = setting(
-        30.0, "for so long, before the ceiling is taken away", low=0.0, high=3600.0, unit="s"
+        30.0, "for so long, before the ceiling is taken away", low=0.0, high=3600.0, unit="s", expert=True
     )
 
     @property

@@ -21,7 +21,7 @@ class QueueConfig:
         kind="group",
     )
     most_running: int = setting(32, "jobs that run at the same time", low=1, high=256)
-    most_waiting: int = setting(20_000, "further jobs are refused", low=1, high=100_000)
+    most_waiting: int = setting(20_000, "further jobs are refused", low=1, high=100_000, expert=True)
     default_memory_bytes: int = setting(
         parse_size_bytes("1G"),
         "memory that a job without --memory is taken to need; it is not limited to it",
@@ -41,5 +41,5 @@ class QueueConfig:
         high=1.0,
     )
     keep_h: float = setting(
-        168.0, "jobs that have ended and their logs are deleted", low=0.1, high=8760.0, unit="h"
+        168.0, "jobs that have ended and their logs are deleted", low=0.1, high=8760.0, unit="h", expert=True
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from perphd.agent.config import DEFAULT_PATH, TABLES
@@ -23,7 +24,7 @@ ABOUT = {
     "daemon": "How the daemon runs.",
     "isolation": "How settings are written.",
     "store": "The local time-series store behind perphctl query and perphctl export.",
-    "policy": "Thresholds, rates and delays of the policy. The defaults fit most hosts.",
+    "policy": "What the policy may do, and how sure it must be. Its thresholds and delays are below Tuning.",
     "host": "The host that is controlled.",
     "wake": "Looking at once, between two samples, when something is wrong.",
     "network": "What batch may send. Off unless devices are named; see knobs.md for what is done to them.",
@@ -53,6 +54,10 @@ SLI_ABOUT = (
 OWN_POLICY = (
     "Any key of [policy], for this LRA alone. What concerns all batch together (cores, memory and cache of batch, what "
     "counts as idle) is decided with the host's values where several LRAs are decided for at once."
+)
+TUNING = (
+    "Hardly anybody needs these: the defaults follow from measurements and fit the benchmarks. They stand in the same "
+    "tables of the file as the keys above."
 )
 RULES = (
     f"The main file is {DEFAULT_PATH}; the files conf.d/*.toml beside it follow in the order of their names. "
@@ -155,17 +160,7 @@ def markdown() -> str:
         "\n".join(f"- {rule}" for rule in RULES),
     ]
     for name, table in _tables():
-        head = f"[[{name}]]" if name in _REPEATED else f"[{name}]"
-        rows = [
-            f"| `{key.name}` | {key.type_name} | {_code(default_text(key))} | {_cell(key.allowed)} | {_cell(key.doc)} |"
-            for key in keys_of(table)
-        ]
-        parts += [
-            f"## {head}",
-            ABOUT[name],
-            "| key | type | default | allowed | meaning |\n| --- | --- | --- | --- | --- |\n"
-            + "\n".join(rows),
-        ]
+        parts += [f"## {_head(name)}", ABOUT[name], _rows(key for key in keys_of(table) if not key.expert)]
     parts += ["## Finding control groups", *MATCHING, f"```toml\n{MATCH_EXAMPLE}```"]
     parts += ["## [lra.policy]", OWN_POLICY]
     parts += ["## [lra.sli]", SLI_ABOUT, "`source` is required and names one of the following."]
@@ -179,6 +174,10 @@ def markdown() -> str:
             f'### source = "{source}"',
             "| key | default | allowed | meaning |\n| --- | --- | --- | --- |\n" + "\n".join(rows),
         ]
+    parts += ["## Tuning", TUNING]
+    for name, table in _tables():
+        if expert := [key for key in keys_of(table) if key.expert]:
+            parts += [f"### Further keys of {_head(name)}", _rows(expert)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -199,17 +198,8 @@ def man() -> str:
     for rule in RULES:
         lines += [".PP", _man(rule)]
     for name, table in _tables():
-        head = f"[[{name}]]" if name in _REPEATED else f"[{name}]"
-        lines += [f'.SH "TABLE {head}"', _man(ABOUT[name])]
-        for key in keys_of(table):
-            lines += [
-                ".TP",
-                f'.BR {_man(key.name)} " (\\fI{_man(key.type_name)}\\fP)"',
-                _man(f"{_sentence(key.doc)}"),
-            ]
-            default = default_text(key)
-            said = "It is required." if key.required else f"Default: {default}."
-            lines.append(_man(f"Allowed: {key.allowed}. {said}"))
+        lines += [f'.SH "TABLE {_head(name)}"', _man(ABOUT[name])]
+        lines += _man_keys(key for key in keys_of(table) if not key.expert)
     lines.append(".SH FINDING CONTROL GROUPS")
     for text in MATCHING:
         lines += [".PP", _man(text)]
@@ -223,6 +213,10 @@ def man() -> str:
             lines += [".TP", f".B {_man(option.key)}", _man(_sentence(option.meaning))]
             said = "It is required." if option.required else f"Default: {option.default or 'none'}."
             lines.append(_man(f"Allowed: {option.allowed}. {said}"))
+    lines += [".SH TUNING", _man(TUNING)]
+    for name, table in _tables():
+        if expert := [key for key in keys_of(table) if key.expert]:
+            lines += [f'.SS "Further keys of {_head(name)}"', *_man_keys(expert)]
     lines += [".SH EXAMPLE", ".nf", *(_man(line) for line in EXAMPLE.splitlines()), ".fi"]
     lines += [".SH SEE ALSO", ".BR perphctl (1),", ".BR perphd (8)"]
     return "\n".join(lines) + "\n"
@@ -241,6 +235,32 @@ def _tables() -> list[tuple[str, type]]:
         (NOTIFY, NotifyConfig),
         *((kind.value, table) for kind, table in WORKLOAD_TABLES.items()),
     ]
+
+
+def _head(name: str) -> str:
+    return f"[[{name}]]" if name in _REPEATED else f"[{name}]"
+
+
+def _rows(keys: Iterable[Key]) -> str:
+    rows = [
+        f"| `{key.name}` | {key.type_name} | {_code(default_text(key))} | {_cell(key.allowed)} | {_cell(key.doc)} |"
+        for key in keys
+    ]
+    head = "| key | type | default | allowed | meaning |\n| --- | --- | --- | --- | --- |\n"
+    return head + "\n".join(rows)
+
+
+def _man_keys(keys: Iterable[Key]) -> list[str]:
+    lines: list[str] = []
+    for key in keys:
+        lines += [
+            ".TP",
+            f'.BR {_man(key.name)} " (\\fI{_man(key.type_name)}\\fP)"',
+            _man(f"{_sentence(key.doc)}"),
+        ]
+        said = "It is required." if key.required else f"Default: {default_text(key)}."
+        lines.append(_man(f"Allowed: {key.allowed}. {said}"))
+    return lines
 
 
 def _sentence(text: str) -> str:

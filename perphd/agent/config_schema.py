@@ -2,8 +2,8 @@
 
 The fields of a dataclass are the keys of its table; a field without default is a required key. Its metadata
 says the rest: ``min`` and ``max`` (inclusive), ``unit``, ``doc``, ``key`` (its name in the file, if not the
-field's) and ``kind`` (what a text must be). The same metadata makes docs/config.md and perphd.conf(5), so
-that neither can drift.
+field's), ``kind`` (what a text must be) and ``expert`` (hardly anybody needs it). The same metadata makes
+docs/config.md and perphd.conf(5), so that neither can drift.
 """
 
 from __future__ import annotations
@@ -58,6 +58,7 @@ class Key:
     unit: str
     doc: str
     kind: str
+    expert: bool
 
     @property
     def type_name(self) -> str:
@@ -105,13 +106,14 @@ def setting(
     unit: str = "",
     kind: str = "",
     key: str = "",
+    expert: bool = False,
 ) -> Any:
     """A dataclass field that is a key of a table. Without ``default`` the key is required."""
-    metadata = {"doc": doc, "unit": unit, "kind": kind, "key": key}
+    metadata = {"doc": doc, "unit": unit, "kind": kind, "key": key, "expert": expert}
     if low is not None:
-        metadata |= {"min": low}  # type: ignore[dict-item]
+        metadata |= {"min": low}
     if high is not None:
-        metadata |= {"max": high}  # type: ignore[dict-item]
+        metadata |= {"max": high}
     if default is MISSING:
         return field(metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -138,6 +140,7 @@ def keys_of(table: type) -> tuple[Key, ...]:
                 unit=meta.get("unit", ""),
                 doc=meta.get("doc", ""),
                 kind=meta.get("kind", ""),
+                expert=meta.get("expert", False),
             )
         )
     return tuple(found)

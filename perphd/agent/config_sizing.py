@@ -19,12 +19,24 @@ class SizingConfig:
         "comparison. The last two need the mode enforce as well",
     )
     interval_s: float = setting(
-        60.0, "forecasts and plans are made so often, from the greatest use", low=1.0, high=3600.0, unit="s"
+        60.0,
+        "forecasts and plans are made so often, from the greatest use",
+        low=1.0,
+        high=3600.0,
+        unit="s",
+        expert=True,
     )
     k1_pct: float = setting(
-        5.0, "share of the reservation that is always kept above the forecast", low=0.0, high=100.0, unit="%"
+        5.0,
+        "share of the reservation that is always kept above the forecast",
+        low=0.0,
+        high=100.0,
+        unit="%",
+        expert=True,
     )
-    k2: float = setting(3.0, "spreads of the forecast that are kept above it", low=0.0, high=10.0)
+    k2: float = setting(
+        3.0, "spreads of the forecast that are kept above it", low=0.0, high=10.0, expert=True
+    )
     memory_bytes: int = setting(
         0,
         "memory that the workloads with reserved_memory have together; 0: what the host, or the limit of a group that "

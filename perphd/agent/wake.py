@@ -44,6 +44,7 @@ class WakeConfig:
         low=1,
         high=10000,
         unit="ms",
+        expert=True,
     )
     window_ms: int = setting(
         500,
@@ -51,9 +52,15 @@ class WakeConfig:
         low=500,
         high=10000,
         unit="ms",
+        expert=True,
     )
     min_interval_ms: int = setting(
-        200, "a tick follows the one before it by at least so much", low=50, high=10000, unit="ms"
+        200,
+        "a tick follows the one before it by at least so much",
+        low=50,
+        high=10000,
+        unit="ms",
+        expert=True,
     )
 
 

@@ -104,6 +104,13 @@ def test_every_objective_can_be_configured():
     assert {field.name for field in dataclasses.fields(Objective)} <= keys
 
 
+def test_an_operator_reads_of_the_daemon_and_its_host_half_as_many_keys() -> None:
+    once = [key for table in TABLES.values() for key in keys_of(table)]
+    shown = [key for key in once if not key.expert]
+    assert len(shown) <= 50
+    assert {key.name for key in shown} >= {"mode", "false_alarms_per_day", "retention_h", "shaper"}
+
+
 def all_keys() -> list[tuple[str, Key]]:
     tables = [*TABLES.items(), *((kind.value, table) for kind, table in WORKLOAD_TABLES.items())]
     return [(name, key) for name, table in tables for key in keys_of(table)]
