@@ -37,7 +37,10 @@ ABOUT = {
     "forecast": "Forecasts of use; see how-to/size-a-workload.md. Nothing acts on them.",
     "queue": "The batch queue; see how-to/nightly-batch.md.",
     "contention": "Backing batch off from contended disks; see bands-and-batch.md.",
-    "opt_in": "Workloads that declare themselves; see how-to/opt-in.md. A reload takes this table over.",
+    "opt_in": "Workloads that declare themselves: units by lines KEY=VALUE in a section [X-Perphd] of their file or a "
+    "drop-in, containers and pods by labels or annotations perphd.io/KEY. Keys are those of [[lra]] and [[batch]], "
+    "with kind (lra or batch) and sli.OPTION; how-to/opt-in.md lists who may say what. What the configuration "
+    "declares counts. A reload takes this table over.",
     "lra": "One long-running application that is kept at its performance. May be repeated.",
     "batch": "Work that gives way. May be repeated.",
 }
