@@ -34,22 +34,31 @@ def remarks(config: Config) -> list[str]:
     if config.host.kind == "simulated":
         return found
     fs = RealFs(config.host.root)
-    return found + check_against_host(config, fs, discover(fs))
+    return found + check_everything(config, fs, discover(fs))
+
+
+def check_everything(config: Config, fs: KernelFs, hierarchies: Hierarchies) -> list[str]:
+    """As ``check_against_host``, and what units declare that do not run, or need not be listened to."""
+    from perphd.agent.opt_in import OptIn
+    from perphd.host.lookup import Lookup
+
+    warnings = check_against_host(config, fs, hierarchies)
+    said = " ".join(warnings)
+    more = OptIn(fs, Lookup(fs, hierarchies)).remarks(config.opt_in)
+    return warnings + [remark for remark in more if remark not in said]
 
 
 def check_against_host(config: Config, fs: KernelFs, hierarchies: Hierarchies) -> list[str]:
     """Check all workloads of a configuration; see ``check_workloads_on_host``."""
     source = config.sources[0] if config.sources else "configuration"
     warnings = check_workloads_on_host(config.workloads, fs, hierarchies, source)
-    from perphd.agent.discovery import Discovery  # which asks this module
-    from perphd.host.lookup import Lookup
-
-    discovery = Discovery(fs, Lookup(fs, hierarchies))
     if config.matches or config.opt_in.is_on:
-        found = discovery.look(config.matches, config.workloads, config.opt_in)
+        from perphd.agent.discovery import Discovery  # which asks this module
+        from perphd.host.lookup import Lookup
+
+        found = Discovery(fs, Lookup(fs, hierarchies)).look(config.matches, config.workloads, config.opt_in)
         warnings += [*found.problems.values(), *found.overruled]
-    said = " ".join(warnings)
-    return warnings + [remark for remark in discovery.opt_in.remarks(config.opt_in) if remark not in said]
+    return warnings
 
 
 def check_workloads_on_host(

@@ -52,7 +52,7 @@ class Discovery:
     def __init__(self, fs: KernelFs, lookup: Lookup) -> None:
         self._fs, self._lookup = fs, lookup
         self._starts: dict[int, int] = {}
-        self.opt_in = OptIn(fs, lookup)
+        self._opt_in = OptIn(fs, lookup)
         self._offered: dict[str, None] = {}
 
     def look(
@@ -122,7 +122,7 @@ class Discovery:
         specs: dict[str, WorkloadSpec] = {}
         said: list[str] = []
         overruled: list[str] = []
-        offers = sorted(self.opt_in.offers(config), key=lambda offer: offer.cgroup not in self._offered)
+        offers = sorted(self._opt_in.offers(config), key=lambda offer: offer.cgroup not in self._offered)
         operators, taken = taken, dict(taken)
         for offer in offers:
             if any(relation_of(offer.cgroup, other) is not None for other in operators):

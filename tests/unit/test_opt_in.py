@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from perphd.agent.config import nothing_to_do, parse, reloaded
-from perphd.agent.config_host import check_against_host
+from perphd.agent.config_host import check_against_host, check_everything
 from perphd.agent.config_opt_in import OptInConfig
 from perphd.agent.config_workloads import BatchTable, LraTable
 from perphd.agent.discovery import MAX_INSTANCES, Discovery, Found
@@ -445,11 +445,13 @@ def test_config_check_says_what_is_wrong_of_units_that_do_not_run(tmp_path: Path
     config = parse(
         '[opt_in]\nunits = "lra"\n[[batch]]\nname = "b"\ncgroup = "/system.slice/db.service"\n', "f"
     )
-    said = check_against_host(config, fs, discover(fs))
+    said = check_everything(config, fs, discover(fs))
     assert any(
         "late.service.d/p.conf:2: X-Perphd.kind: 'lar' is not one of its values" in text for text in said
     )
-    assert "db.service declares itself, but the operator's declaration counts" in said
+    counts = "db.service declares itself, but the operator's declaration counts"
+    assert counts in said
+    assert check_against_host(config, fs, discover(fs)) == [counts], "a daemon that starts says less"
 
 
 def test_a_reload_takes_the_table_over_and_it_is_something_to_do() -> None:
