@@ -9,70 +9,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from perphd import __version__
-from perphd.agent.config_schema import Key, keys_of
-from perphd.agent.config_workloads import WORKLOAD_TABLES
-from perphd.batch.gangs import Slots
-from perphd.batch.view import JobRow
-from perphd.cluster.document import NodeDocument, PodImpact, Reserved
-from perphd.cluster.reservations import BANDS
 from perphd.control.errors import Code
-from perphd.control.limits import MAX_PAUSE_S, MAX_REASON
-from perphd.control.node_routes import MOST_CPUS, MOST_HOLDER
-from perphd.control.past_routes import LONGEST_S, MOST_SLOTS, SHORTEST_S
-from perphd.control.queue_routes import (
-    MAX_ARRAY,
-    MAX_DEADLINE_S,
-    MAX_EVENT_S,
-    MAX_RETRIES,
-    MAX_ROWS,
-    MAX_WORKERS,
-)
-from perphd.control.sizing_routes import SAMPLES, STEPS
+from perphd.control.openapi_operations import JSON, OPERATIONS, TEXT, Operation, record_of
 from perphd.control.wire_schema import Components, Schema
-from perphd.domain.allocation import Settings
-from perphd.domain.belief import ModelSummary, ModelView
-from perphd.domain.capability import Capability
-from perphd.domain.control import Pause
-from perphd.domain.decision import Aftermath, Decision
-from perphd.domain.event import EventKind
-from perphd.domain.forecast import Forecasts
-from perphd.domain.history import History, StoredEvent
-from perphd.domain.host_account import HostAccount
-from perphd.domain.queue import CopperOffer, EventStatus, QueueSummary
-from perphd.domain.status import AgentStatus, TrialStatus, WorkloadStatus
-from perphd.domain.suggestion import Suggestion
-from perphd.domain.topology import Topology
-from perphd.domain.whatif import WhatIf
-from perphd.domain.workload import Kind, Mode
-from perphd.isolation.restore_report import RestoreReport
-from perphd.monitor.sli import PUSHED_FIELDS
-from perphd.qos.bands import QosBand
-from perphd.sizing.memory_fit import FitView
-from perphd.sizing.shaper_view import ShaperView
-from perphd.trial.design import (
-    MAX_BLOCK_S,
-    MAX_BOUND_PCT,
-    MAX_HOURS,
-    MAX_SEED,
-    MIN_BLOCK_S,
-    MIN_BOUND_PCT,
-)
-from perphd.trial.record import TrialRecord
 
-JSON: Final = "application/json"
-TEXT: Schema = {"type": "string"}
 _ERROR: Schema = {"$ref": "#/components/schemas/Error"}
-_TEXTS: Schema = {"type": "array", "items": TEXT}
-_OBJECT: Schema = {"type": "object"}
-_CLOCK: Schema = {
-    "type": "object",
-    "properties": {"monotonic_s": {"type": "number"}, "unix_s": {"type": "number"}},
-    "required": ["monotonic_s", "unix_s"],
-}
 _STATUSES: Final[Mapping[int, str]] = {
     400: "a value is refused; key and allowed say which and what would do",
     403: "who asks may not",
@@ -86,425 +30,6 @@ _STATUSES: Final[Mapping[int, str]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
-    """What a route takes and answers. ``answer``: a schema, a type that the wire knows, or one of these by key."""
-
-    summary: str
-    answer: Any = None
-    query: tuple[tuple[str, Schema, bool], ...] = ()
-    body: Schema | None = None
-    answer_type: str = JSON
-    extra: tuple[tuple[str, Schema], ...] = ()
-    status: int = 200
-    changes: bool = False
-    submits: bool = False
-
-
-def _query(name: str, schema: Schema, required: bool = False) -> tuple[str, Schema, bool]:
-    return (name, schema, required)
-
-
-def _of(**properties: Schema) -> Schema:
-    return {"type": "object", "properties": properties, "required": list(properties)}
-
-
-def _key_schema(key: Key) -> Schema:
-    schema: dict[str, Any] = {"description": key.doc or key.name}
-    match key.type_name:
-        case "boolean":
-            schema["type"] = "boolean"
-        case "integer" | "number" as kind:
-            schema["type"] = kind
-            schema |= {} if key.low is None else {"minimum": key.low}
-            schema |= {} if key.high is None else {"maximum": key.high}
-        case "size":
-            schema["type"] = ["string", "integer"]
-        case _:
-            schema["type"] = "string"
-    return schema
-
-
-def _workload_schema() -> Schema:
-    kinds: list[Schema] = []
-    for name, table in WORKLOAD_TABLES.items():
-        if name not in tuple(Kind):
-            continue
-        properties = {key.name: _key_schema(key) for key in keys_of(table)}
-        required = ["kind", *(key.name for key in keys_of(table) if key.required)]
-        if name == Kind.LRA:
-            properties["sli"] = properties["policy"] = _OBJECT
-        properties["kind"] = {"const": name}
-        kinds.append(
-            {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
-        )
-    return {"anyOf": kinds}
-
-
-def _pod_schema(**required: Schema) -> Schema:
-    """A pod's requests; with ``required``, a bid for them."""
-    properties: dict[str, Schema] = {
-        "cpu": {"type": "number", "minimum": 0, "maximum": MOST_CPUS},
-        "memory": {"type": ["integer", "string"], "minimum": 0},
-        "band": {"enum": [band.value for band in BANDS]},
-        **required,
-    }
-    if not required:
-        properties["search"] = {"type": "boolean"}
-    else:
-        properties["score"] = {"type": "number", "minimum": -1e18, "maximum": 1e18}
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(required),
-        "additionalProperties": False,
-    }
-
-
-_LIMIT: Schema = {"type": "integer", "minimum": 1, "maximum": 1000}
-_NAMED: Schema = _of(
-    kind=TEXT, name=TEXT, cgroup=TEXT, present={"type": "boolean"}, effective_mode=TEXT, declared_by=TEXT
-)
-_SLI_BODY: Schema = {
-    "type": "object",
-    "properties": {
-        name: {"type": "number", "minimum": 0, "exclusiveMaximum": 1e18} for name in PUSHED_FIELDS
-    },
-    "additionalProperties": False,
-    "minProperties": 1,
-}
-
-OPERATIONS: Final[Mapping[tuple[str, str], Operation]] = {
-    ("GET", "/v1/status"): Operation("The agent as a whole, now", AgentStatus, extra=(("clock", _CLOCK),)),
-    ("GET", "/v1/workloads"): Operation(
-        "Who is looked after, as declared", _of(workloads={"type": "array", "items": _NAMED})
-    ),
-    ("GET", "/v1/doctor"): Operation(
-        "What the host can do",
-        {
-            "capabilities": tuple[Capability, ...],
-            "topology": Topology,
-            "limitations": tuple[str, ...],
-            "by_themselves": tuple[str, ...],
-        },
-    ),
-    ("GET", "/v1/explain"): Operation(
-        "The latest decisions about an LRA, or those that changed a batch workload, newest first",
-        {
-            "decisions": tuple[Decision, ...],
-            "aftermath": tuple[Aftermath, ...],
-            "mode": Mode,
-            "kind": Kind,
-            "in_force": Settings,
-            "workload": WorkloadStatus,
-            "host": HostAccount | None,
-            "clock": _CLOCK,
-        },
-        (_query("workload", TEXT, True), _query("at", {"type": "number"}), _query("limit", _LIMIT)),
-    ),
-    ("GET", "/v1/whatif"): Operation(
-        "What would become of the LRAs if this work came now", WhatIf, (_query("add", TEXT, True),)
-    ),
-    ("GET", "/v1/node"): Operation(
-        "The state of this node for a scheduler; 30 s later it is stale", NodeDocument
-    ),
-    ("POST", "/v1/whatif"): Operation(
-        "What a pod would cost whom if it came now", PodImpact, body=_pod_schema()
-    ),
-    ("POST", "/v1/reserve"): Operation(
-        "Bid for room on this node; of all bids within 0.1 s, the highest score wins",
-        Reserved,
-        body=_pod_schema(
-            holder={**TEXT, "minLength": 1, "maxLength": MOST_HOLDER}, generation={"type": "integer"}
-        ),
-        changes=True,
-        status=201,
-    ),
-    ("POST", "/v1/reserve/{name}/commit"): Operation(
-        "Keep a reservation until it is released",
-        Reserved,
-        body={
-            "type": "object",
-            "properties": {"token": {"type": "integer"}},
-            "required": ["token"],
-            "additionalProperties": False,
-        },
-        changes=True,
-    ),
-    ("DELETE", "/v1/reserve/{name}"): Operation(
-        "Give a reservation or a grant back", _of(released=TEXT), changes=True
-    ),
-    ("GET", "/v1/shaper"): Operation(
-        "What each workload should hold by the resource shaper, and what is free", ShaperView
-    ),
-    ("GET", "/v1/memfit"): Operation("Every search for a memory limit", {"searches": tuple[FitView, ...]}),
-    ("PUT", "/v1/memfit/{name}"): Operation(
-        "Begin to search a workload's memory limit",
-        _of(started=TEXT),
-        body={
-            "type": "object",
-            "properties": {
-                "samples": {"type": "number", "minimum": SAMPLES[0], "maximum": SAMPLES[1]},
-                "step": {"type": "number", "minimum": STEPS[0], "maximum": STEPS[1]},
-            },
-            "additionalProperties": False,
-        },
-        changes=True,
-    ),
-    ("POST", "/v1/memfit/{name}/apply"): Operation(
-        "Keep what a search has found in force",
-        _of(applied=TEXT, memory_high_bytes={"type": "integer"}),
-        changes=True,
-    ),
-    ("DELETE", "/v1/memfit/{name}"): Operation(
-        "End a search, or take its limit back", _of(stopped=TEXT), changes=True
-    ),
-    ("GET", "/v1/suggest"): Operation(
-        "Undeclared control groups worth declaring as batch", {"suggestions": tuple[Suggestion, ...]}
-    ),
-    ("GET", "/v1/models"): Operation("The LRAs' models, a line each", {"models": tuple[ModelSummary, ...]}),
-    ("GET", "/v1/models/{name}"): Operation("All that an LRA's model believes", ModelView),
-    ("GET", "/v1/models/{name}/export"): Operation("The model as a file", _OBJECT),
-    ("GET", "/v1/forecasts"): Operation(
-        "What workloads and the host will use, as the forecast worker published it last; 404 while it has not",
-        Forecasts,
-    ),
-    ("GET", "/v1/config"): Operation(
-        "The configuration in force", _of(sources=_TEXTS, warnings=_TEXTS, store_path=TEXT, daemon=_OBJECT)
-    ),
-    ("GET", "/v1/jobs"): Operation(
-        "Jobs of the batch queue: those that run, those that wait and, with all, those that have ended",
-        {"jobs": tuple[JobRow, ...], "queue": QueueSummary},
-        (
-            _query("all", {"enum": ["0", "1"]}),
-            _query("limit", {"type": "integer", "minimum": 1, "maximum": MAX_ROWS}),
-        ),
-    ),
-    ("POST", "/v1/jobs"): Operation(
-        "Queue a command; it runs as whoever asks",
-        _of(jobs={"type": "array", "items": {"type": "integer"}}, name=TEXT),
-        body={
-            "type": "object",
-            "properties": {
-                "command": {"type": "array", "items": TEXT, "minItems": 1},
-                "name": TEXT,
-                "cores": {"type": "number", "minimum": 0.01, "maximum": 100_000},
-                "memory_bytes": {"type": ["integer", "null"], "minimum": 1 << 20},
-                "deadline_in_s": {"type": ["number", "null"], "minimum": 1, "maximum": MAX_DEADLINE_S},
-                "band": {"enum": [QosBand.COPPER, QosBand.SILVER, None]},
-                "after": {"type": "array", "items": {"type": "integer", "minimum": 1}},
-                "output": TEXT,
-                "environment": {"type": "object", "additionalProperties": TEXT},
-                "directory": TEXT,
-                "retries": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_RETRIES},
-                "array": {"type": ["integer", "null"], "minimum": 1, "maximum": MAX_ARRAY},
-                "elastic": {
-                    "type": ["array", "null"],
-                    "items": {"type": "integer", "minimum": 1, "maximum": MAX_WORKERS},
-                    "minItems": 2,
-                    "maxItems": 2,
-                },
-            },
-            "required": ["command"],
-            "additionalProperties": False,
-        },
-        status=201,
-        submits=True,
-    ),
-    ("GET", "/v1/jobs/{name}"): Operation(
-        "One job by its number: why it waits, and when it will start and end", {"job": JobRow}
-    ),
-    ("DELETE", "/v1/jobs/{name}"): Operation(
-        "Cancel a job", _of(cancelled={"type": "integer"}, state=TEXT), submits=True
-    ),
-    ("GET", "/v1/jobs/{name}/slots"): Operation(
-        "The elastic job that this one is a worker of: how many workers run, and the file that tells them",
-        {"job": int, "slots": Slots, "file": str},
-    ),
-    ("GET", "/v1/jobs/{name}/log"): Operation(
-        "A part of a job's output from an offset on; its end is reached when until stays",
-        _of(text=TEXT, until={"type": "integer"}, attempt={"type": "integer"}, state=TEXT),
-        (
-            _query("offset", {"type": "integer", "minimum": 0}),
-            _query("attempt", {"type": "integer", "minimum": 1}),
-        ),
-    ),
-    ("GET", "/v1/event"): Operation(
-        "What copper may use now, and the event that cuts it",
-        {"event": EventStatus | None, "offer": CopperOffer | None},
-    ),
-    ("POST", "/v1/event"): Operation(
-        "Cut copper to a share of its offer for a stated time",
-        {"event": EventStatus},
-        body={
-            "type": "object",
-            "properties": {
-                "duration_s": {"type": "number", "minimum": 1, "maximum": MAX_EVENT_S},
-                "copper_share": {"type": "number", "minimum": 0, "maximum": 1},
-                "ramp_s": {"type": "number", "minimum": 0, "maximum": MAX_EVENT_S},
-                "reason": {"type": "string", "maxLength": MAX_REASON},
-            },
-            "required": ["duration_s", "copper_share"],
-            "additionalProperties": False,
-        },
-        changes=True,
-        status=201,
-    ),
-    ("DELETE", "/v1/event"): Operation(
-        "End the event; copper comes back in its ramp", {"event": EventStatus | None}, changes=True
-    ),
-    ("GET", "/v1/trial"): Operation(
-        "The trial that runs, or the last one",
-        {"record": TrialRecord | None, "running": TrialStatus | None},
-    ),
-    ("GET", "/v1/metrics"): Operation("For Prometheus", TEXT, answer_type="text/plain"),
-    ("GET", "/metrics"): Operation(
-        "For Prometheus, where it looks by default", TEXT, answer_type="text/plain"
-    ),
-    ("GET", "/v1/events"): Operation(
-        "What happens from now on, as server-sent events",
-        TEXT,
-        (_query("kind", {"type": "string", "examples": list(EventKind)}), _query("workload", TEXT)),
-        answer_type="text/event-stream",
-    ),
-    ("GET", "/v1/recording"): Operation(
-        "The next rounds with all that was decided on, a line of JSON each",
-        TEXT,
-        (_query("rounds", {"type": "integer", "minimum": 1}),),
-        answer_type="application/x-ndjson",
-    ),
-    ("GET", "/v1/history"): Operation(
-        "Values over time from the store, in equal slots, and the changes among them",
-        History,
-        (
-            _query("workload", TEXT),
-            _query("until", {"type": "number"}),
-            _query("last_s", {"type": "number", "minimum": SHORTEST_S, "maximum": LONGEST_S}),
-            _query("slots", {"type": "integer", "minimum": 1, "maximum": MOST_SLOTS}),
-        ),
-        extra=(("clock", _CLOCK),),
-    ),
-    ("GET", "/v1/past"): Operation(
-        "The status at a moment of the past, as far as the store holds it",
-        {
-            "status": AgentStatus,
-            "events": tuple[StoredEvent, ...],
-            "stored_since_unix_s": float | None,
-            "stored_until_unix_s": float | None,
-            "clock": _CLOCK,
-        },
-        (_query("at", {"type": "number"}),),
-    ),
-    ("GET", "/v1/openapi.json"): Operation("This description", _OBJECT),
-    ("POST", "/v1/query"): Operation(
-        "One SELECT statement on the store",
-        _of(
-            columns=_TEXTS, rows={"type": "array", "items": {"type": "array"}}, truncated={"type": "boolean"}
-        ),
-        body={
-            "type": "object",
-            "required": ["sql"],
-            "properties": {"sql": TEXT, "limit": {"type": "integer", "minimum": 1, "maximum": 100_000}},
-            "additionalProperties": False,
-        },
-    ),
-    ("PUT", "/v1/mode"): Operation(
-        "Observe or enforce, for one workload or for all",
-        _of(
-            mode=TEXT,
-            workload={"type": ["string", "null"]},
-            configured_mode=TEXT,
-            paused={"type": "boolean"},
-        ),
-        body={
-            "type": "object",
-            "properties": {"mode": {"enum": list(Mode)}, "workload": {"type": ["string", "null"]}},
-            "required": ["mode"],
-            "additionalProperties": False,
-        },
-        changes=True,
-    ),
-    ("POST", "/v1/pause"): Operation(
-        "Change nothing more of one workload or of all, and restore; outlives restarts",
-        {"pause": Pause, "restored": RestoreReport},
-        body={
-            "type": "object",
-            "properties": {
-                "workload": {"type": ["string", "null"]},
-                "for_s": {"type": ["number", "null"], "exclusiveMinimum": 0, "maximum": MAX_PAUSE_S},
-                "reason": {"type": "string", "maxLength": MAX_REASON},
-            },
-            "additionalProperties": False,
-        },
-        changes=True,
-    ),
-    ("POST", "/v1/resume"): Operation(
-        "End the pause of one workload, or every pause that was set by hand",
-        {"ended": tuple[Pause, ...], "still": tuple[Pause, ...]},
-        body={
-            "type": "object",
-            "properties": {"workload": {"type": ["string", "null"]}},
-            "additionalProperties": False,
-        },
-        changes=True,
-    ),
-    ("POST", "/v1/trial"): Operation(
-        "Begin a randomised trial of observe and enforce",
-        {"record": TrialRecord},
-        body={
-            "type": "object",
-            "properties": {
-                "hours": {"type": "number", "exclusiveMinimum": 0, "maximum": MAX_HOURS},
-                "block_s": {"type": "number", "minimum": MIN_BLOCK_S, "maximum": MAX_BLOCK_S},
-                "washout_s": {"type": ["number", "null"], "minimum": 0, "maximum": MAX_BLOCK_S / 2},
-                "bound_pct": {"type": "number", "minimum": MIN_BOUND_PCT, "maximum": MAX_BOUND_PCT},
-                "seed": {"type": ["integer", "null"], "minimum": 0, "maximum": MAX_SEED},
-            },
-            "required": ["hours"],
-            "additionalProperties": False,
-        },
-        changes=True,
-        status=201,
-    ),
-    ("DELETE", "/v1/trial"): Operation("End the running trial", {"record": TrialRecord}, changes=True),
-    ("POST", "/v1/workloads"): Operation(
-        "Look after one more",
-        _of(added=_OBJECT, warnings=_TEXTS),
-        body=_workload_schema(),
-        changes=True,
-        status=201,
-    ),
-    ("DELETE", "/v1/workloads/{name}"): Operation(
-        "Give its settings back and forget it",
-        _of(removed=TEXT, kind=TEXT, warnings=_TEXTS),
-        (_query("kind", {"enum": list(Kind)}),),
-        changes=True,
-    ),
-    ("POST", "/v1/workloads/{name}/sli"): Operation(
-        "A reading from the application itself", _of(workload=TEXT), body=_SLI_BODY, changes=True
-    ),
-    ("PUT", "/v1/models/{name}"): Operation(
-        "Replace an LRA's model by this file",
-        _of(imported=TEXT, warnings=_TEXTS),
-        (_query("rename", {"enum": ["0", "1"]}),),
-        body=_OBJECT,
-        changes=True,
-    ),
-    ("DELETE", "/v1/models/{name}"): Operation("Begin anew with an LRA", _of(reset=TEXT), changes=True),
-    ("POST", "/v1/restore"): Operation(
-        "Put every original value back, and only observe from now on",
-        RestoreReport,
-        (_query("ignore_lock", {"enum": ["0", "1"]}),),
-        changes=True,
-    ),
-    ("POST", "/v1/reload"): Operation(
-        "Read the configuration files anew",
-        _of(sources=_TEXTS, workloads=_TEXTS, warnings=_TEXTS),
-        changes=True,
-    ),
-}
-
-
 def document() -> dict[str, Any]:
     """The whole description."""
     components = Components()
@@ -512,7 +37,7 @@ def document() -> dict[str, Any]:
     for (method, path), operation in OPERATIONS.items():
         paths.setdefault(path, {})[method.lower()] = _operation(method, path, operation, components)
     codes: Schema = {"enum": sorted({code.text for code in Code})}
-    error = _of(code=codes, message=TEXT, key=TEXT, allowed=TEXT)
+    error = record_of(code=codes, message=TEXT, key=TEXT, allowed=TEXT)
     return {
         "openapi": "3.1.0",
         "info": {
@@ -528,7 +53,7 @@ def document() -> dict[str, Any]:
         ],
         "paths": paths,
         "components": {
-            "schemas": {**components.schemas, "Error": _of(error=error)},
+            "schemas": {**components.schemas, "Error": record_of(error=error)},
             "responses": {
                 str(status): {"description": meaning, "content": {JSON: {"schema": _ERROR}}}
                 for status, meaning in _STATUSES.items()
@@ -566,7 +91,7 @@ _PLAIN: Final = str.maketrans({"{": "", "}": "", ".": "_"})
 def _responses(operation: Operation, components: Components) -> dict[str, Any]:
     schema = _answer(operation.answer, components)
     if operation.extra:
-        schema = {"allOf": [schema, _of(**dict(operation.extra))]}
+        schema = {"allOf": [schema, record_of(**dict(operation.extra))]}
     content = {operation.answer_type: {"schema": schema}}
     found: dict[str, Any] = {str(operation.status): {"description": operation.summary, "content": content}}
     for status in _STATUSES:
@@ -579,7 +104,7 @@ def _answer(answer: Any, components: Components) -> Schema:
         return components.of(answer)
     if "type" in answer or "$ref" in answer:
         return answer
-    return _of(**{name: _answer(item, components) for name, item in answer.items()})
+    return record_of(**{name: _answer(item, components) for name, item in answer.items()})
 
 
 def text() -> str:

@@ -21,12 +21,13 @@ from schemathesis.specs.openapi import checks
 from perphd.control import openapi
 from perphd.control.access import Peer, Right
 from perphd.control.limits import Limits
+from perphd.control.openapi_operations import OPERATIONS as OPERATIONS_OF_ROUTES
 from tests.unit.control_fake import READER, ROOT, STRANGER, Served, serving
 from tests.unit.queue_world import World
 
 STREAMS = ("/v1/events", "/v1/recording")
 SCHEMA = schemathesis.openapi.from_dict(openapi.document())
-OPERATIONS = [(method, path) for method, path in openapi.OPERATIONS if path not in STREAMS]
+OPERATIONS = [(method, path) for method, path in OPERATIONS_OF_ROUTES if path not in STREAMS]
 CHECKS = [
     schemathesis.checks.not_a_server_error,
     checks.status_code_conformance,
@@ -102,7 +103,7 @@ def _digest(directory: Path) -> dict[str, bytes]:
 
 def test_the_description_is_of_these_routes(served: Served) -> None:
     routes = {(r.method, r.path): (r.right is Right.CHANGE, r.status) for r in served.server._routes.table()}
-    assert {key: (o.changes, o.status) for key, o in openapi.OPERATIONS.items()} == routes
+    assert {key: (o.changes, o.status) for key, o in OPERATIONS_OF_ROUTES.items()} == routes
 
 
 def test_what_is_kept_is_what_is_served(session: requests.Session) -> None:
@@ -172,7 +173,7 @@ def test_nothing_that_others_send_changes_anything(
         response = case.call(base_url="http://localhost", session=session)
     finally:
         served.peer = ROOT
-    if openapi.OPERATIONS[operation].changes or peer is STRANGER:
+    if OPERATIONS_OF_ROUTES[operation].changes or peer is STRANGER:
         assert response.status_code == 403
         assert list(served.agent.calls) == calls
     assert _digest(directory) == before
