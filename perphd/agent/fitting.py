@@ -104,6 +104,7 @@ class Fitting:
     def __init__(self, fs: KernelFs, hierarchies: Hierarchies) -> None:
         self._fs, self._hierarchies = fs, hierarchies
         self._searches: dict[str, _Search] = {}
+        self._round = 0
 
     @property
     def names(self) -> frozenset[str]:
@@ -168,7 +169,10 @@ class Fitting:
         """One look at every search; returns what is to be announced. ``in_force``: what is set on a workload."""
         troubled = {each.workload for each in target.decisions if each.verdict.health in TROUBLED}
         notes: list[tuple[str, str]] = []
-        for view in snapshot.workloads:
+        self._round += 1
+        running = [name for name, each in self._searches.items() if each.fit.phase is not FitPhase.CONVERGED]
+        whose_turn = running[self._round % len(running)] if running else ""
+        for view in snapshot.workloads if running else ():
             search = self._searches.get(view.spec.name)
             if search is None or search.fit.phase is FitPhase.CONVERGED or view.sample is None:
                 continue
@@ -189,7 +193,8 @@ class Fitting:
                 search.fit = replace(before, reason="the limit is not in force: perphctl status says why")
                 self._begin_epoch(search)
                 continue
-            self._look(search, view, view.sample, view.spec.name in troubled, snapshot.at_s)
+            is_troubled, is_turn = view.spec.name in troubled, view.spec.name == whose_turn
+            self._look(search, view, view.sample, is_troubled, is_turn, snapshot.at_s)
             if search.fit.phase is not before.phase or search.fit.limit_bytes != before.limit_bytes:
                 notes.append((view.spec.name, f"memory fit: {search.fit.phase.value}, {search.fit.reason}"))
         return tuple(notes)
@@ -207,7 +212,7 @@ class Fitting:
         return tuple(self._view(name, search) for name, search in self._searches.items())
 
     def _look(
-        self, search: _Search, view: WorkloadView, sample: Sample, troubled: bool, now_s: float
+        self, search: _Search, view: WorkloadView, sample: Sample, troubled: bool, turn: bool, now_s: float
     ) -> None:
         if search.skip > 0 or _is_reclaimed(search, sample):
             search.skip = max(0, search.skip - 1)
@@ -215,7 +220,9 @@ class Fitting:
             search.held = sample.memory_current_bytes
             return
         search.settling = 0
-        self._collect(search, view.spec.cgroup, sample, now_s)
+        self._collect(search, sample)
+        if turn:
+            self._collect_jvms(search, view.spec.cgroup, now_s)
         epoch = _epoch(search)
         crash = is_crash(search.fit, epoch)
         if troubled and view.spec.kind is Kind.LRA and not crash:
@@ -267,7 +274,8 @@ class Fitting:
     def _begin_epoch(search: _Search) -> None:
         search.sums = _Sums()
 
-    def _collect(self, search: _Search, cgroup: str, sample: Sample, now_s: float) -> None:
+    @staticmethod
+    def _collect(search: _Search, sample: Sample) -> None:
         sums = search.sums
         if isinstance(sample.memory_current_bytes, Unavailable):
             return
@@ -288,9 +296,12 @@ class Fitting:
         sums.add("current", current)
         sums.add("full", sample.memory_full_pct)
         sums.add("refaults", sample.refaults_per_s)
+
+    def _collect_jvms(self, search: _Search, cgroup: str, now_s: float) -> None:
+        """The garbage collection of its JVMs: searches have their turns, for this costs more than all the rest."""
         if now_s - search.pids_since_s >= PROCESSES_KEPT_S:
             search.pids, search.pids_since_s = self._pids(cgroup), now_s
-        sums.add("collection", search.collection.read(search.pids, now_s))
+        search.sums.add("collection", search.collection.read(search.pids, now_s))
 
     def _pids(self, cgroup: str) -> tuple[int, ...]:
         tree = self._hierarchies.of("memory") or self._hierarchies.unified

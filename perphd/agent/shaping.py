@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -11,26 +11,24 @@ from perphd.agent.memory_forecasts import WINDOW_S, MemoryForecasts
 from perphd.domain.allocation import KEEP, Limit, Settings
 from perphd.domain.decision import TROUBLED
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
+from perphd.domain.quick import maker
 from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
 from perphd.domain.sample import Quality
-from perphd.domain.workload import Kind
+from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.fs import Identity
 from perphd.isolation.ending import Ender
 from perphd.monitor.memory_facts import Facts, MemoryFacts
 from perphd.sizing.shaper import Mode, Resource, Role, ShaperSettings
 from perphd.sizing.shaper_view import ShaperView
-from perphd.sizing.shaping import (
-    ShapedLimits,
-    ShapingRules,
-    ShapingState,
-    ShapingStep,
-    Subject,
-    advance,
-)
+from perphd.sizing.shaping import advance, is_notable
+from perphd.sizing.shaping_state import ShapedLimits, ShapingRules, ShapingState, ShapingStep, Subject, number
 from perphd.sizing.shaping_view import view
 
 _ROLES: Final = {each.value: each for each in Role}
 _NO_FACTS: Final = Facts()
+LOOKED_AT_ONCE: Final = 20
+"""Workloads that a round looks at; of more, each has its turn in every N / 20 rounds, and notable ones at once."""
+_make_subject = maker(Subject)
 
 
 class Shaping:
@@ -46,8 +44,10 @@ class Shaping:
         self._facts, self._ender = facts, ender
         self._ahead = ahead if config.interval_s == WINDOW_S else None
         self._state = ShapingState()
-        self._subjects: tuple[Subject, ...] = ()
-        self._cgroups: dict[str, str] = {}
+        self._subjects: dict[str, Subject] = {}
+        self._specs: list[WorkloadSpec] = []
+        self._excluded: frozenset[str] = frozenset()
+        self._round = 0
         self._ending: dict[str, tuple[str, Identity | None]] = {}
         self._capacity: Reading = NOT_MEASURED
         self._limits: Mapping[str, ShapedLimits] = {}
@@ -66,21 +66,29 @@ class Shaping:
         due = None if self._ahead is None else self._ahead.look(snapshot.at_s)
         troubled = {each.workload for each in target.decisions if each.verdict.health in TROUBLED}
         views = [each for each in snapshot.workloads if each.spec.reserved_memory_bytes > 0]
-        self._cgroups = {each.spec.name: each.spec.cgroup for each in views}
-        used = {
-            each.spec.cgroup: each.sample.memory_working_set_bytes
-            for each in views
-            if each.sample is not None
-        }
-        self._facts.look(used, snapshot.at_s)
-        self._subjects = tuple(self._subject(each, troubled, each.spec.name in excluded) for each in views)
+        looked = self._whose_turn(views, troubled, excluded)
+        used = {each.spec.cgroup: each.sample.memory_working_set_bytes for each in looked if each.sample}
+        killed = set(self._facts.look(used, snapshot.at_s)) - used.keys()
+        looked += [each for each in views if each.spec.cgroup in killed] if killed else []
+        for each in looked:
+            self._subjects[each.spec.name] = self._subject(each, troubled, each.spec.name in excluded)
+        names = {each.spec.name for each in looked}
         self._capacity = self._room(snapshot.at_s)
         self._state, step = advance(
-            self._state, self._subjects, self._capacity, self._rules, snapshot.at_s, due
+            self._state,
+            tuple(self._subjects.values()),
+            self._capacity,
+            self._rules,
+            snapshot.at_s,
+            due,
+            names,
         )
         self._limits = step.limits
+        ends = {name for name, _ in step.ends}
         self._ending = {
-            name: (self._cgroups[name], self._ender.identity(self._cgroups[name])) for name, _ in step.ends
+            spec.name: (spec.cgroup, self._ender.identity(spec.cgroup))
+            for spec in self._specs
+            if spec.name in ends
         }
         return step
 
@@ -104,23 +112,43 @@ class Shaping:
 
     def view(self) -> ShaperView:
         """The shaper as people see it."""
-        return view(self._state, self._subjects, self._capacity, self._rules)
+        return view(self._state, tuple(self._subjects.values()), self._capacity, self._rules)
+
+    def _whose_turn(
+        self, views: Sequence[WorkloadView], troubled: set[str], excluded: frozenset[str]
+    ) -> list[WorkloadView]:
+        """The workloads to look at in this round: all of them if some came, went or changed."""
+        self._round += 1
+        specs = [each.spec for each in views]
+        if specs != self._specs or excluded != self._excluded:
+            for gone in {spec.cgroup for spec in self._specs} - {spec.cgroup for spec in specs}:
+                self._facts.forget(gone)
+            self._specs, self._excluded, self._subjects = specs, excluded, {}
+            return list(views)
+        turns = max(1, -(-len(views) // LOOKED_AT_ONCE))
+        turn, members = self._round % turns, self._state.members
+        return [
+            view
+            for place, view in enumerate(views)
+            if place % turns == turn
+            or view.spec.name in troubled
+            or (view.sample is not None and is_notable(members[view.spec.name], view.sample))
+        ]
 
     def _room(self, now_s: float) -> Reading:
         if self._own_capacity:
             return self._own_capacity
-        used = {
-            self._cgroups[each.name]: 0.0 if isinstance(each.used_bytes, Unavailable) else each.used_bytes
-            for each in self._subjects
-        }
-        return self._facts.capacity(used, now_s)
+        return self._facts.capacity(
+            lambda: {spec.cgroup: number(self._subjects[spec.name].used_bytes) for spec in self._specs},
+            now_s,
+        )
 
     def _subject(self, seen: WorkloadView, troubled: set[str], excluded: bool) -> Subject:
         spec, sample = seen.spec, seen.sample
         used: Reading = 0.0 if sample is None else sample.memory_working_set_bytes
         facts = _NO_FACTS if sample is None else self._facts.of(spec.cgroup)
         full = NOT_MEASURED if sample is None else sample.memory_full_pct
-        return Subject(
+        return _make_subject(
             spec.name,
             spec.application or spec.name,
             spec.kind is Kind.LRA,

@@ -29,7 +29,7 @@ from perphd.domain.workload import Kind, Mode, WorkloadSpec
 from perphd.host.actuators import Actuators
 from perphd.isolation import RestoreReport
 from perphd.monitor.residence import NOWHERE
-from perphd.sizing.shaping import ShapingStep
+from perphd.sizing.shaping_state import ShapingStep
 from perphd.trial.record import End
 
 log = logging.getLogger("perphd")

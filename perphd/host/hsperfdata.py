@@ -32,7 +32,7 @@ MOST_ENTRIES: Final = 10_000
 MOST_NAMES: Final = 2000
 """Of a directory that is listed in search of a JVM's folder."""
 MOST_JVMS: Final = 2
-SEARCHED: Final = 4
+SEARCHED: Final = 2
 FIRST_PAUSE_S: Final = 5.0
 GREATEST_PAUSE_S: Final = 600.0
 _FOLDER: Final = "hsperfdata_"

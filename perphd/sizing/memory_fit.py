@@ -196,10 +196,7 @@ def evidence(fit: MemoryFit, epoch: FitEpoch) -> Evidence:
     """Whether an epoch was slow, and whether memory was why; None where no witness can tell."""
     if fit.pilot is None:
         return Evidence(None, None, "no pilot to compare with")
-    slow = _slow(fit.pilot.performance, epoch.performance)
-    if not epoch.is_work and _stalled(fit.pilot.full_pressure_ratio, epoch.full_pressure_ratio):
-        slow = True
-    memory = _starved(fit, epoch)
+    slow, memory = _is_slow(fit.pilot, epoch), _starved(fit, epoch)
     told = {None: "unknown", True: "yes", False: "no"}
     return Evidence(
         slow, memory, f"slow: {told[slow]}, memory short: {told[memory]} ({_figures(fit.pilot, epoch)})"
@@ -225,12 +222,12 @@ def is_crash(fit: MemoryFit, epoch: FitEpoch) -> bool:
     """Whether an epoch, or its beginning, lies in the crash zone without a doubt."""
     if fit.limit_bytes is None or epoch.samples < URGENT_SAMPLES:
         return False
-    return _is_bad(evidence(fit, epoch))
+    return _is_bad(fit, epoch)
 
 
-def _is_bad(seen: Evidence) -> bool:
+def _is_bad(fit: MemoryFit, epoch: FitEpoch) -> bool:
     """A witness of performance that falls silent while memory is short does not speak for the limit."""
-    return bool(seen.memory and seen.slow is not False)
+    return fit.pilot is not None and bool(_starved(fit, epoch)) and _is_slow(fit.pilot, epoch) is not False
 
 
 def after_epoch(fit: MemoryFit, epoch: FitEpoch, *, urgent: bool = False) -> MemoryFit:
@@ -242,7 +239,7 @@ def after_epoch(fit: MemoryFit, epoch: FitEpoch, *, urgent: bool = False) -> Mem
     if fit.pilot is None or fit.limit_bytes is None:
         return _piloted(fit, epoch)
     seen = evidence(fit, epoch)
-    if _is_bad(seen):
+    if _is_bad(fit, epoch):
         return _crashed(fit, fit.limit_bytes, seen)
     least = epoch.least_bytes
     if not seen.slow and not isinstance(least, Unavailable) and least > ATTAINED_RATIO * fit.limit_bytes:
@@ -318,6 +315,13 @@ def _crashed(fit: MemoryFit, limit: float, seen: Evidence) -> MemoryFit:
     )
 
 
+def _is_slow(pilot: FitEpoch, epoch: FitEpoch) -> bool | None:
+    """CPU time goes on where all of it is spent on swapping: there, stalls on memory alone are a slow-down, too."""
+    if not epoch.is_work and _stalled(pilot.full_pressure_ratio, epoch.full_pressure_ratio):
+        return True
+    return _slow(pilot.performance, epoch.performance)
+
+
 def _slow(pilot: Reading, now: Reading) -> bool | None:
     if isinstance(pilot, Unavailable) or isinstance(now, Unavailable):
         return None
@@ -325,7 +329,7 @@ def _slow(pilot: Reading, now: Reading) -> bool | None:
 
 
 def _stalled(pilot: Reading, now: Reading) -> bool:
-    """Whether stalls on memory alone are a slow-down: CPU time goes on where all of it is spent on swapping."""
+    """Whether all tasks wait for memory so long that it is a slow-down."""
     if isinstance(pilot, Unavailable) or isinstance(now, Unavailable):
         return False
     return now - pilot > STALLED

@@ -35,6 +35,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, TypeAlias
 
+from perphd.domain.quick import maker
 from perphd.domain.reading import Reading, Unavailable, available, value_or
 
 GRACE_SAMPLES: Final = 10
@@ -163,6 +164,7 @@ class Release:
     component: str
 
 
+_make_size = maker(Size)
 ShapingAction: TypeAlias = Preemption | Resize | Release
 
 
@@ -193,8 +195,20 @@ def shape(
     """
     chosen = settings or ShaperSettings()
     sizes = {component.name: _sizes(component, chosen) for component in components}
-    evicted = _evicted(components, sizes, capacity, chosen, early) if mode is not Mode.OPTIMISTIC else {}
-    rungs = _rungs(components, sizes, capacity, chosen, evicted, early)
+    placed = {
+        component.name: {
+            resource: _placed(component, size, component.demands[resource])
+            for resource, size in sizes[component.name].items()
+        }
+        for component in components
+    }
+    evicted = _evicted(components, placed, capacity, chosen, early) if mode is not Mode.OPTIMISTIC else {}
+    left = {
+        resource: amount
+        - sum(found.get(resource, 0.0) for name, found in placed.items() if name not in evicted)
+        for resource, amount in capacity.items()
+    }
+    rungs = _rungs(components, left, chosen, evicted, early) if evicted else {}
     preemptions = [
         Preemption(component.name, rungs[component.name], evicted[component.name])
         for component in sorted(components, key=lambda each: each.role is Role.CORE)
@@ -216,15 +230,6 @@ def shape(
     ]
     wanted: tuple[ShapingAction, ...] = (*preemptions, *shrinks, *releases, *grows)
     proposed = () if mode is Mode.OFF else wanted
-    left = {
-        resource: amount
-        - sum(
-            _placed(component, sizes[component.name], resource)
-            for component in components
-            if component.name not in evicted
-        )
-        for resource, amount in capacity.items()
-    }
     return ShapingPlan(
         tuple(size for each in sizes.values() for size in each.values()),
         proposed,
@@ -239,7 +244,7 @@ def _touchable(component: Component) -> bool:
 
 def _sizes(component: Component, settings: ShaperSettings) -> dict[Resource, Size]:
     return {
-        resource: Size(component.name, resource, *_target(component, resource, demand, settings))
+        resource: _make_size(component.name, resource, *_target(component, resource, demand, settings))
         for resource, demand in component.demands.items()
     }
 
@@ -269,18 +274,15 @@ def _target(
     )
 
 
-def _placed(component: Component, sizes: Mapping[Resource, Size], resource: Resource) -> float:
+def _placed(component: Component, size: Size, demand: Demand) -> float:
     """What a component takes of the host in the plan."""
-    if resource not in sizes:
-        return 0.0
-    demand = component.demands[resource]
     known = not isinstance(demand.mean, Unavailable) and component.samples >= GRACE_SAMPLES
-    return sizes[resource].target if _touchable(component) or known else demand.used
+    return size.target if _touchable(component) or known else demand.used
 
 
 def _evicted(
     components: Sequence[Component],
-    sizes: Mapping[str, Mapping[Resource, Size]],
+    placed: Mapping[str, Mapping[Resource, float]],
     capacity: Mapping[Resource, float],
     settings: ShaperSettings,
     early: bool,
@@ -290,8 +292,7 @@ def _evicted(
 
     def without(left: Mapping[Resource, float], component: Component) -> dict[Resource, float]:
         return {
-            resource: amount - _placed(component, sizes[component.name], resource)
-            for resource, amount in left.items()
+            resource: amount - placed[component.name].get(resource, 0.0) for resource, amount in left.items()
         }
 
     for component in components:
@@ -326,8 +327,7 @@ def _evicted(
 
 def _rungs(
     components: Sequence[Component],
-    sizes: Mapping[str, Mapping[Resource, Size]],
-    capacity: Mapping[Resource, float],
+    left: Mapping[Resource, float],
     settings: ShaperSettings,
     evicted: Mapping[str, str],
     early: bool,
@@ -337,15 +337,11 @@ def _rungs(
     rungs = {component.name: _next_rung(component, early) for component in leaving}
     ending = sorted(leaving, key=lambda each: (each.role is Role.CORE, -each.rank, each.age_s))
     for resource in settings.guarded:
-        left = capacity.get(resource, float("inf")) - sum(
-            _placed(component, sizes[component.name], resource)
-            for component in components
-            if component.name not in evicted
-        )
+        room = left.get(resource, float("inf"))
         for component in ending:
             if not _is_known(component):
                 continue
-            if left >= sum(_remains(each, resource) for each in leaving if rungs[each.name] is not Rung.END):
+            if room >= sum(_remains(each, resource) for each in leaving if rungs[each.name] is not Rung.END):
                 break
             alike = [each for each in leaving if each.application == component.application]
             for each in alike if component.role is Role.CORE else (component,):

@@ -1,11 +1,15 @@
 """The resource shaper over time: from one look at the workloads to the next. ``perphd.agent.shaping`` is its shell.
 
-At every look the greatest use of the interval is updated. A plan is made
+At every look the greatest use of the interval is updated. Where there are many workloads, a look is at some of them:
+those whose turn it is, and those that ``is_notable`` names. A plan is made
 
-- when an interval has ended: its maxima enter the forecasters, ``LEARN_PER_LOOK`` workloads at a look, so that no look
-  takes long, and then ``shaper.shape`` decides;
+- when an interval has ended: its maxima enter the forecasters, a few workloads at a look, so that no look takes long
+  and all are done within ``LEARNING_SHARE`` of the next interval, and then ``shaper.shape`` decides;
 - early, in pessimistic mode, when a workload outgrows its target or the use of all exceeds the capacity: the forecast
   was wrong, and waiting for the end of the interval would leave the choice of a victim to the kernel;
+- of some workloads alone, as soon as each is learned from or outgrows its target, while the sizes of all fit beside
+  the reservations of these: nobody has to make room then, and the others' sizes stand. Only where they do not fit is
+  the plan of all made when the interval has ended, or early;
 - at once after a crash (an out-of-memory kill in the workload's group). The workload gets its reservation back, its
   history begins anew with the grace of ``GRACE_SAMPLES`` intervals, and the fifth crash ends its shaping.
 
@@ -22,28 +26,41 @@ stalls on memory or reads given-up pages again, and returns after ``GUARD_INTERV
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from collections.abc import Collection, Mapping, Sequence, Set
+from dataclasses import replace
 from typing import Final
 
 from perphd.domain.forecast import MemoryForecast
-from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
-from perphd.forecast.ladder import SeriesLadder, due, forecast, observed, refitted, with_fits
+from perphd.domain.quick import changer, maker
+from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.sample import Quality, Sample
+from perphd.forecast.ladder import due, forecast, observed, refitted, with_fits
 from perphd.forecast.series import LastValue, Smoothing
 from perphd.sizing.shaper import (
     GREATEST_CRASHES,
+    GUARD_FULL_RATIO,
     HIGH_MARGIN,
     Component,
     Demand,
     Mode,
     Preemption,
     Resource,
-    Role,
     Rung,
-    ShaperSettings,
     ShapingPlan,
     memory_limits,
     shape,
+)
+from perphd.sizing.shaping_state import (
+    EMPTY_BYTES,
+    Member,
+    ShapedLimits,
+    ShapingRules,
+    ShapingState,
+    ShapingStep,
+    Subject,
+    is_there,
+    number,
 )
 
 MODELS: Final = (LastValue(), Smoothing())
@@ -51,9 +68,9 @@ BOUND_SPREADS: Final = 3.0
 """The ladder's bound stands this number of spreads above its mean."""
 LEAST_OWN: Final = 60
 GUARD_INTERVALS: Final = 3
-LEARN_PER_LOOK: Final = 8
-EMPTY_BYTES: Final = 256 << 10
-"""A group that uses less holds no process worth a size."""
+LEARN_PER_LOOK: Final = 4
+"""At least; more where all would not be done in time otherwise."""
+LEARNING_SHARE: Final = 1 / 3
 FROZEN_INTERVALS: Final = 30
 """A workload that could not resume for so many intervals is ended: its owner can run it elsewhere."""
 REFAULT_FACTOR: Final = 2.0
@@ -68,93 +85,12 @@ LEAST_SHARE: Final = 0.5
 """... and one that the worker ends, this early: its first forecasts come at any time."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShapingRules:
-    """What the operator chose. ``hard_limit``: ``memory.max`` follows the target too."""
-
-    mode: Mode
-    interval_s: float
-    settings: ShaperSettings
-    hard_limit: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Subject:
-    """One workload as it is now.
-
-    ``shaped``: its owner gave it to the shaper; without that it is advised. ``kills``: out-of-memory kills in its group
-    so far. ``full_ratio``: share of time in which all its tasks waited for memory. ``restarted``: its group is another
-    one than at the last look, with the same path. ``ahead``: the worker's forecast of the interval that begins now.
-    """
-
-    name: str
-    application: str
-    lra: bool
-    role: Role
-    reserved_bytes: float
-    used_bytes: Reading
-    least_bytes: float = 0.0
-    shaped: bool = True
-    degraded: bool = False
-    unreclaimable_bytes: Reading = NOT_MEASURED
-    kills: Reading = NOT_MEASURED
-    full_ratio: Reading = NOT_MEASURED
-    refaults_per_s: Reading = NOT_MEASURED
-    restarted: bool = False
-    ahead: MemoryForecast | None = None
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Member:
-    """What is remembered of one workload.
-
-    ``target_bytes`` None: none decided yet. ``anew``: its history began again here. ``model``: which forecast counted.
-    """
-
-    began_s: float
-    greatest_bytes: float | None = None
-    window_bytes: float | None = None
-    ladder: SeriesLadder = field(default_factory=SeriesLadder)
-    kills: float | None = None
-    crashes: int = 0
-    crashed: bool = False
-    target_bytes: float | None = None
-    reason: str = "no interval has ended yet"
-    rung: Rung | None = None
-    usual_refaults_per_s: float | None = None
-    guarded_until_s: float = -1.0
-    rung_intervals: int = 0
-    anew: bool = False
-    model: str = ""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ShapingState:
-    """All workloads, the end of the last interval, the last plan, and whose maximum is yet to be learned from."""
-
-    members: Mapping[str, Member] = field(default_factory=dict)
-    closed_s: float | None = None
-    plan: ShapingPlan | None = None
-    pending: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class ShapedLimits:
-    """What one workload is to have; None: as it was found."""
-
-    low_bytes: int | None = None
-    high_bytes: int | None = None
-    max_bytes: int | None = None
-    frozen: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ShapingStep:
-    """What follows from one look: limits in force, workloads to end with the reason, and sentences to announce."""
-
-    limits: Mapping[str, ShapedLimits]
-    ends: tuple[tuple[str, str], ...] = ()
-    notes: tuple[tuple[str, str], ...] = ()
+_AS_FOUND: Final = ShapedLimits()
+_NO_FORECAST: Final = Unavailable("no forecaster reaches its coverage")
+_with_use = changer(Member, "greatest_bytes", "usual_refaults_per_s")
+_with_plan = changer(Member, "target_bytes", "reason", "rung", "rung_intervals", "model")
+_closed = changer(Member, "greatest_bytes", "rung_intervals", "ladder")
+_make_component, _make_demand = maker(Component), maker(Demand)
 
 
 def advance(
@@ -164,51 +100,81 @@ def advance(
     rules: ShapingRules,
     now_s: float,
     due: bool | None = None,
+    looked: Collection[str] | None = None,
 ) -> tuple[ShapingState, ShapingStep]:
     """The state and the limits after one look at ``now_s``. A missing reading decides nothing.
 
     ``due``: whether an interval ends now because the worker has forecast the next one; None: the clock says when.
+    ``looked``: the workloads that are looked at, new ones among them; None: all. The others are as they were.
     """
     if rules.mode is Mode.OFF:
         return ShapingState(), ShapingStep({})
     notes: list[tuple[str, str]] = []
-    members = {
-        subject.name: _seen(state.members.get(subject.name), subject, now_s, notes) for subject in subjects
-    }
+    fresh = subjects if looked is None else [subject for subject in subjects if subject.name in looked]
+    members = {subject.name: state.members.get(subject.name) or Member(now_s) for subject in subjects}
+    crashes = 0
+    for subject in fresh:
+        before = members[subject.name]
+        member = members[subject.name] = _seen(before, subject, now_s, notes)
+        crashes += member.crashed and not before.crashed
     closed_s = now_s if state.closed_s is None else state.closed_s
     passed = (now_s - closed_s) / rules.interval_s
     ended = passed >= 1 - JITTER_SHARE if due is None else due and passed >= LEAST_SHARE
     pending = state.pending
     if ended:
         closed_s, pending = now_s, tuple(members)
-        members = {name: _closed(member) for name, member in members.items()}
-    learning, pending = pending[:LEARN_PER_LOOK], pending[LEARN_PER_LOOK:]
-    members |= {name: _learned(members[name]) for name in learning if name in members}
+    left = math.ceil(len(members) * (1 - (now_s - closed_s) / (LEARNING_SHARE * rules.interval_s)))
+    count = max(LEARN_PER_LOOK, len(pending) - max(0, left))
+    learning, pending = pending[:count], pending[count:]
+    for name in learning:
+        if name in members:
+            members[name] = _learned(members[name])
     regular = bool(learning) and not pending
-    present = [subject for subject in subjects if is_there(subject, members[subject.name])]
-    plan = state.plan
-    ends: list[tuple[str, str]] = []
-    early = not regular and _overtaken(present, members, capacity, rules.mode)
-    if (regular or early) and not isinstance(capacity, Unavailable):
+    names, room, tight = _chosen(state, subjects, fresh, members, capacity, rules, learning, regular, crashes)
+    planned = [each for each in subjects if each.name in names]
+    plan, ends = state.plan, list[tuple[str, str]]()
+    if planned:
+        present = [each for each in planned if is_there(each, members[each.name])]
         ranks = _ranks(present, members)
         components = [
-            _component(subject, members[subject.name], ranks[subject.application], now_s)
-            for subject in present
+            _component(each, members[each.name], ranks[each.application], now_s) for each in present
         ]
-        plan = shape(components, {Resource.MEMORY: capacity}, rules.mode, rules.settings, early=early)
+        part = shape(components, {Resource.MEMORY: room}, rules.mode, rules.settings, early=not regular)
         acts = rules.mode in (Mode.OPTIMISTIC, Mode.PESSIMISTIC)
-        members, ends = _decided(members, present, plan, acts, now_s, notes)
-        if regular:
-            members = {name: replace(member, crashed=False) for name, member in members.items()}
-    limits = {}
-    for subject in present:
-        members[subject.name], limits[subject.name] = _limits(subject, members[subject.name], rules, now_s)
-    return ShapingState(members, closed_s, plan, pending), ShapingStep(limits, tuple(ends), tuple(notes))
+        ends = _decide(members, present, part, acts, now_s, notes)
+        plan = _with_part(plan, part, members.keys() - names)
+    if regular:
+        for name, member in members.items():
+            if member.crashed:
+                members[name] = replace(member, crashed=False)
+    limits = {name: each for name, each in state.limits.items() if name in members}
+    for subject in (*planned, *(each for each in fresh if each.name not in names)):
+        if is_there(subject, members[subject.name]):
+            members[subject.name], limits[subject.name] = _limits(
+                subject, members[subject.name], rules, now_s
+            )
+        else:
+            limits.pop(subject.name, None)
+    found = ShapingState(members, closed_s, plan, pending, limits, tight)
+    return found, ShapingStep(limits, tuple(ends), tuple(notes))
 
 
-def _seen(before: Member | None, subject: Subject, now_s: float, notes: list[tuple[str, str]]) -> Member:
+def is_notable(member: Member, sample: Sample) -> bool:
+    """Whether a workload is to be looked at now, whosever turn it is: a new maximum, no room, or a new group."""
+    used, full, refaults = sample.memory_working_set_bytes, sample.memory_full_pct, sample.refaults_per_s
+    if sample.quality and sample.has(Quality.RESTARTED):
+        return True
+    if not isinstance(used, Unavailable):
+        greatest, target = member.greatest_bytes, member.target_bytes
+        if greatest is None or used > greatest or (target is not None and used > target):
+            return True
+    if not isinstance(full, Unavailable) and full > 100.0 * GUARD_FULL_RATIO:
+        return True
+    return not isinstance(refaults, Unavailable) and refaults > LEAST_REFAULTS_PER_S
+
+
+def _seen(member: Member, subject: Subject, now_s: float, notes: list[tuple[str, str]]) -> Member:
     """The member after one reading: its greatest use, its crashes, its usual refaults."""
-    member = before or Member(now_s)
     if subject.restarted:  # who makes room is the job that was there before, not this one
         member = Member(now_s, crashes=member.crashes, anew=True)
     if not isinstance(subject.kills, Unavailable):
@@ -230,8 +196,8 @@ def _seen(before: Member | None, subject: Subject, now_s: float, notes: list[tup
     greatest = max(used, member.greatest_bytes or 0.0)
     usual = _usual(member.usual_refaults_per_s, subject.refaults_per_s)
     if greatest == member.greatest_bytes and usual == member.usual_refaults_per_s:
-        return member  # most looks change nothing, and a copy costs more than all the rest
-    return replace(member, greatest_bytes=greatest, usual_refaults_per_s=usual)
+        return member
+    return _with_use(member, greatest, usual)
 
 
 def _usual(before: float | None, rate: Reading) -> float | None:
@@ -259,48 +225,92 @@ def _crashed(member: Member, subject: Subject, now_s: float) -> Member:
     )
 
 
-def _closed(member: Member) -> Member:
-    """The member after an interval, whose greatest use is to be learned from. Frozen time teaches nothing."""
-    window = None if member.rung is Rung.FREEZE else member.greatest_bytes
-    return replace(member, rung_intervals=member.rung_intervals + 1, window_bytes=window, greatest_bytes=None)
-
-
 def _learned(member: Member) -> Member:
-    """The member whose last window has entered the forecasters."""
-    if member.window_bytes is None:
-        return member
-    ladder = observed(member.ladder, member.window_bytes, MODELS)
-    names = due(ladder, MODELS)
-    if names:
-        ladder = with_fits(ladder, refitted(ladder.values, names, MODELS))
-    return replace(member, window_bytes=None, ladder=forecast(ladder, MODELS))
+    """The member after an interval, whose greatest use has entered the forecasters. Frozen time teaches nothing."""
+    window, ladder = member.greatest_bytes, member.ladder
+    if window is not None and member.rung is not Rung.FREEZE:
+        ladder = observed(ladder, window, MODELS)
+        names = due(ladder, MODELS)
+        if names:
+            ladder = with_fits(ladder, refitted(ladder.values, names, MODELS))
+        ladder = forecast(ladder, MODELS)
+    return _closed(member, None, member.rung_intervals + 1, ladder)
 
 
-def is_there(subject: Subject, member: Member) -> bool:
-    """Whether the workload runs, and is not about to end."""
-    return (
-        not isinstance(subject.used_bytes, Unavailable)
-        and subject.used_bytes >= EMPTY_BYTES
-        and member.rung is not Rung.END
-    )
+def _chosen(
+    state: ShapingState,
+    subjects: Sequence[Subject],
+    fresh: Sequence[Subject],
+    members: Mapping[str, Member],
+    capacity: Reading,
+    rules: ShapingRules,
+    learning: Sequence[str],
+    regular: bool,
+    crashes: int,
+) -> tuple[Set[str], float, bool]:
+    """The workloads that are planned now, the room that there is for them, and whether a plan of all is due later."""
+    if isinstance(capacity, Unavailable):
+        return frozenset(), 0.0, state.tight and not regular
+    early = rules.mode is Mode.PESSIMISTIC and not regular
+    outgrown = _outgrown(fresh, members) if early else []
+    some = {name for name in (*outgrown, *learning) if name in members}
+    room = _room_beside(some, subjects, members, capacity) if some else None
+    tight = state.tight or (bool(learning) and room is None)
+    crowded = early and room is None and (outgrown or crashes or _exceeds(subjects, members, capacity))
+    if crowded or (regular and tight):
+        return members.keys(), capacity, tight and not regular
+    return (frozenset(), 0.0, tight) if room is None else (some, room, tight)
 
 
-def _overtaken(
-    present: Sequence[Subject], members: Mapping[str, Member], capacity: Reading, mode: Mode
-) -> bool:
-    """Whether the plan is overtaken by events, so that another one is due before the interval ends."""
-    if mode is not Mode.PESSIMISTIC or isinstance(capacity, Unavailable):
+def _outgrown(fresh: Sequence[Subject], members: Mapping[str, Member]) -> list[str]:
+    """The workloads that have no target yet, or use more than that."""
+    found = []
+    for subject in fresh:
+        member = members[subject.name]
+        target = member.target_bytes
+        small = target is None or (subject.shaped and target < number(subject.used_bytes))
+        if small and is_there(subject, member):
+            found.append(subject.name)
+    return found
+
+
+def _room_beside(
+    chosen: Collection[str], subjects: Sequence[Subject], members: Mapping[str, Member], capacity: float
+) -> float | None:
+    """What the sizes of all others leave; None if these may need more, or if somebody makes room already."""
+    held = wanted = 0.0
+    for subject in subjects:
+        member, used = members[subject.name], number(subject.used_bytes)
+        if member.rung is not None:
+            return None
+        if used < EMPTY_BYTES:
+            continue
+        if subject.name in chosen:
+            wanted += max(subject.reserved_bytes, used)
+        else:
+            target = member.target_bytes
+            held += max(subject.reserved_bytes if target is None else target, used)
+    return capacity - held if held + wanted <= capacity else None
+
+
+def _exceeds(subjects: Sequence[Subject], members: Mapping[str, Member], capacity: float) -> bool:
+    """Whether those that are there use more than there is."""
+    if sum(number(subject.used_bytes) for subject in subjects) <= capacity:
         return False
-    if any(members[subject.name].crashed for subject in present):
-        return True
-    used = {subject.name: number(subject.used_bytes) for subject in present}
-    if sum(used.values()) > capacity:
-        return True
-    for subject in present:
-        target = members[subject.name].target_bytes
-        if subject.shaped and target is not None and target < used[subject.name]:
-            return True
-    return any(members[subject.name].target_bytes is None for subject in present)
+    there = (subject for subject in subjects if is_there(subject, members[subject.name]))
+    return sum(number(subject.used_bytes) for subject in there) > capacity
+
+
+def _with_part(plan: ShapingPlan | None, part: ShapingPlan, kept: Collection[str]) -> ShapingPlan:
+    """A plan of some workloads, and what an earlier one gives those that are kept."""
+    if plan is None or not kept:
+        return part
+    return ShapingPlan(
+        (*(each for each in plan.sizes if each.component in kept), *part.sizes),
+        (*(each for each in plan.proposed if each.component in kept), *part.proposed),
+        (*(each for each in plan.actions if each.component in kept), *part.actions),
+        part.reclaimable,
+    )
 
 
 def _ranks(present: Sequence[Subject], members: Mapping[str, Member]) -> dict[str, int]:
@@ -314,8 +324,8 @@ def _ranks(present: Sequence[Subject], members: Mapping[str, Member]) -> dict[st
 
 def _component(subject: Subject, member: Member, rank: int, now_s: float) -> Component:
     ladder = member.ladder
-    mean: Reading = Unavailable("no forecaster reaches its coverage")
-    spread: Reading = mean
+    mean: Reading = _NO_FORECAST
+    spread: Reading = _NO_FORECAST
     ahead = _ahead(subject, member)
     if ahead is not None:
         mean = ahead.mean_bytes
@@ -324,7 +334,7 @@ def _component(subject: Subject, member: Member, rank: int, now_s: float) -> Com
         mean = ladder.forecast.mean
         spread = max(0.0, ladder.bound - mean) / BOUND_SPREADS
     used = number(subject.used_bytes)
-    demand = Demand(
+    demand = _make_demand(
         reserved=subject.reserved_bytes,
         used=used,
         held=subject.reserved_bytes if member.target_bytes is None else member.target_bytes,
@@ -333,7 +343,7 @@ def _component(subject: Subject, member: Member, rank: int, now_s: float) -> Com
         least=subject.least_bytes,
         unreclaimable=subject.unreclaimable_bytes,
     )
-    return Component(
+    return _make_component(
         subject.name,
         subject.application,
         rank,
@@ -361,38 +371,37 @@ def _model(subject: Subject, member: Member) -> str:
     return (member.ladder.acting or "") if ahead is None else ahead.model
 
 
-def _decided(
-    members: Mapping[str, Member],
+def _decide(
+    members: dict[str, Member],
     present: Sequence[Subject],
     plan: ShapingPlan,
     acts: bool,
     now_s: float,
     notes: list[tuple[str, str]],
-) -> tuple[dict[str, Member], list[tuple[str, str]]]:
-    """The members after a plan, and whom it ends."""
-    found = dict(members)
+) -> list[tuple[str, str]]:
+    """Let the members have what a plan gives them; returns whom it ends."""
     sizes = {size.component: size for size in plan.sizes}
     preempted = {each.component: each for each in plan.proposed if isinstance(each, Preemption)}
     ends: list[tuple[str, str]] = []
     for subject in present:
-        member = found[subject.name]
+        member = members[subject.name]
         size, preemption = sizes[subject.name], preempted.get(subject.name)
         rung = preemption.rung if preemption is not None and acts else None
         reason = preemption.reason if preemption is not None else size.reason
+        intervals = member.rung_intervals
         if rung is not member.rung:
-            member = replace(member, rung_intervals=0)
+            intervals = 0
             what = "resumes" if rung is None else f"makes room: {rung.value}"
             notes.append((subject.name, f"{what} ({reason})"))
-        member = replace(
-            member, target_bytes=size.target, reason=reason, rung=rung, model=_model(subject, member)
-        )
         if rung is Rung.END:
             ends.append((subject.name, reason))
             member = Member(
                 now_s, kills=member.kills, crashes=member.crashes, rung=rung, reason=reason, anew=True
             )
-        found[subject.name] = member
-    return found, ends
+        else:
+            member = _with_plan(member, size.target, reason, rung, intervals, _model(subject, member))
+        members[subject.name] = member
+    return ends
 
 
 def _limits(
@@ -401,7 +410,7 @@ def _limits(
     """What one workload is to have now, and the member with its guard."""
     acts = rules.mode in (Mode.OPTIMISTIC, Mode.PESSIMISTIC)
     if not acts or not subject.shaped or subject.degraded or member.target_bytes is None:
-        return member, ShapedLimits()
+        return member, _AS_FOUND
     if member.rung is Rung.FREEZE:
         return member, ShapedLimits(frozen=True)
     if member.rung is Rung.RECLAIM:
@@ -411,7 +420,7 @@ def _limits(
         )
         return member, ShapedLimits(high_bytes=int(least * (1 + HIGH_MARGIN)))
     if member.target_bytes >= subject.reserved_bytes:
-        return member, ShapedLimits()
+        return member, _AS_FOUND
     usual, rate = member.usual_refaults_per_s, subject.refaults_per_s
     rises = (
         usual is not None
@@ -426,8 +435,3 @@ def _limits(
     if rules.hard_limit and high is not None:
         most = int(high * (1 + HIGH_MARGIN))
     return member, ShapedLimits(limits.low_bytes, high, most)
-
-
-def number(reading: Reading) -> float:
-    """The reading; 0 where there is none."""
-    return 0.0 if isinstance(reading, Unavailable) else reading

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from perphd.domain.reading import Reading, Unavailable
 from perphd.sizing.shaper import Preemption
 from perphd.sizing.shaper_view import ShapedWorkload, ShaperView
-from perphd.sizing.shaping import Member, ShapingRules, ShapingState, Subject, is_there, number
+from perphd.sizing.shaping_state import Member, ShapingRules, ShapingState, Subject, is_there, number
 
 
 def view(

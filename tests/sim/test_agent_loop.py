@@ -28,7 +28,7 @@ from perphd.monitor.sli import SliReading
 from perphd.sim.host import Arrival, Departure, SimHost
 from perphd.sim.machine import CGROUP_ROOT, Machine
 from perphd.sim.workload import Batch, Lra
-from perphd.sizing.shaping import ShapingStep
+from perphd.sizing.shaping_state import ShapingStep
 
 DB = Lra("db", "/t/db", clients=10, service_ms=2.0, serial_ms=0.05, wait_ms=1.5)
 PI = Batch("pi", "/t/pi", threads=8)

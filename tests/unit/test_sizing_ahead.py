@@ -12,7 +12,8 @@ import pytest
 from perphd.agent.memory_forecasts import LIVE_S, MemoryForecasts
 from perphd.domain.forecast import MEMORY_FILE, MemoryForecast
 from perphd.sizing.shaper import Mode, Role, ShaperSettings
-from perphd.sizing.shaping import LEAST_OWN, ShapingRules, ShapingState, ShapingStep, Subject, advance
+from perphd.sizing.shaping import LEAST_OWN, advance
+from perphd.sizing.shaping_state import ShapingRules, ShapingState, ShapingStep, Subject
 from perphd.sizing.shaping_view import view
 
 MIB = 1 << 20

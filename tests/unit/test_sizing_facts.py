@@ -13,7 +13,7 @@ from perphd.host.cgroup import discover
 from perphd.host.cgroup.knobs import same
 from perphd.host.fs import RealFs
 from perphd.isolation.ending import Ender
-from perphd.monitor.memory_facts import KEPT_S, READ_AT_ONCE, Facts, MemoryFacts
+from perphd.monitor.memory_facts import KEPT_S, KILLS_READ_AT_ONCE, READ_AT_ONCE, Facts, MemoryFacts
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -72,14 +72,14 @@ def _of(facts: MemoryFacts, cgroup: str, used: float, now_s: float) -> Facts:
 def test_v2(v2: Path) -> None:
     assert _of(_facts(v2), "/top/a", 105.0 * MIB, 0.0) == Facts(2.0, 101.0 * MIB)
     # The group's limit less what others in it use, and 2 %.
-    assert _facts(v2).capacity({"/top/a": 150.0 * MIB}, 0.0) == pytest.approx(0.98 * GIB - 50 * MIB)
+    assert _facts(v2).capacity(lambda: {"/top/a": 150.0 * MIB}, 0.0) == pytest.approx(0.98 * GIB - 50 * MIB)
     # What is available, what the workloads hold, less 2 % of all.
-    assert _facts(v2).capacity({"/other/b": 1.0 * GIB}, 0.0) == pytest.approx((4 + 1 - 0.16) * GIB)
+    assert _facts(v2).capacity(lambda: {"/other/b": 1.0 * GIB}, 0.0) == pytest.approx((4 + 1 - 0.16) * GIB)
 
 
 def test_v1(v1: Path) -> None:
     assert _of(_facts(v1), "/top/a", 55.0 * MIB, 0.0) == Facts(4.0, 50.0 * MIB)
-    assert _facts(v1).capacity({"/top/a": 200.0 * MIB}, 0.0) == pytest.approx(0.98 * GIB)
+    assert _facts(v1).capacity(lambda: {"/top/a": 200.0 * MIB}, 0.0) == pytest.approx(0.98 * GIB)
 
 
 def test_swap_takes_anonymous_memory(v2: Path) -> None:
@@ -92,7 +92,7 @@ def test_what_is_not_there_is_unavailable(v2: Path) -> None:
     assert isinstance(found.kills, Unavailable)
     assert isinstance(found.unreclaimable_bytes, Unavailable)
     (v2 / "proc/meminfo").unlink()
-    assert isinstance(_facts(v2).capacity({}, 0.0), Unavailable)
+    assert isinstance(_facts(v2).capacity(dict, 0.0), Unavailable)
 
 
 def test_facts_are_read_again_when_use_moves_or_after_a_while(v2: Path) -> None:
@@ -122,8 +122,29 @@ def test_a_look_reads_few_groups_again_and_the_most_overdue_first(v2: Path) -> N
         seen.append(sum(facts.of(cgroup).kills == 1.0 for cgroup in used))
         assert facts.of(last).kills == 1.0, "a use that moved comes first"
     assert seen == [READ_AT_ONCE, 2 * READ_AT_ONCE, 3 * READ_AT_ONCE]
-    facts.look({"/top/w00": 1.0 * GIB}, 9.0)
-    assert facts.of("/top/w01") == Facts(), "what is not asked for any more is forgotten"
+    facts.forget("/top/w01")
+    assert facts.of("/top/w01") == Facts()
+
+
+def test_a_kill_is_seen_at_the_next_look_whatever_is_due(v2: Path) -> None:
+    used = {f"/top/w{number:02}": 1.0 * GIB for number in range(2 * KILLS_READ_AT_ONCE)}
+    for cgroup in used:
+        _write(v2, f"/sys/fs/cgroup{cgroup}/memory.events", "oom_kill 0\n")
+        _write(v2, f"/sys/fs/cgroup{cgroup}/memory.stat", "anon 7\n")
+    _write(v2, "/proc/vmstat", "nr_free_pages 5\noom_kill 7\ndrop_pagecache 0\n")
+    facts, last = _facts(v2), max(used)
+    assert facts.look(used, 0.0) == []
+    _write(v2, f"/sys/fs/cgroup{last}/memory.events", "oom_kill 1\n")
+    assert facts.look(used, 2 * KEPT_S) == [], "the host's count stands still: no group is asked"
+    assert facts.of(last).kills == 0.0
+    _write(v2, "/proc/vmstat", "nr_free_pages 5\noom_kill 8\ndrop_pagecache 0\n")
+    assert facts.look({last: 1.0 * GIB}, 2 * KEPT_S + 1) == [last], "whoever is looked at now comes first"
+    assert facts.of(last).kills == 1.0
+    first = min(used)
+    _write(v2, f"/sys/fs/cgroup{first}/memory.events", "oom_kill 1\n")
+    _write(v2, "/proc/vmstat", "nr_free_pages 5\noom_kill 9\ndrop_pagecache 0\n")
+    found = [*facts.look({last: 1.0 * GIB}, 20.0), *facts.look({last: 1.0 * GIB}, 21.0)]
+    assert found == [first], "two looks are enough for all of them"
 
 
 def test_ending_on_v2_is_one_write(v2: Path) -> None:

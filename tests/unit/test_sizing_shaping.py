@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perphd.domain.reading import Unavailable
-from perphd.sizing.shaper import GREATEST_CRASHES, Mode, Resource, Role, Rung, ShaperSettings
-from perphd.sizing.shaping import (
-    FROZEN_INTERVALS,
-    GUARD_INTERVALS,
-    ShapedLimits,
-    ShapingRules,
-    ShapingState,
-    ShapingStep,
-    Subject,
-    advance,
+from perphd.domain.sample import Quality, Sample
+from perphd.sizing import shaping
+from perphd.sizing.shaper import (
+    GREATEST_CRASHES,
+    Component,
+    Mode,
+    Resource,
+    Role,
+    Rung,
+    ShaperSettings,
+    ShapingPlan,
+    shape,
 )
+from perphd.sizing.shaping import FROZEN_INTERVALS, GUARD_INTERVALS, LEARN_PER_LOOK, advance, is_notable
+from perphd.sizing.shaping_state import Member, ShapedLimits, ShapingRules, ShapingState, ShapingStep, Subject
 from perphd.sizing.shaping_view import view
 
 MIB = 1 << 20
@@ -286,3 +292,86 @@ def test_a_job_whose_memory_cannot_be_read_while_it_is_short_is_not_ended() -> N
     for _ in range(int(8 * INTERVAL_S)):
         assert host.look(first, unread).ends == ()
     assert host.state.members["second"].rung is Rung.FREEZE
+
+
+# --- many workloads ---------------------------------------------------------------------------------------------
+
+
+MANY = 40
+
+
+def test_where_all_fit_beside_each_other_every_plan_is_of_a_few(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+
+    def counted(components: Sequence[Component], *args: Any, **named: Any) -> ShapingPlan:
+        sizes.append(len(components))
+        return shape(components, *args, **named)
+
+    monkeypatch.setattr(shaping, "shape", counted)
+    host = Host(replace(RULES, interval_s=60.0), capacity=1000.0 * MANY)
+    many = [_subject(f"w{number:02}", used=100 + number) for number in range(MANY)]
+    host.look(*many)
+    assert sizes == [MANY], "new ones have a target at once"
+    sizes.clear()
+    host.look(*many, seconds=14 * 60)
+    assert max(sizes) == LEARN_PER_LOOK
+    plan = host.state.plan
+    assert plan is not None
+    assert sorted(size.component for size in plan.sizes) == [each.name for each in many]
+    targets = {size.component: size.target for size in plan.sizes}
+    assert all(target < 300 * MIB for target in targets.values()), "all were shrunk"
+    assert plan.reclaimable[Resource.MEMORY] == pytest.approx(host.capacity - sum(targets.values()))
+    sizes.clear()
+    many[7] = replace(many[7], used_bytes=700.0 * MIB)
+    assert host.look(*many).limits["w07"].low_bytes == 700 * MIB
+    assert min(sizes) == 1, "the one that outgrew its target, without the others"
+    host.look(*many[1:])
+    host.look(*many[1:], seconds=60)
+    assert host.state.plan is not None
+    assert "w00" not in {size.component for size in host.state.plan.sizes}
+
+
+def test_where_not_all_fit_the_plan_of_all_decides_once_all_are_learned_from() -> None:
+    host = Host(replace(RULES, interval_s=60.0), capacity=500.0 * MANY)
+    many = [_subject(f"w{number:02}", used=100) for number in range(MANY)]
+    for number in range(MANY):
+        host.look(*many[: number + 1])
+    assert any(member.rung for member in host.state.members.values()), "reservations do not fit"
+    host.look(*many, seconds=26 * 60)  # the frozen ones learn nothing, and resume as others shrink
+    assert not any(member.rung for member in host.state.members.values()), "what they need does"
+    _capacity_kept(host, many)
+
+
+def test_who_is_not_looked_at_stays_as_it_was() -> None:
+    host = Host()
+    subjects = (_subject("a"), _subject("b"))
+    host.grown_up(*subjects)
+    before = host.look(*subjects).limits
+    changed = tuple(replace(each, full_ratio=0.5) for each in subjects)
+    host.state, step = advance(
+        host.state, changed, host.capacity, host.rules, host.now_s + 1, looked=frozenset({"b"})
+    )
+    assert before["b"].high_bytes is not None
+    assert step.limits == {"a": before["a"], "b": replace(before["b"], high_bytes=None)}
+
+
+@pytest.mark.parametrize(
+    ("sample", "expected"),
+    [
+        ({}, False),
+        ({"memory_working_set_bytes": 101.0}, True),
+        ({"memory_working_set_bytes": 90.0}, False),
+        ({"memory_full_pct": 6.0}, True),
+        ({"refaults_per_s": 101.0}, True),
+        ({"quality": (Quality.RESTARTED,)}, True),
+        ({"memory_working_set_bytes": Unavailable("gone")}, False),
+    ],
+)
+def test_new_maxima_stalls_and_new_groups_are_notable(sample: dict[str, Any], expected: bool) -> None:
+    calm: dict[str, Any] = {"memory_working_set_bytes": 100.0, "memory_full_pct": 0.0, "refaults_per_s": 0.0}
+    seen = Sample("a", 1.0, 1.0, **(calm | sample))
+    assert is_notable(Member(0.0, greatest_bytes=100.0), seen) is expected
+    assert is_notable(Member(0.0), seen) is (
+        sample.get("memory_working_set_bytes", 100.0) != Unavailable("gone")
+    )
+    assert is_notable(Member(0.0, greatest_bytes=100.0, target_bytes=95.0), Sample("a", 1.0, 1.0, **calm))

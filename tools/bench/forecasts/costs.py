@@ -3,8 +3,10 @@
 - The worker: its cycles, one after another, on a store of 12 h and of one minute more for each cycle, one sample a
   second; five series of each workload, of the generated families. CPU time over the minute that a cycle stands for.
 - The tick: an agent on control groups of the bench's own (root), in virtual time, with a reservation and a shape on
-  every workload, the shaper pessimistic, and memory fits under way on some. A stand-in of the worker replaces the file
-  of forecasts once a minute. The time is what all of forecast and sizing takes of a tick, in CPU time of the loop.
+  every workload, the shaper pessimistic, and memory fits under way on some. The groups' processes sleep; their samples
+  are given memory that moves every second, with the window maxima of the generated families, so that targets are
+  outgrown as well. A stand-in of the worker replaces the file of forecasts once a minute. The time is what all of
+  forecast and sizing takes of a tick, in CPU time of the loop, from the end of the shaper's grace on.
 - The processes: a daemon on these groups, with and without forecasts and shaper (root), for some minutes of real time.
 """
 
@@ -14,6 +16,7 @@ import asyncio
 import contextlib
 import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -32,6 +35,8 @@ from perphd.agent.loop import Agent
 from perphd.agent.upkeep import spare_the_start
 from perphd.control.forecast_worker import Listed, Worker
 from perphd.domain.forecast import MEMORY_FILE
+from perphd.domain.quick import changer
+from perphd.domain.sample import Sample
 from perphd.forecast.histogram import Floats
 from perphd.monitor.schema import open_database
 from perphd.monitor.windows import SERIES, WINDOW_S
@@ -48,7 +53,10 @@ HISTORY_WINDOWS: Final = 720
 CYCLES: Final = 120
 """After so many windows every model has been fitted again."""
 TICKS: Final = 600
-FITS: Final = 2
+GRACE_TICKS: Final = 720
+"""Until the shaper shapes: its grace of ten intervals, and two more."""
+RUNS: Final = 4
+FITS: Final = 5
 """Memory fits that are under way at a time; one is usual."""
 SCALES: Final = {
     "cpu_usage_cores": 4.0,
@@ -69,6 +77,9 @@ shaper = "{shaper}"
 memory = "400G"
 """
 _PERPHD: Final = (sys.executable, "-c", "from perphd.control.daemon import main; main()")
+_with_memory: Final = changer(
+    Sample, "memory_working_set_bytes", "memory_current_bytes", "memory_full_pct", "refaults_per_s"
+)
 _ROOT: Final = Path(__file__).parents[3]
 
 
@@ -189,48 +200,61 @@ def fill(
                 )
 
 
-def tick_cost(workloads: int = WORKLOADS, ticks: int = TICKS, *, realtime: bool = False) -> TickCost:
-    """Ticks of an agent in this process. ``realtime``: see ``history``.
+def tick_cost(
+    workloads: int = WORKLOADS, ticks: int = TICKS, *, runs: int = RUNS, realtime: bool = False
+) -> TickCost:
+    """Ticks of an agent in this process, after ``GRACE_TICKS``. ``realtime``: see ``history``.
+
+    ``runs``: all of it is done so often, and of each tick's times the least counts: the others include the machine's
+    other work.
 
     Raises:
         BenchError: control groups cannot be made here.
     """
-    with (
-        BenchGroups(workloads, workloads) as groups,
-        tempfile.TemporaryDirectory(prefix="perphd-bench-", dir=STATE_BELOW) as state,
-    ):
-        return asyncio.run(_ticked(groups.paths, Path(state), ticks, realtime))
+    took: list[dict[str, float]] = []
+    with BenchGroups(workloads, workloads) as groups:
+        for _ in range(runs):
+            with tempfile.TemporaryDirectory(prefix="perphd-bench-", dir=STATE_BELOW) as state:
+                found = asyncio.run(_ticked(groups.paths, Path(state), ticks, realtime))
+            took = [min(pair, key=_total) for pair in zip(took or found, found, strict=True)]
+    totals = [_total(each) for each in took]
+    p50, p99, most = (float(each) for each in np.quantile(totals, (0.5, 0.99, 1.0)))
+    parts = {name: max(each[name] for each in took) for name in took[0]}
+    return TickCost(workloads, ticks, float(np.mean(totals)), p50, p99, most, parts)
 
 
-async def _ticked(paths: Sequence[str], state: Path, ticks: int, realtime: bool) -> TickCost:
+def _total(parts: dict[str, float]) -> float:
+    return sum(parts.values())
+
+
+async def _ticked(paths: Sequence[str], state: Path, ticks: int, realtime: bool) -> list[dict[str, float]]:
+    """Milliseconds of every tick by part."""
     now_s = 1000.0
     offset_s = time.time() // WINDOW_S * WINDOW_S - now_s
     config = parse(configuration(paths, state, "pessimistic"), "bench")
     agent = build_agent(config, clock=lambda: now_s, wall_clock=lambda: offset_s + now_s)
-    meter = _Meter()
+    names = [f"batch-{number:03}" for number in range(len(paths))]
+    memory, meter = _Memory(names, (GRACE_TICKS + ticks) // int(WINDOW_S) + 1), _Meter()
     try:
-        meter.attach(agent, state)
-        names = [f"batch-{number:03}" for number in range(len(paths))]
-        for _ in range(5):
-            now_s += 1.0
-            await agent.tick(now_s)
-        spare_the_start()  # as the daemon does once it has started
-        for name in names[:FITS]:
-            agent.start_memory_fit(name, 60, 0.05)
-        totals, parts = [], dict.fromkeys(meter.spent, 0.0)
-        for tick in range(ticks):
+        meter.attach(agent, state, memory)
+        found = []
+        for tick in range(-GRACE_TICKS, ticks):
+            if tick == 0:
+                spare_the_start()  # as the daemon does once it has started
+                for name in names[:FITS]:
+                    agent.start_memory_fit(name, 60, 0.05)
             if tick % WINDOW_S == 10:
-                _publish(state / "forecast", names, int((offset_s + now_s) // WINDOW_S))
+                memory.publish(state / "forecast", int((offset_s + now_s) // WINDOW_S))
             meter.clear()
             now_s += 1.0
-            with undisturbed(realtime):
+            memory.second = tick + GRACE_TICKS
+            with undisturbed(realtime and tick >= 0):
                 await agent.tick(now_s)
-            totals.append(1e3 * sum(meter.spent.values()))
-            parts = {name: max(most, 1e3 * meter.spent[name]) for name, most in parts.items()}
+            if tick >= 0:
+                found.append({name: 1e3 * spent for name, spent in meter.spent.items()})
     finally:
         await agent.stop(restore=True)
-    p50, p99, most = (float(each) for each in np.quantile(totals, (0.5, 0.99, 1.0)))
-    return TickCost(len(paths), ticks, float(np.mean(totals)), p50, p99, most, parts)
+    return found
 
 
 def process_cost(seconds: float, *, forecasts: bool, workloads: int = WORKLOADS) -> ProcessCost:
@@ -355,15 +379,37 @@ def configuration(paths: Sequence[str], state: Path, shaper: str = "") -> str:
     return "\n".join(lines) + "\n"
 
 
-def _publish(folder: Path, names: Sequence[str], number: int) -> None:
-    """The worker's file for the shaper."""
-    told = {
-        name: {"number": number + 1, "model": "ses", "mean_bytes": 5e6, "bound_bytes": 9e6} for name in names
-    }
-    folder.mkdir(parents=True, exist_ok=True)
-    temporary = folder / "new"
-    temporary.write_text(json.dumps(told))
-    temporary.replace(folder / MEMORY_FILE)
+class _Memory:
+    """Memory of the workloads at ``second``: each a generated series of window maxima, mostly less within a window."""
+
+    def __init__(self, names: Sequence[str], windows: int) -> None:
+        self._peaks = {
+            name: each["memory_working_set_bytes"] for name, each in made_series(names, windows, 7).items()
+        }
+        self._random = random.Random(7)
+        self.second = 0
+
+    def given_to(self, samples: Sequence[Sample]) -> tuple[Sample, ...]:
+        """The samples with that memory, and with some refaults."""
+        window, at_s = divmod(self.second, int(WINDOW_S))
+        found = []
+        for sample in samples:
+            share = 1.0 if at_s == 2 else self._random.uniform(0.7, 0.9)
+            used = max(1e6, share * float(self._peaks[sample.workload][window]))
+            found.append(_with_memory(sample, used, 1.1 * used, 0.0, self._random.uniform(0.0, 50.0)))
+        return tuple(found)
+
+    def publish(self, folder: Path, number: int) -> None:
+        """Replace the worker's file for the shaper: what was greatest in the window before."""
+        before = max(0, self.second // int(WINDOW_S) - 1)
+        told = {}
+        for name, peaks in self._peaks.items():
+            mean = max(1e6, float(peaks[before]))
+            told[name] = {"number": number, "model": "last", "mean_bytes": mean, "bound_bytes": 1.2 * mean}
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = folder / "new"
+        temporary.write_text(json.dumps(told))
+        temporary.replace(folder / MEMORY_FILE)
 
 
 class _Meter:
@@ -375,7 +421,7 @@ class _Meter:
     def clear(self) -> None:
         self.spent = dict.fromkeys(self.spent, 0.0)
 
-    def attach(self, agent: Agent, state: Path) -> None:
+    def attach(self, agent: Agent, state: Path, memory: _Memory) -> None:
         """Put timers around these parts of an agent; the worker is a process that only reads.
 
         Their ``over`` is left out: it is called for every workload, and a timer would take five times as long.
@@ -387,6 +433,7 @@ class _Meter:
             shaping=_Timed(parts.shaping, look=self._timer("shaper", parts.shaping.look)),
             fitting=_Timed(parts.fitting, look=self._timer("memory fits", parts.fitting.look)),
             forecasts=_Timed(forecasts, step=self._timer("worker told", forecasts.step)),
+            monitor=_Timed(parts.monitor, sample=lambda *args: memory.given_to(parts.monitor.sample(*args))),
             jobs=_Timed(parts.jobs, follow=self._timer("runs followed", parts.jobs.follow)),
             owned=(*parts.owned, forecasts),
         )
