@@ -6,7 +6,7 @@ import pwd
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -14,22 +14,20 @@ from perphd.agent.config_queue import QueueConfig
 from perphd.agent.queue_solver import QueueSolver
 from perphd.batch.gangs import led
 from perphd.batch.job import JobState, QueuedJob
-from perphd.batch.look import CPU, MEMORY, ActiveJob, JobOutlook, QueueStep, QueueView
+from perphd.batch.look import CPU, MEMORY, JobOutlook, QueueStep, QueueView
+from perphd.batch.observations import Observations
 from perphd.batch.outlook import forecast_of
-from perphd.batch.scheduling import candidates, scheduled, with_overrun
+from perphd.batch.scheduling import candidates, scheduled
 from perphd.batch.view import JobForecast
 from perphd.domain.errors import PerphError
 from perphd.domain.job import HISTORY_FILE
 from perphd.domain.queue import CopperOffer
 from perphd.domain.reading import Unavailable
-from perphd.forecast.histogram import Histogram, insert, merge
+from perphd.forecast.histogram import Histogram
 from perphd.forecast.history.features import JobFacts
 from perphd.forecast.history.store import JobHistory, Quantity
-from perphd.forecast.running import Overrun
 from perphd.qos.offers import FollowedOffer, followed, shown, with_use
 
-HALF_S: Final = 3600.0
-"""What the others on the host use is remembered for one to two times this time."""
 MEMORY_SHARE: Final = 0.95
 """Share of the host's memory that jobs and everything else may use together."""
 CYCLE_S: Final = 10.0
@@ -46,44 +44,13 @@ class Use:
     jobs: Mapping[int, tuple[float | None, float | None]]
 
 
-@dataclass(slots=True)
-class _Seen:
-    """What one running attempt used so far."""
-
-    attempt: int
-    cpus: Histogram = field(default_factory=Histogram)
-    memory_bytes: Histogram = field(default_factory=Histogram)
-    seconds: float = 0.0
-    cpu_s: float = 0.0
-    overrun: Overrun = Overrun()
-
-
-@dataclass(slots=True)
-class _Window:
-    """The distribution of the last one to two halves."""
-
-    before: Histogram = field(default_factory=Histogram)
-    now: Histogram = field(default_factory=Histogram)
-    seconds: float = 0.0
-
-    def add(self, value: float, seconds: float) -> None:
-        if self.seconds >= HALF_S:
-            self.before, self.now, self.seconds = self.now, Histogram(), 0.0
-        self.now, self.seconds = insert(self.now, max(0.0, value)), self.seconds + seconds
-
-    @property
-    def whole(self) -> Histogram:
-        return merge(self.before, self.now) if self.before.count else self.now
-
-
 class QueuePlanner:
     """Decides for the queue. ``state_dir``: where the history of jobs is."""
 
     def __init__(self, config: QueueConfig, state_dir: Path) -> None:
         self._config, self._path = config, state_dir / HISTORY_FILE
         self._epsilon = {CPU: config.cpu_risk, MEMORY: config.memory_risk}
-        self._others = {CPU: _Window(), MEMORY: _Window()}
-        self._seen: dict[int, _Seen] = {}
+        self._observed = Observations()
         self._outlooks: dict[tuple[object, ...], JobOutlook] = {}
         self._waits: list[float] = []
         self._solver = QueueSolver()
@@ -102,20 +69,15 @@ class QueuePlanner:
             self._offer = with_use(
                 self._offer or followed(*capacity), use.seconds, use.cpus, use.memory_bytes
             )
-            if use.cpus is not None:
-                self._others[CPU].add(use.cpus, use.seconds)
-            if use.memory_bytes is not None:
-                self._others[MEMORY].add(use.memory_bytes, use.seconds)
+            for resource, used in ((CPU, use.cpus), (MEMORY, use.memory_bytes)):
+                if used is not None:
+                    self._observed.see_others(resource, max(0.0, used), use.seconds)
             for number, (cpus, memory) in use.jobs.items():
                 job = active.get(number)
                 if job is None or job.state is not JobState.RUNNING:
                     continue
-                seen = self._of(job)
-                seen.seconds += use.seconds
-                if cpus is not None:
-                    seen.cpus, seen.cpu_s = insert(seen.cpus, max(0.0, cpus)), seen.cpu_s + cpus * use.seconds
-                if memory is not None:
-                    seen.memory_bytes = insert(seen.memory_bytes, max(0.0, memory))
+                known = {name: each for name, each in ((CPU, cpus), (MEMORY, memory)) if each is not None}
+                self._observed.see(job, use.seconds, known, self._outlook(job, job.since_s))
 
     def step(
         self,
@@ -132,7 +94,9 @@ class QueuePlanner:
         if workers or together:
             outlooks = dict(view.outlooks) | {job.id: self._outlook(job, now_s) for job in workers}
             view = replace(view, together=together, workers=workers, outlooks=outlooks)
-        return scheduled(view, lambda *problem: self._solver.improved(now_s, *problem))
+        step = scheduled(view, lambda *problem: self._solver.improved(now_s, *problem))
+        self._observed.decided(step.expected)
+        return step
 
     def forecast(
         self,
@@ -153,15 +117,16 @@ class QueuePlanner:
 
     def ended(self, job: QueuedJob, now_s: float) -> None:
         """Learn from a job that is done; forget what was seen of any other."""
-        seen = self._seen.pop(job.id, None)
+        seen = self._observed.forget(job, job.state is JobState.DONE)
         if job.state is not JobState.DONE:
             return
         took = {Quantity.RUN_TIME_S: job.ran_s}
-        if seen is not None and seen.attempt == job.attempt:
-            if seen.cpus.count:
-                took |= {Quantity.ENOUGH_CORES: seen.cpus.most, Quantity.CPU_TIME_S: seen.cpu_s}
-            if seen.memory_bytes.count:
-                took[Quantity.MEMORY_BYTES] = seen.memory_bytes.most
+        if seen is not None:
+            cpus, memory = seen.seen[CPU], seen.seen[MEMORY]
+            if cpus.count:
+                took |= {Quantity.ENOUGH_CORES: cpus.most, Quantity.CPU_TIME_S: seen.cpu_s}
+            if memory.count:
+                took[Quantity.MEMORY_BYTES] = memory.most
         try:
             with JobHistory(self._path) as history:
                 history.complete(facts_of(job, now_s), took, now_s)
@@ -181,14 +146,7 @@ class QueuePlanner:
         copper_share: float,
         also: int = 0,
     ) -> QueueView:
-        running = []
-        for job in active:
-            seen = self._of(job)
-            each = ActiveJob(
-                job, self._outlook(job, now_s), seen.cpus, seen.memory_bytes, seen.seconds, seen.overrun
-            )
-            seen.overrun = with_overrun(each, now_s, CYCLE_S)
-            running.append(each)
+        running = [self._observed.active(job, self._outlook(job, now_s), now_s, CYCLE_S) for job in active]
         average_s = sum(self._waits) / len(self._waits) if self._waits else 0.0
         view = QueueView(
             now_s=now_s,
@@ -197,25 +155,20 @@ class QueuePlanner:
             waiting=waiting,
             active=running,
             outlooks={},
-            others_cpus=self._others[CPU].whole,
-            others_memory=self._others[MEMORY].whole,
+            others_cpus=self._observed.others[CPU].whole,
+            others_memory=self._observed.others[MEMORY].whole,
             average_wait_s=average_s,
             epsilon=self._epsilon,
             most_running=self._config.most_running,
             preempts=preempts,
             copper_share=copper_share,
+            calibration=self._observed.calibration,
         )
         tried = {job.id: job for job in candidates(view)}
         tried |= {job.id: job for job in waiting if job.id == also}
         outlooks = {number: self._outlook(job, now_s) for number, job in tried.items()}
         outlooks |= {each.job.id: each.outlook for each in running}
         return replace(view, outlooks=outlooks)
-
-    def _of(self, job: QueuedJob) -> _Seen:
-        seen = self._seen.get(job.id)
-        if seen is None or seen.attempt != job.attempt:
-            seen = self._seen[job.id] = _Seen(job.attempt)
-        return seen
 
     def _outlook(self, job: QueuedJob, now_s: float) -> JobOutlook:
         """What the history tells of jobs like this one."""

@@ -9,7 +9,8 @@ prior, cut to values of at least the observed peak, with the usage that was obse
 has outgrown.
 
 Usages are not independent: load follows the hour for all of them. Convolution alone understates P(over), so
-``correlated`` mixes it with the case in which all usages are at the same quantile. ``Reliability`` compares predictions
+``correlated`` mixes it with the case in which all usages are at the same quantile. ``calibration`` learns the weight of
+what was observed, the correlation, and what predicted probabilities have meant. ``Reliability`` compares predictions
 with what happened, by decile.
 """
 
@@ -21,6 +22,7 @@ from typing import Final
 
 import numpy as np
 
+from perphd.batch.calibration import Calibration
 from perphd.batch.sharing import actual_cpu
 from perphd.forecast.grid import (
     CELLS,
@@ -38,7 +40,6 @@ EPSILON_HARD: Final = 0.01
 """Accepted P(over) of memory and cache ways: too much of them is an eviction."""
 EPSILON_SOFT: Final = 0.1
 """Accepted P(over) of CPU and bandwidth: too much of them is only slower."""
-OBSERVED_WEIGHT: Final = 0.5
 LEAST_OBSERVED_S: Final = 60.0
 """A workload that was observed for less than this counts by its prior alone."""
 DECILES: Final = 10
@@ -53,8 +54,10 @@ class WorkloadUsage:
     observed_s: float = 0.0
 
 
-def conditioned(usage: WorkloadUsage, capacity: float, cells: int = CELLS) -> GridDistribution:
-    """The law of what the workload will use, given what it has used."""
+def conditioned(
+    usage: WorkloadUsage, capacity: float, cells: int = CELLS, observed_weight: float = 0.5
+) -> GridDistribution:
+    """The law of what the workload will use, given what it has used. ``Calibration`` learns the weight."""
     prior, seen = usage.prior, usage.observed
     if not seen.count or usage.observed_s < LEAST_OBSERVED_S:
         return of_histogram(prior, capacity, cells) if prior.count else _whole(capacity, cells)
@@ -62,8 +65,8 @@ def conditioned(usage: WorkloadUsage, capacity: float, cells: int = CELLS) -> Gr
     if not prior.count or seen.least > prior.most or seen.most >= prior.most:
         return observed  # it has outgrown its history
     cut = _at_least(prior, seen.most, capacity, cells)
-    shares = OBSERVED_WEIGHT * observed.shares + (1.0 - OBSERVED_WEIGHT) * cut.shares
-    over = OBSERVED_WEIGHT * observed.over + (1.0 - OBSERVED_WEIGHT) * cut.over
+    shares = observed_weight * observed.shares + (1.0 - observed_weight) * cut.shares
+    over = observed_weight * observed.over + (1.0 - observed_weight) * cut.over
     return GridDistribution(capacity, shares, over)
 
 
@@ -107,11 +110,15 @@ def _comonotone(usages: Sequence[GridDistribution], capacity: float) -> GridDist
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ResourceRisk:
-    """One resource of the host: the law of what runs, that of one task of the candidate, and the accepted P(over)."""
+    """One resource of the host: the law of what runs, that of one task of the candidate, and the accepted P(over).
+
+    ``calibration``: what predictions of this resource have meant so far.
+    """
 
     running: GridDistribution
     task: GridDistribution
     epsilon: float
+    calibration: Calibration = Calibration()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +132,10 @@ class Admission:
 
 def admission(risks: Mapping[str, ResourceRisk], tasks: int = 1) -> Admission:
     """Admit a job of ``tasks`` tasks if no resource is likelier to be exceeded than its epsilon."""
-    over = {name: probability_over(risk.running, risk.task, tasks) for name, risk in risks.items()}
+    over = {
+        name: risk.calibration.corrected(probability_over(risk.running, risk.task, tasks))
+        for name, risk in risks.items()
+    }
     against = [
         f"P({name} over) = {over[name]:.3g} > {risk.epsilon:g}"
         for name, risk in risks.items()

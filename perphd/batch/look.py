@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from perphd.batch.calibration import Calibration
 from perphd.batch.job import QueuedJob
 from perphd.batch.utility import OVERESTIMATE_THRESHOLD
+from perphd.forecast.grid import GridDistribution
 from perphd.forecast.histogram import Histogram
 from perphd.forecast.running import Overrun
 
 CPU: Final = "cpu"
 MEMORY: Final = "memory"
+RESOURCES: Final = (CPU, MEMORY)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,7 +49,7 @@ class QueueView:
     ``cpus`` and ``memory_bytes``: what the queue may use together with the others. ``preempts``: copper may be frozen.
     ``most_running``: jobs with a unit at a time. ``epsilon``: accepted P(over) by resource. ``together``: the jobs that
     start with a waiting one, or not at all. ``workers``: elastic workers that could start. ``doubted``: chance to meet
-    a deadline below which the history is taken to over-estimate the job.
+    a deadline below which the history is taken to over-estimate the job. ``calibration``: by resource.
     """
 
     now_s: float
@@ -65,17 +68,28 @@ class QueueView:
     together: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     workers: Sequence[QueuedJob] = ()
     doubted: float = OVERESTIMATE_THRESHOLD
+    calibration: Mapping[str, Calibration] = field(default_factory=dict)
 
     def tasks(self, job: QueuedJob) -> int:
         """Jobs that start with this one, itself included."""
         return 1 + len(self.together.get(job.id, ()))
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class ExpectedSum:
+    """The law of what ``members`` and everything else on the host use of a resource, as job ``job`` starts."""
+
+    job: int
+    resource: str
+    members: tuple[int, ...]
+    law: GridDistribution
+
+
 @dataclass(frozen=True, slots=True)
 class QueueStep:
     """What is to be done, in this order. ``reasons``: why jobs wait, by job; ``plan``: planned starts, by job.
 
-    ``revoke``: elastic workers that lose their slots.
+    ``revoke``: elastic workers that lose their slots. ``expected``: what admission counted with.
     """
 
     requeue: tuple[int, ...] = ()
@@ -86,3 +100,4 @@ class QueueStep:
     reasons: Mapping[int, str] = field(default_factory=dict)
     plan: Mapping[int, float] = field(default_factory=dict)
     over: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    expected: tuple[ExpectedSum, ...] = ()

@@ -24,10 +24,11 @@ from dataclasses import replace
 from typing import Final, TypeAlias
 
 from perphd.batch.admission import Admission, ResourceRisk, WorkloadUsage, admission, conditioned, correlated
+from perphd.batch.calibration import Calibration
 from perphd.batch.fairness import PATIENCE
 from perphd.batch.gangs import admitted, gangs_of, is_elastic, revoked, shares_of, with_urgent
 from perphd.batch.job import JobState, QueuedJob
-from perphd.batch.look import CPU, MEMORY, ActiveJob, JobOutlook, QueueStep, QueueView
+from perphd.batch.look import CPU, MEMORY, RESOURCES, ActiveJob, ExpectedSum, JobOutlook, QueueStep, QueueView
 from perphd.batch.planner import JobPlan, PlanWindow, RunningJob, WaitingJob, greedy
 from perphd.batch.utility import (
     OVERESTIMATE_THRESHOLD,
@@ -55,8 +56,6 @@ PREEMPTION_COST: Final = 1.0
 UNKNOWN_RUN_S: Final = (60.0, 3600.0)
 """Run time of a job of which nothing is known: anything up to an hour."""
 CELLS: Final = 256
-CORRELATION: Final = 0.2
-"""Share of the common case that all usages are high at the same time. 1 would be certainty of it."""
 PLANNED_SHARE: Final = 0.9
 """Quantile of a usage that a plan counts with."""
 Improve: TypeAlias = Callable[[PlanWindow, Sequence[WaitingJob], Sequence[RunningJob], JobPlan], JobPlan]
@@ -99,6 +98,7 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
     starts: list[int] = []
     reasons: dict[int, str] = {}
     over: dict[int, Mapping[str, float]] = {}
+    expected: list[ExpectedSum] = []
     frozen: list[int] = []
     short_of_memory = False
     held_up: QueuedJob | None = None
@@ -127,6 +127,7 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
         elif answer.admitted:
             starts += [job.id, *view.together.get(job.id, ())]
             host.add(job)
+            expected += host.expected(job)
         else:
             reasons[job.id] = waiting_reason(view, job, answer.over)
             if is_overdue(view, job) and held_up is None:
@@ -166,7 +167,15 @@ def scheduled(view: QueueView, improve: Improve | None = None) -> QueueStep:
     times = {} if plan is None else {int(name): start_s for name, start_s in plan.starts_s.items()}
     revoke = tuple(each for each in elastic.revoked if each not in requeued and each not in frozen)
     return QueueStep(
-        tuple(requeued), tuple(frozen), revoke, tuple(thawed), tuple(starts), reasons, times, over
+        tuple(requeued),
+        tuple(frozen),
+        revoke,
+        tuple(thawed),
+        tuple(starts),
+        reasons,
+        times,
+        over,
+        tuple(expected),
     )
 
 
@@ -351,6 +360,7 @@ class _Host:
 
     def __init__(self, view: QueueView) -> None:
         self._view = view
+        self._calibration = {name: view.calibration.get(name, Calibration()) for name in RESOURCES}
         self._capacity = {CPU: max(view.cpus, 1e-6), MEMORY: max(view.memory_bytes, 1.0)}
         self._others = {
             CPU: self._law(CPU, view.others_cpus),
@@ -365,7 +375,12 @@ class _Host:
             for resource, usage in usages.items():
                 known = usage.prior.count or usage.observed_s >= 60.0
                 law = (
-                    conditioned(usage, self._capacity[resource], CELLS)
+                    conditioned(
+                        usage,
+                        self._capacity[resource],
+                        CELLS,
+                        self._calibration[resource].observed_weight,
+                    )
                     if known
                     else self._asked(resource, each.job)
                 )
@@ -379,15 +394,8 @@ class _Host:
 
         Beside no other job it is admitted whatever CPUs it asks for: it is only slower, and would wait for ever.
         """
-        answer = admission(
-            {
-                resource: ResourceRisk(
-                    self._running(resource), self._task(resource, job), self._view.epsilon[resource]
-                )
-                for resource in (CPU, MEMORY)
-            },
-            self._view.tasks(job),
-        )
+        risks = {resource: self._risk(resource, job) for resource in RESOURCES}
+        answer = admission(risks, self._view.tasks(job))
         alone = not self._jobs[CPU] and self._view.copper_share >= 1.0
         if alone and answer.over[MEMORY] <= self._view.epsilon[MEMORY]:
             return replace(answer, admitted=True)
@@ -395,7 +403,7 @@ class _Host:
 
     def add(self, job: QueuedJob) -> None:
         """The job runs from now on, with those that start together with it."""
-        for resource in (CPU, MEMORY):
+        for resource in RESOURCES:
             for number in (job.id, *self._view.together.get(job.id, ())):
                 self._jobs[resource][number] = self._task(resource, job)
         self._sums.clear()
@@ -417,15 +425,39 @@ class _Host:
 
     def thaws(self, job: QueuedJob) -> bool:
         """True if the processors have room for a frozen job."""
-        law = self._task(CPU, job)
-        risk = {CPU: ResourceRisk(self._running(CPU), law, self._view.epsilon[CPU])}
-        return admission(risk).admitted
+        return admission({CPU: self._risk(CPU, job)}).admitted
+
+    def expected(self, job: QueuedJob) -> list[ExpectedSum]:
+        """What admission counts with, now that ``job`` was added; nothing while an event keeps room free."""
+        if self._view.copper_share < 1.0:
+            return []
+        return [
+            ExpectedSum(
+                job.id,
+                resource,
+                tuple(number for number, law in self._jobs[resource].items() if law.shares[0] < 1.0),
+                self._running(resource),
+            )
+            for resource in RESOURCES
+        ]
+
+    def _risk(self, resource: str, job: QueuedJob) -> ResourceRisk:
+        return ResourceRisk(
+            self._running(resource),
+            self._task(resource, job),
+            self._view.epsilon[resource],
+            self._calibration[resource],
+        )
 
     def _running(self, resource: str) -> GridDistribution:
         if resource not in self._sums:
             capacity = self._capacity[resource]
             laws = list(self._jobs[resource].values())
-            jobs = correlated(laws, capacity, CORRELATION) if laws else nothing(capacity, CELLS)
+            jobs = (
+                correlated(laws, capacity, self._calibration[resource].correlation)
+                if laws
+                else nothing(capacity, CELLS)
+            )
             share = self._view.copper_share
             if share < 1.0:  # what an event keeps from copper counts as used
                 offer = max(0.0, capacity - min(capacity, quantile_of(self._others[resource], PLANNED_SHARE)))

@@ -107,7 +107,12 @@ def probability_over(
     running: GridDistribution, task: GridDistribution | None = None, tasks: int = 1
 ) -> float:
     """The probability that what runs, with ``tasks`` tasks of one job added, needs more than the capacity."""
-    return running.over if task is None else added(running, multiplied(task, tasks)).over
+    if task is None:
+        return running.over
+    if (running.capacity, running.cells) != (task.capacity, task.cells):
+        raise ValueError("distributions on different grids do not add")
+    up_to = np.cumsum(multiplied(task, tasks).shares)  # P(task <= k), for what is left beside each usage
+    return max(0.0, 1.0 - float(running.shares @ up_to[::-1]))
 
 
 def quantile_of(usage: GridDistribution, share: float) -> float:

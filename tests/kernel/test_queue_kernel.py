@@ -367,3 +367,54 @@ def test_kill_9_at_random_moments_loses_no_job_and_starts_none_twice(host: Host,
     lines = Counter(starts.read_text().splitlines())
     assert states == {"done": JOBS}, states
     assert lines == Counter(f"{what} n{n}" for what in ("begin", "end") for n in range(JOBS))
+
+
+COUNTER = """
+import os, sys, time
+path, go = sys.argv[1:]
+n = 0
+while not os.path.exists(go):
+    end = time.process_time() + 0.02
+    while time.process_time() < end:
+        pass
+    with open(path, "a") as file:
+        file.write(f"{n}\\n")
+    n += 1
+"""
+
+
+def counting(lines: Path, go: Path) -> dict[str, Any]:
+    """A job whose worker burns CPU and counts into a file, until another file says that it may end."""
+    return {"command": [sys.executable, "-c", COUNTER, str(lines), str(go)], "cores": 0.1}
+
+
+def counted(lines: Path) -> list[int]:
+    return [int(line) for line in lines.read_text().split()] if lines.exists() else []
+
+
+def test_workers_that_burn_cpu_stand_still_in_an_event_and_lose_nothing(host: Host, tmp_path: Path) -> None:
+    host.client.send("PUT", "mode", {"mode": "enforce"})
+    go, files = tmp_path / "go", [tmp_path / "a", tmp_path / "b"]
+    numbers = [host.client.send("POST", "jobs", counting(each, go))["jobs"][0] for each in files]
+    host.wait_for(lambda: all(counted(each) for each in files), "they do not begin")
+    host.wait_for(lambda: len(host.client.get("workloads")["workloads"]) == 2, "they are no workloads")
+    freezers = [
+        Path("/sys/fs/cgroup/freezer", each["cgroup"][1:], "freezer.state")
+        for each in host.client.get("workloads")["workloads"]
+    ]
+    if not all(each.exists() for each in freezers):
+        pytest.skip("no freezer of cgroup v1 here")
+    host.client.send("POST", "event", {"duration_s": 600, "copper_share": 0.0})
+    host.wait_for(lambda: all(each.read_text() == "FROZEN\n" for each in freezers), "they are not frozen")
+    before = [counted(each) for each in files]
+    time.sleep(1.0)
+    assert [counted(each) for each in files] == before
+    host.client.send("DELETE", "event")
+    host.wait_for(
+        lambda: all(len(counted(each)) > len(old) for each, old in zip(files, before, strict=True)),
+        "they do not go on",
+    )
+    go.touch()
+    ends = [host.ended(number) for number in numbers]
+    assert [end["state"] for end in ends] == ["done", "done"], [end["detail"]["reason"] for end in ends]
+    assert [counted(each) for each in files] == [list(range(len(counted(each)))) for each in files]

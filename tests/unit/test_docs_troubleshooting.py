@@ -123,7 +123,9 @@ def _keys(node: ast.expr, function: ast.AST) -> set[str]:
             return {text}
         case ast.Call(func=ast.Name(id=name)):
             return {f"{name}()"}
-        case ast.Name(id="key") if "key" in _arguments(function):  # passed on: its callers are found by themselves
+        case ast.Name(id="key") if "key" in _arguments(
+            function
+        ):  # passed on: its callers are found by themselves
             return set()
         case ast.Name(id="key"):  # the keys of a dictionary that this function makes
             keys = {

@@ -406,4 +406,7 @@ def test_changes_of_the_view_keep_their_words() -> None:
     made = decision(90.0)
     change = Change(90.0, "db", made.action, made.current, made.chosen, Mode.OBSERVE, made.reason)
     found = replace(FakeAgent(Config()).status(), changes=(change,))
-    assert view_of(found, TOPOLOGY, 100.0).changes[0].text == "db: would be shared -> 2+2 shared (more protection)"
+    assert (
+        view_of(found, TOPOLOGY, 100.0).changes[0].text
+        == "db: would be shared -> 2+2 shared (more protection)"
+    )

@@ -51,10 +51,15 @@ class Generated:
     past: tuple[Past, ...]
 
 
-def generated(seed: int, hours: float, load: float, cpus: float, memory_bytes: float) -> Generated:
-    """Jobs that offer ``load`` times the node over ``hours``: each job counts by its greater share, CPUs or memory."""
+def generated(
+    seed: int, hours: float, load: float, cpus: float, memory_bytes: float, size: float = 1.0
+) -> Generated:
+    """Jobs that offer ``load`` times the node over ``hours``: each job counts by its greater share, CPUs or memory.
+
+    ``size``: jobs need this many times the CPUs and memory.
+    """
     rng = np.random.default_rng(seed)
-    kinds = [_Class(rng, cpus, memory_bytes) for _ in range(CLASSES)]
+    kinds = [_Class(rng, cpus, memory_bytes, size) for _ in range(CLASSES)]
     past = tuple(_past(rng, kind) for kind in kinds)
     works: list[Work] = []
     wanted = load * hours * 3600.0
@@ -85,10 +90,10 @@ def generated(seed: int, hours: float, load: float, cpus: float, memory_bytes: f
 class _Class:
     """One class: medians from heavy-tailed laws, and its own scatter."""
 
-    def __init__(self, rng: np.random.Generator, cpus: float, memory_bytes: float) -> None:
+    def __init__(self, rng: np.random.Generator, cpus: float, memory_bytes: float, size: float) -> None:
         self.run_s = float(np.clip(rng.lognormal(np.log(300.0), 1.0), 60.0, 3600.0))
-        self.cpus = float(np.clip(rng.lognormal(np.log(0.06 * cpus), 0.6), 0.2, 0.3 * cpus))
-        self.memory_bytes = float(
+        self.cpus = size * float(np.clip(rng.lognormal(np.log(0.06 * cpus), 0.6), 0.2, 0.3 * cpus))
+        self.memory_bytes = size * float(
             np.clip(rng.lognormal(np.log(0.05 * memory_bytes), 0.8), 5e7, 0.3 * memory_bytes)
         )
         self.sigmas = rng.uniform(0.1, 0.8), rng.uniform(0.05, 0.4), rng.uniform(0.05, 0.4)

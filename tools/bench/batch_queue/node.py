@@ -8,7 +8,7 @@ knowledge, but ``PRIORITY``, ``FIFO`` and ``SUPPRESSED``, which know requests al
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -27,12 +27,12 @@ from perphd.batch.job import (
     TransitionRefused,
     after,
 )
-from perphd.batch.look import CPU, MEMORY, ActiveJob, JobOutlook, QueueStep, QueueView
-from perphd.batch.scheduling import candidates, with_overrun
+from perphd.batch.look import CPU, MEMORY, JobOutlook, QueueStep, QueueView
+from perphd.batch.observations import Observations
+from perphd.batch.scheduling import candidates
 from perphd.batch.sharing import MemoryUser, divided, evicted
 from perphd.batch.utility import OVERESTIMATE_THRESHOLD
 from perphd.forecast.histogram import Histogram, insert, quantile
-from perphd.forecast.running import Overrun
 from tools.bench.batch_queue.jobs import Generated, Past, Work
 
 CYCLE_S: Final = 15.0
@@ -52,11 +52,18 @@ class Policy(StrEnum):
     NO_DISTRIBUTION = "point estimates, over-estimates handled"
     NO_OVERESTIMATE = "no over-estimate handling"
     NO_ADAPTION = "every deadline doubted"
+    NO_CALIBRATION = "predictions not calibrated"
     NO_PREEMPTION = "no preemption"
     FIFO = "FIFO with static reservation"
     SUPPRESSED = "suppression (Koordinator)"
 
 
+_CALIBRATED: Final = (
+    Policy.DISTRIBUTION,
+    Policy.NO_OVERESTIMATE,
+    Policy.NO_ADAPTION,
+    Policy.NO_PREEMPTION,
+)
 _DOUBTED: Final = {
     Policy.POINT: 0.0,
     Policy.PERFECT: 0.0,
@@ -80,20 +87,11 @@ class Outcome:
     unfinished: int = 0
     used_core_s: float = 0.0
     others_core_s: float = 0.0
-    short_core_s: float = 0.0
+    crowded_s: float = 0.0
     over_memory_s: float = 0.0
     seconds: float = 0.0
     cpu_reliability: Reliability = Reliability()
     memory_reliability: Reliability = Reliability()
-
-
-@dataclass(slots=True)
-class _Seen:
-    cpus: Histogram = field(default_factory=Histogram)
-    memory_bytes: Histogram = field(default_factory=Histogram)
-    seconds: float = 0.0
-    overrun: Overrun = Overrun()
-    done_s: float = 0.0
 
 
 class Node:
@@ -111,9 +109,9 @@ class Node:
         self._others = others
         self._work, self._past = work.works, work.past
         self._jobs: dict[int, QueuedJob] = {}
-        self._seen: dict[int, _Seen] = {}
+        self._observed = Observations()
+        self._done_s: dict[int, float] = {}
         self._waits: list[float] = []
-        self._others_seen = Histogram()
         self._judged: set[tuple[int, frozenset[int]]] = set()
         self.outcome = Outcome()
 
@@ -148,14 +146,7 @@ class Node:
         waiting = [job for job in self._jobs.values() if not job.state.active]
         if self.policy in (Policy.PRIORITY, Policy.FIFO, Policy.SUPPRESSED):
             return self._by_request(now_s, waiting)
-        active = []
-        for job in self._active():
-            seen = self._seen[job.id]
-            each = ActiveJob(
-                job, self._outlook(job), seen.cpus, seen.memory_bytes, seen.seconds, seen.overrun
-            )
-            seen.overrun = with_overrun(each, now_s, CYCLE_S)
-            active.append(each)
+        active = [self._observed.active(job, self._outlook(job), now_s, CYCLE_S) for job in self._active()]
         average_s = sum(self._waits) / len(self._waits) if self._waits else 0.0
         base = QueueView(
             now_s,
@@ -164,18 +155,20 @@ class Node:
             waiting,
             active,
             {},
-            self._others_seen,
+            self._observed.others[CPU].whole,
             Histogram(),
             average_s,
             {CPU: EPSILON_SOFT, MEMORY: EPSILON_HARD},
             256,
             self.policy is not Policy.NO_PREEMPTION,
+            calibration=self._observed.calibration if self.policy in _CALIBRATED else {},
             doubted=_DOUBTED.get(self.policy, OVERESTIMATE_THRESHOLD),
         )
         outlooks = {job.id: self._outlook(job) for job in candidates(base)}
         outlooks |= {each.job.id: each.outlook for each in active}
         step = scheduling.scheduled(_with_outlooks(base, outlooks))
-        if self.policy is Policy.DISTRIBUTION:
+        self._observed.decided(step.expected)
+        if self.policy in (Policy.DISTRIBUTION, Policy.NO_CALIBRATION):
             self._judge(step)
         return step
 
@@ -248,7 +241,7 @@ class Node:
     def _carry_out(self, step: QueueStep, now_s: float) -> None:
         for number in step.requeue:
             self._apply(number, RequeuedFor(now_s, ""))
-            self._seen.pop(number, None)
+            self._lost(number)
         for number in step.freeze:
             self._apply(number, FrozenFor(now_s, ""))
         for number in step.thaw:
@@ -257,9 +250,14 @@ class Node:
             job = self._apply(number, Started(now_s))
             if job is not None:
                 self._apply(number, Confirmed(now_s))
-                self._seen[number] = _Seen()
+                self._done_s[number] = 0.0
                 self._waits = [*self._waits[-99:], now_s - job.submitted_s]
         self.outcome.preemptions += len(step.requeue) + len(step.freeze)
+
+    def _lost(self, number: int) -> None:
+        """The attempt's work is lost."""
+        self._observed.forget(self._jobs[number], False)
+        self._done_s.pop(number, None)
 
     def _evict(self, now_s: float) -> None:
         users = [
@@ -272,7 +270,7 @@ class Node:
             self.outcome.over_memory_s += CYCLE_S
         for name in evicted(users, int(self.memory_bytes)):
             self._apply(int(name), RequeuedFor(now_s, "", False))
-            self._seen.pop(int(name), None)
+            self._lost(int(name))
             self.outcome.evictions += 1
 
     def _pass(self, now_s: float, most_s: float) -> float:
@@ -285,20 +283,19 @@ class Node:
             room = max(0.0, BATCH_SHARE * self.cpus - used)
         given = divided(room, [each.spec.cpus for each in works], [each.cpus for each in works])
         left_s = [
-            (work.run_s - self._seen[job.id].done_s) * work.cpus / cpus if cpus > 0 else float("inf")
+            (work.run_s - self._done_s[job.id]) * work.cpus / cpus if cpus > 0 else float("inf")
             for job, work, cpus in zip(running, works, given, strict=True)
         ]
         seconds = min([most_s, *left_s])
         self.outcome.seconds += seconds
         self.outcome.others_core_s += used * seconds
         if self._others:
-            self._others_seen = insert(self._others_seen, used)
+            self._observed.see_others(CPU, used, seconds)
+            wanted = used + sum(each.cpus for each in works)
+            self.outcome.crowded_s += seconds * (wanted > self.cpus)
         for job, work, cpus, left in zip(running, works, given, left_s, strict=True):
-            seen = self._seen[job.id]
-            seen.done_s += seconds * cpus / work.cpus
-            seen.seconds += seconds
-            seen.cpus = insert(seen.cpus, cpus)
-            seen.memory_bytes = insert(seen.memory_bytes, work.memory_bytes)
+            self._done_s[job.id] += seconds * cpus / work.cpus
+            self._observed.see(job, seconds, {CPU: cpus, MEMORY: work.memory_bytes}, self._outlook(job))
             self.outcome.used_core_s += cpus * seconds
             if left <= seconds:
                 self._ended(job, work, now_s + seconds)
@@ -308,7 +305,8 @@ class Node:
         out = self.outcome
         after(job, Exited(at_s, 0))
         del self._jobs[job.id]
-        self._seen.pop(job.id)
+        self._observed.forget(job, True)
+        self._done_s.pop(job.id)
         core_h = work.cpus * work.run_s / 3600.0
         if job.spec.deadline_s is None:
             out.best_effort += 1

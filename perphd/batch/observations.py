@@ -1,0 +1,140 @@
+"""What running jobs were seen to use, and what that teaches about predictions. Used by one thread at a time.
+
+For its first minute a job counts by its history. Then its usage is compared with its history, and the sum of what runs
+with the law that admitted it. When it is done, its greatest usage is compared with that of its first minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from perphd.batch.admission import LEAST_OBSERVED_S
+from perphd.batch.calibration import Calibration, score, with_job, with_scores, with_sum
+from perphd.batch.job import QueuedJob
+from perphd.batch.look import CPU, MEMORY, RESOURCES, ActiveJob, ExpectedSum, JobOutlook
+from perphd.batch.scheduling import with_overrun
+from perphd.forecast.histogram import Histogram, insert, merge
+from perphd.forecast.running import Overrun
+
+HALF_S: Final = 3600.0
+"""What the others on the host use is remembered for one to two times this time."""
+
+
+@dataclass(slots=True)
+class Window:
+    """The distribution of the last one to two halves, and the last value."""
+
+    before: Histogram = field(default_factory=Histogram)
+    now: Histogram = field(default_factory=Histogram)
+    seconds: float = 0.0
+    last: float = 0.0
+
+    def add(self, value: float, seconds: float) -> None:
+        """One more value, which held for ``seconds``."""
+        if self.seconds >= HALF_S:
+            self.before, self.now, self.seconds = self.now, Histogram(), 0.0
+        self.now, self.seconds, self.last = insert(self.now, value), self.seconds + seconds, value
+
+    @property
+    def whole(self) -> Histogram:
+        """Both halves."""
+        return merge(self.before, self.now) if self.before.count else self.now
+
+
+@dataclass(slots=True)
+class JobUse:
+    """What an attempt used so far. ``first``: its most in the first minute; ``scores``: against its history."""
+
+    attempt: int
+    seen: dict[str, Histogram] = field(default_factory=lambda: {name: Histogram() for name in RESOURCES})
+    seconds: float = 0.0
+    cpu_s: float = 0.0
+    overrun: Overrun = Overrun()
+    first: dict[str, float] = field(default_factory=dict)
+    scores: dict[str, float] = field(default_factory=dict)
+
+
+class Observations:
+    """The running jobs and everything else as they were seen, by resource. ``calibration``: what the jobs taught."""
+
+    def __init__(self) -> None:
+        self.calibration: dict[str, Calibration] = {name: Calibration() for name in RESOURCES}
+        self._uses: dict[int, JobUse] = {}
+        self.others: dict[str, Window] = {name: Window() for name in RESOURCES}
+        self._expected: dict[int, list[tuple[ExpectedSum, dict[int, float]]]] = {}
+
+    def of(self, job: QueuedJob) -> JobUse:
+        """What this attempt of the job was seen to use."""
+        use = self._uses.get(job.id)
+        if use is None or use.attempt != job.attempt:
+            use = self._uses[job.id] = JobUse(job.attempt)
+        return use
+
+    def active(self, job: QueuedJob, outlook: JobOutlook, now_s: float, cycle_s: float) -> ActiveJob:
+        """The job for a look; its end is moved if it outlives its history."""
+        use = self.of(job)
+        each = ActiveJob(job, outlook, use.seen[CPU], use.seen[MEMORY], use.seconds, use.overrun)
+        use.overrun = with_overrun(each, now_s, cycle_s)
+        return each
+
+    def decided(self, sums: Sequence[ExpectedSum]) -> None:
+        """Jobs are about to start, admitted by these laws."""
+        for number in {each.job for each in sums}:
+            self._expected[number] = []
+        for each in sums:
+            self._expected[each.job].append((each, {}))
+
+    def see_others(self, resource: str, used: float, seconds: float) -> None:
+        """What everything that is no job used over the last seconds."""
+        self.others[resource].add(used, seconds)
+
+    def see(self, job: QueuedJob, seconds: float, used: Mapping[str, float], outlook: JobOutlook) -> None:
+        """What the job used over the last seconds, by resource."""
+        use = self.of(job)
+        use.seconds += seconds
+        use.cpu_s += seconds * used.get(CPU, 0.0)
+        for resource, value in used.items():
+            use.seen[resource] = insert(use.seen[resource], max(0.0, value))
+        for sums in self._expected.values():
+            for expected, found in sums:
+                if job.id in expected.members and expected.resource in used:
+                    found[job.id] = used[expected.resource]
+        if not use.first and use.seconds >= LEAST_OBSERVED_S:
+            self._compare(job, use, outlook)
+
+    def forget(self, job: QueuedJob, done: bool) -> JobUse | None:
+        """The attempt is over. Returns what it used; ``done``: it teaches how far jobs grow."""
+        self._expected.pop(job.id, None)
+        use = self._uses.pop(job.id, None)
+        if use is None or use.attempt != job.attempt:
+            return None
+        if done and use.seconds >= 2 * LEAST_OBSERVED_S:
+            for resource, first in use.first.items():
+                self.calibration[resource] = with_job(
+                    self.calibration[resource], first, use.seen[resource].most
+                )
+        return use
+
+    def _compare(self, job: QueuedJob, use: JobUse, outlook: JobOutlook) -> None:
+        """The first minute is over."""
+        for resource, prior in ((CPU, outlook.cpus), (MEMORY, outlook.memory_bytes)):
+            seen = use.seen[resource]
+            if not seen.count:
+                continue
+            use.first[resource] = seen.most
+            if prior.count:
+                beside = [other.scores[resource] for other in self._uses.values() if resource in other.scores]
+                use.scores[resource] = score(prior, seen.mean)
+                self.calibration[resource] = with_scores(
+                    self.calibration[resource], use.scores[resource], beside
+                )
+        for expected, found in self._expected.pop(job.id, []):
+            if len(found) == len(expected.members):
+                self.calibration[expected.resource] = with_sum(
+                    self.calibration[expected.resource],
+                    expected.law,
+                    self.others[expected.resource].last + sum(found.values()),
+                    expected.resource == CPU,
+                )
