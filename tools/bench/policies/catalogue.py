@@ -97,6 +97,8 @@ ENTRANTS: Final[dict[str, Entrant]] = {
 """Everybody as published, or as shipped."""
 VARIANTS: Final[dict[str, Entrant]] = {
     "perph-batch": replace(PERPH, touch=Touch.BATCH),
+    "perph-staged": replace(PERPH, registry=lambda: Registry("staged")),
+    "perph-level": replace(PERPH, registry=lambda: Registry("level")),
     "perph-no-trees": replace(PERPH, registry=ablation.without_trees),
     "perph-prior": replace(PERPH, registry=ablation.prior_only),
     "clite-50": replace(
