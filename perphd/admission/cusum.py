@@ -215,6 +215,16 @@ def free_from(wanted: float) -> float:
     return tail(math.sqrt(_FREE_SHARE * wanted))
 
 
+def distance(rho: float, k: float) -> float:
+    """How far the target lies from the undisturbed signal, in standard deviations of one sample."""
+    return k * math.sqrt((1.0 + rho) / (1.0 - rho))
+
+
+def uses_part(rho: float, k: float, wanted: float) -> bool:
+    """True if noise ever brings this signal beyond its target often enough to use its part of the accepted rate."""
+    return k < free_from(wanted) and distance(rho, k) < tail(_FREE_SHARE * wanted)
+
+
 def tail(chance: float) -> float:
     """How far a normal variable lies above its mean with a small chance (asymptotic: exp(-z^2/2) / (z sqrt(2 pi)))."""
     twice = 2.0 * math.log(1.0 / chance)

@@ -37,6 +37,11 @@ AIM, AIM_BY_RHO = 0.9, 0.35
 """Of the accepted rate, 0.9 (1 - 0.35 rho) is aimed at (found by simulation: tools/bench/detector): errors of the
 estimated noise make alarms likelier by more than the opposite ones make them rarer, the more the longer it correlates.
 """
+FAR_FROM, FAR_BY, FAR_MOST = 1.7, 2.0, 3.0
+"""Times more is aimed at, the farther the target lies: from 1.7 standard deviations on by 2 for each, up to 3 (found by
+the same simulation). There the verdict also waits until a sample is clearly beyond the target, and evidence alone is not
+enough: the rate would be half of the accepted one or less.
+"""
 SINGLE_SHARE: Final = 0.1
 """Share of the rate that single samples may have."""
 UNKNOWN_NOISE_SD: Final = 0.05
@@ -116,8 +121,9 @@ def accepted(per_day: float, period_s: float) -> float:
     return min(per_day * period_s / 86400.0, 0.05)
 
 
-def _aim(rho: float) -> float:
-    return AIM * (1.0 - AIM_BY_RHO * rho)
+def _aim(rho: float, k: float) -> float:
+    times = min(max(1.0 + FAR_BY * (cusum.distance(rho, k) - FAR_FROM), 1.0), FAR_MOST)
+    return AIM * (1.0 - AIM_BY_RHO * rho) * times
 
 
 def alert_share(before: float, interval_s: float, *, alert: bool) -> float:
@@ -167,8 +173,7 @@ def weigh(
             continue
         rho, scale = cusum.noise(base, channel.prior_sd, interval_s)
         rows.append((rho, scale, cusum.slack(base, channel.margin, rho, scale)))
-    free = cusum.free_from(wanted)
-    sharing = sum(row is not None and row[2] < free for row in rows)
+    sharing = sum(row is not None and cusum.uses_part(row[0], row[2], wanted) for row in rows)
     wanted /= max(1, sharing)
     after: list[Baseline] = []
     moved: list[str] = []
@@ -179,7 +184,7 @@ def weigh(
         if row is None:
             after.append(base)
             continue
-        at = cusum.limits(base, *row, wanted * _aim(row[0]), large_k, ticks)
+        at = cusum.limits(base, *row, wanted * _aim(row[0], row[2]), large_k, ticks)
         is_single = is_single or _is_single(base, channel, at, wanted)
         new = cusum.step(base, channel.shortfall, at, interval_s, part, learns=learns)
         after.append(new)
@@ -214,13 +219,12 @@ def expected_per_day(
     for base, margin in judged:
         rho, scale = cusum.noise(base, UNKNOWN_NOISE_SD)
         rows.append((base, rho, scale, cusum.slack(base, margin, rho, scale)))
-    free = cusum.free_from(wanted)
-    sharing = max(1, sum(k < free for *_, k in rows))
+    sharing = max(1, sum(cusum.uses_part(rho, k, wanted) for _, rho, _, k in rows))
     total = 0.0
     for base, rho, scale, k in rows:
         found = cusum.expected(
             base,
-            cusum.limits(base, rho, scale, k, wanted / sharing * _aim(rho), large_k, ticks),
+            cusum.limits(base, rho, scale, k, wanted / sharing * _aim(rho, k), large_k, ticks),
         )
         if found is None:
             return None

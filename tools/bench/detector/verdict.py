@@ -23,6 +23,9 @@ from perphd.admission.significance import (
     ALERT_SHARE,
     ASSUMED_DELAY,
     ASSUMED_WORK,
+    FAR_BY,
+    FAR_FROM,
+    FAR_MOST,
     UNKNOWN_NOISE_SD,
     accepted,
     alert_share,
@@ -113,8 +116,11 @@ class Lanes:
         nearest = cusum.LEAST_MARGIN * self.margins
         usual = np.where(known, np.minimum(np.maximum(-self.mean, nearest), self.margins), self.margins)
         k = np.clip(usual * (1.0 - rho) / scale, cusum.LEAST_K, cusum._MOST_K)
-        sharing = (live & (k < cusum.free_from(wanted))).sum(axis=0)
-        wanted = wanted / np.maximum(sharing, 1)[None, :] * AIM * (1.0 - AIM_BY_RHO * rho)
+        far = k * np.sqrt((1.0 + rho) / (1.0 - rho))
+        uses = (k < cusum.free_from(wanted)) & (far < cusum.tail(cusum._FREE_SHARE * wanted))
+        sharing = (live & uses).sum(axis=0)
+        aim = AIM * (1.0 - AIM_BY_RHO * rho) * np.clip(1.0 + FAR_BY * (far - FAR_FROM), 1.0, FAR_MOST)
+        wanted = wanted / np.maximum(sharing, 1)[None, :] * aim
         extra = large_k - k
         both = extra > 0.0
         wanted = np.where(both, wanted / cusum._SPLIT, wanted)
