@@ -37,10 +37,10 @@ AIM, AIM_BY_RHO = 0.9, 0.35
 """Of the accepted rate, 0.9 (1 - 0.35 rho) is aimed at (found by simulation: tools/bench/detector): errors of the
 estimated noise make alarms likelier by more than the opposite ones make them rarer, the more the longer it correlates.
 """
-FAR_FROM, FAR_BY, FAR_MOST = 1.7, 2.0, 3.0
-"""Times more is aimed at, the farther the target lies: from 1.7 standard deviations on by 2 for each, up to 3 (found by
-the same simulation). There the verdict also waits until a sample is clearly beyond the target, and evidence alone is not
-enough: the rate would be half of the accepted one or less.
+FAR_FROM, FAR_BY, FAR_MOST = 1.7, 1.5, 2.0
+"""Times more is aimed at, the farther the target lies: from 1.7 standard deviations on by 1.5 for each, up to 2 (found
+by the same simulation). There the verdict also waits until a sample is clearly beyond the target, and evidence alone
+is not enough: the rate would be half of the accepted one or less.
 """
 SINGLE_SHARE: Final = 0.1
 """Share of the rate that single samples may have."""

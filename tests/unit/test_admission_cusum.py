@@ -214,3 +214,11 @@ def test_a_channel_that_uses_none_of_the_rate_leaves_it_to_the_other() -> None:
             known, thresholds = (weighed.work, weighed.delay), weighed.thresholds
         kept.append(thresholds[0])
     assert kept[0] == pytest.approx(kept[1])
+
+
+def test_a_signal_that_noise_never_brings_beyond_its_target_leaves_its_part_to_the_other():
+    wanted = 24.0 / 86400.0
+    for rho in (0.0, 0.6):
+        slack = [sds * math.sqrt((1.0 - rho) / (1.0 + rho)) for sds in (1.0, 2.7, 4.1)]
+        assert [cusum.distance(rho, k) for k in slack] == pytest.approx([1.0, 2.7, 4.1])
+        assert [cusum.uses_part(rho, k, wanted) for k in slack] == [True, rho > 0.0, False]

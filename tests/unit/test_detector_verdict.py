@@ -31,7 +31,7 @@ class Closed:
 
 @pytest.mark.parametrize(
     ("work_sd", "delay_sd", "rho", "per_day"),
-    [(0.05, 0.1, 0.0, 1.0), (0.15, math.nan, 0.6, 1.0), (0.3, 0.3, 0.8, 200.0)],
+    [(0.05, 0.1, 0.0, 1.0), (0.15, math.nan, 0.6, 1.0), (0.3, 0.3, 0.8, 200.0), (0.1, 0.1, 0.6, 24.0)],
 )
 def test_the_arrays_say_what_the_detector_says_sample_by_sample(
     work_sd: float, delay_sd: float, rho: float, per_day: float

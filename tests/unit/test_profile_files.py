@@ -118,7 +118,7 @@ def test_lightgbms_trees_are_made_resident_exactly_also_for_what_is_missing() ->
     y = np.nan_to_num(x[:, 0]) * 2 + np.exp(x[:, 1])
     asked = np.concatenate([x, rng.uniform(-2, 2, (200, 2)), [[np.nan, 0.1], [0.1, np.nan]]])
     for rows in (x, np.nan_to_num(x)):  # with a missing type of its own, and without
-        booster = lightgbm.train(training._parameters((0, 1), 3), lightgbm.Dataset(rows, y), 40)
+        booster = lightgbm.train(training._parameters((0, 1), 3, len(rows)), lightgbm.Dataset(rows, y), 40)
         trees = lightgbm_trees.from_lightgbm(booster, ("a", "b"), (0, 1))
         found = Forest.compile(trees).predict(asked)
         assert np.abs(found - booster.predict(asked)).max() < 1e-9

@@ -17,6 +17,8 @@ LRA, BATCH, NATIVE, CLIENT = (f"{PARENT}/{name}" for name in ("lra", "batch", "n
 CHILDREN = (LRA, BATCH, NATIVE, CLIENT)
 
 DEFAULT_SHARES = 1024
+PERIOD_US = 100_000
+"""The kernel's default period of CPU limits."""
 PARENT_SHARES = 64 * DEFAULT_SHARES
 """The lab as a whole, so that stray processes of the machine disturb the measurement less."""
 CLIENT_SHARES = 64 * DEFAULT_SHARES
@@ -130,6 +132,12 @@ class Groups:
         path, _ = self._file(group, "cpuset", "cpuset.cpus", "cpuset.cpus")
         path.write_text(cpus)
 
+    def set_quota(self, group: str, cores: float | None) -> None:
+        """CPU time that the group may use a second, in CPUs; None: no limit."""
+        path, v1 = self._file(group, "cpu", "cpu.cfs_quota_us", "cpu.max")
+        none = "-1" if v1 else "max"
+        path.write_text(none if cores is None else str(round(cores * PERIOD_US)))
+
     def all_cpus(self) -> str:
         """The CPUs that the lab may use."""
         path, _ = self._file(PARENT, "cpuset", "cpuset.cpus", "cpuset.cpus.effective")
@@ -141,6 +149,7 @@ class Groups:
             self.set_idle(group, False)
             self.set_shares(group, CLIENT_SHARES if group == CLIENT else DEFAULT_SHARES)
             self.set_cpus(group, self.all_cpus())
+            self.set_quota(group, None)
         self.set_shares(PARENT, PARENT_SHARES)
 
     def knobs(self, group: str) -> dict[str, str]:

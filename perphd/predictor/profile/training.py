@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
@@ -119,13 +119,17 @@ def _load_lightgbm() -> Any:
     return importlib.import_module("lightgbm")
 
 
-def _parameters(monotone: Sequence[int], seed: int) -> dict[str, Any]:
+FEW_ROWS: Final = 80
+"""Below so many rows a leaf may hold two of them: of four, a curve of 25 points would be five steps."""
+
+
+def _parameters(monotone: Sequence[int], seed: int, rows: int) -> dict[str, Any]:
     return {
         "objective": "regression",
         "num_leaves": 16,
         "max_depth": 6,
         "learning_rate": 0.12,
-        "min_data_in_leaf": 4,
+        "min_data_in_leaf": 2 if rows < FEW_ROWS else 4,
         "lambda_l2": 0.5,
         "bagging_fraction": 0.8,
         "bagging_freq": 1,
@@ -147,7 +151,7 @@ def _lightgbm(
     lightgbm = _load_lightgbm()
     data = lightgbm.Dataset(x, y, weight=w, params={"max_bin": 63, "verbose": -1})
     booster = lightgbm.train(
-        _parameters(monotone, seed),
+        _parameters(monotone, seed, len(y)),
         data,
         MOST_ROUNDS,
         valid_sets=[data.create_valid(x_test, y_test)],
@@ -209,5 +213,5 @@ def _final(
         return _own(x, y, w, features, monotone, seed, rounds).trees
     lightgbm = _load_lightgbm()
     data = lightgbm.Dataset(x, y, weight=w, params={"max_bin": 63, "verbose": -1})
-    booster = lightgbm.train(_parameters(monotone, seed), data, rounds)
+    booster = lightgbm.train(_parameters(monotone, seed, len(y)), data, rounds)
     return from_lightgbm(booster, features, monotone)
