@@ -24,7 +24,7 @@ from perphd.domain.forecast import (
 from perphd.domain.reading import Reading, Unavailable, available
 from perphd.forecast import host_peaks
 from perphd.forecast.backtest import PeakScore
-from perphd.forecast.following import Followed, choice_score, continued, next_window, started
+from perphd.forecast.following import Followed, choice_score, continued, heavy_fits, next_window, started
 from perphd.forecast.headroom import MOST_PAIRED, HostOutlook
 from perphd.forecast.host_peaks import HostPeaks
 from perphd.forecast.usage_profile import PodSample, UsageProfile, observed, with_memory
@@ -43,6 +43,10 @@ SERIES_OF: Final = {Resource.CPU: "cpu_usage_cores", Resource.MEMORY: "memory_wo
 DAY_WINDOWS: Final = 1440
 MEMORY_EVERY: Final = 60
 """Windows between two updates of the memory part of the usage profile."""
+LEAST_FITS: Final = 10
+FITTED_SHARE: Final = 0.05
+"""Heavy fits in a cycle: this share of the series, twice what is due on average, and at least ``LEAST_FITS``. The rest
+waits for the next cycle: series that began together would all be fitted in the same minute."""
 _COSTS: Final = 61
 _NONE: Final = Unavailable("no forecast yet")
 
@@ -75,6 +79,7 @@ class Cycles:
         self._series = dict(known.series)
         self._hosts = {resource: known.hosts.get(resource.value, HostPeaks()) for resource in Resource}
         self.profile, self._node = profile, node
+        self._fits_left = 0
         self._number = max((host.number for host in self._hosts.values()), default=0)
 
     @property
@@ -93,6 +98,7 @@ class Cycles:
         listed = set(names)
         workloads = [each for each in found.workloads if each.workload in listed]
         last = int(found.newest_s // WINDOW_S) - 1
+        self._fits_left = max(LEAST_FITS, int(FITTED_SHARE * len(self._series)))
         for each in workloads:
             for name in SERIES:
                 windows = each.series[name]
@@ -150,13 +156,15 @@ class Cycles:
             series = (
                 started(windows.numbers, windows.values, REPLAYED)
                 if known is None
-                else continued(known, windows.numbers, windows.values)
+                else continued(known, windows.numbers, windows.values, may_fit=self._fits_left > 0)
             )
         except (ValueError, ArithmeticError) as exc:  # LinAlgError is a ValueError
             log.warning("%s %s: its forecasts start again: %r", *key, exc)
             return
         if series is not None:
             self._series[key] = series
+        if series is not None and known is not None:
+            self._fits_left -= heavy_fits(series)
 
     def _take_host(
         self, resource: Resource, windows: Mapping[int, Mapping[str, float]],

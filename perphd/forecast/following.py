@@ -30,12 +30,15 @@ from perphd.forecast.ladder import (
     refitted,
     with_fits,
 )
+from perphd.forecast.series import NEVER
 
 LEAST_WINDOWS: Final = 60
 """Windows before anything is said of a series: an hour. Fewer scores do not tell the models apart."""
 LONG_GAP: Final = 10
 """Missing windows in a row that end a stretch."""
 CHOICE: Final = "ladder"
+HEAVY: Final = frozenset(model.name for model in MODELS if 60 <= model.refit_every < NEVER)
+"""Models whose fits take some milliseconds."""
 _KEPT: Final = max(model.history for model in MODELS) + 1
 _NORMAL: Final = NormalDist()
 
@@ -89,15 +92,21 @@ def started(numbers: Sequence[int], values: Sequence[float], replayed: int) -> F
     return _continued(series, numbers[first + known :], stretch[known:].tolist())
 
 
-def continued(series: Followed, numbers: Sequence[int], values: Sequence[float]) -> Followed:
-    """The series after further windows; those that it has seen are ignored, and a long gap starts it again."""
+def continued(
+    series: Followed, numbers: Sequence[int], values: Sequence[float], *, may_fit: bool = True
+) -> Followed:
+    """The series after further windows; those that it has seen are ignored, and a long gap starts it again.
+
+    ``may_fit``: False puts off what costs most: ``HEAVY`` models that are due to be fitted again forecast with the
+    parameters that they have.
+    """
     new = [(number, value) for number, value in zip(numbers, values, strict=True) if number > series.number]
     if not new:
         return series
     later, given = [number for number, _ in new], [value for _, value in new]
     if later[0] - series.number > LONG_GAP or _latest_start(later):
         return started(later, given, len(later)) or series
-    return _continued(series, later, given)
+    return _continued(series, later, given, may_fit)
 
 
 def next_window(series: Followed) -> NextWindow | Unavailable:
@@ -144,18 +153,29 @@ def _latest_start(numbers: Sequence[int]) -> int:
     return 0
 
 
-def _continued(series: Followed, numbers: Sequence[int], values: Sequence[float]) -> Followed:
+def heavy_fits(series: Followed) -> int:
+    """How many ``HEAVY`` models were fitted for the next window's forecast."""
+    tracks = series.ladder.tracks
+    return sum(name in tracks and tracks[name].fitted_at == series.ladder.seen for name in HEAVY)
+
+
+def _continued(
+    series: Followed, numbers: Sequence[int], values: Sequence[float], may_fit: bool = True
+) -> Followed:
     ladder, losses, missed, last = series.ladder, series.losses, series.missed, series.number
     for number, value in zip(numbers, values, strict=True):
         if ladder.bound is not None:
             losses = appended(losses, pinball(COVERAGE, ladder.bound, value), LOSSES)
             missed = appended(missed, float(value > ladder.bound), LOSSES)
-        ladder, last = _forecast(observed(ladder, value)), number
+        ladder, last = _forecast(observed(ladder, value), may_fit), number
     return Followed(last, ladder, losses, missed)
 
 
-def _forecast(ladder: SeriesLadder) -> SeriesLadder:
-    return forecast(with_fits(ladder, refitted(ladder.values, due(ladder))))
+def _forecast(ladder: SeriesLadder, may_fit: bool = True) -> SeriesLadder:
+    names = due(ladder)
+    if not may_fit:
+        names = tuple(name for name in names if name not in HEAVY or ladder.tracks[name].fitted_at is None)
+    return forecast(with_fits(ladder, refitted(ladder.values, names)))
 
 
 def _score(name: str, losses: Floats, missed: Floats) -> ModelScore | None:

@@ -16,6 +16,7 @@ import pytest
 
 from perphd.agent.forecasts import Message
 from perphd.agent.memory_forecasts import MemoryForecasts
+from perphd.control import forecast_cycle
 from perphd.control import forecast_files as files
 from perphd.control.forecast_cycle import Cycles
 from perphd.control.forecast_files import (
@@ -33,7 +34,7 @@ from perphd.control.wire import decode
 from perphd.domain.forecast import PUBLISHED_FILE, SUMMARY_FILE, Forecasts, ForecastSummary
 from perphd.domain.job import HISTORY_FILE, EndedJob
 from perphd.domain.reading import Reading, Unavailable, available
-from perphd.forecast.following import LEAST_WINDOWS, LONG_GAP, continued, next_window, started
+from perphd.forecast.following import HEAVY, LEAST_WINDOWS, LONG_GAP, continued, next_window, started
 from perphd.forecast.headroom import HORIZON
 from perphd.forecast.history.features import JobFacts
 from perphd.forecast.history.store import JobHistory, Quantity
@@ -41,7 +42,7 @@ from perphd.forecast.host_peaks import EVERY, HostPeaks, advanced, outlook
 from perphd.forecast.ladder import LOSSES
 from perphd.forecast.replay import outlook as replayed_outlook
 from perphd.forecast.usage_profile import PodSample, UsageProfile, merged, observed
-from perphd.monitor.windows import read_windows
+from perphd.monitor.windows import SERIES, SeriesWindows, StoreWindows, WorkloadWindows, read_windows
 from perphd.sizing.shaper import Resource
 from tests.unit.sizing_store import GIB, START_S, constant, daily, made, usual
 
@@ -168,6 +169,49 @@ def test_cycles_one_by_one_know_what_one_cycle_over_all_knows(tmp_path: Path) ->
         assert same(one.ladder.values, other.ladder.values)
 
 
+def test_heavy_fits_of_series_that_began_together_are_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve series, of which two heavy fits may be done in a cycle; each is fitted again, only later."""
+    monkeypatch.setattr(forecast_cycle, "LEAST_FITS", 2)
+    names = [f"w{number:02}" for number in range(12)]
+    noise = np.random.default_rng(3).normal(5.0, 1.0, (len(names), 400))
+    cycles = Cycles(Known(), UsageProfile(), "n")
+    fits: list[int] = []
+
+    def windows(first: int, end: int) -> StoreWindows:
+        empty = SeriesWindows()
+        return StoreWindows(
+            60.0 * end,
+            tuple(names),
+            tuple(
+                WorkloadWindows(
+                    name,
+                    60.0 * end,
+                    dict.fromkeys(SERIES, empty)
+                    | {SERIES[0]: SeriesWindows(tuple(range(first, end)), tuple(values[first:end]))},
+                )
+                for name, values in zip(names, noise, strict=True)
+            ),
+            (),
+        )
+
+    cycles.take(windows(0, 200), names, {})
+    for number in range(200, 320):
+        before = {key: series.ladder.tracks for key, series in cycles.known.series.items()}
+        cycles.take(windows(number, number + 1), names, {})
+        fits.append(
+            sum(
+                series.ladder.tracks[model].fitted_at != before[key][model].fitted_at
+                for key, series in cycles.known.series.items()
+                for model in HEAVY
+            )
+        )
+    assert max(fits) <= 3, "the last series of a cycle may need both"
+    fitted = [
+        series.ladder.tracks[model].fitted_at for series in cycles.known.series.values() for model in HEAVY
+    ]
+    assert all(at is not None and at > 200 for at in fitted), "put off, not left out"
+
+
 def test_a_worker_publishes_keeps_its_state_and_goes_on(tmp_path: Path, wall: list[float]) -> None:
     store_of(tmp_path / "perphd.db", 200)
     roster = [Listed("db", "/app/db", 0, frozenset()), Listed("etl", "/app/etl", 0, frozenset())]
@@ -226,10 +270,10 @@ def test_a_series_that_defeats_a_model_starts_again_alone(
     cycles.take(found, ["db"], REQUESTS)
     assert len(cycles.known.series) == 3
 
-    def fails(series: Any, numbers: Any, values: Any) -> Any:
+    def fails(series: Any, numbers: Any, values: Any, **named: Any) -> Any:
         if series.ladder.values[-1] == pytest.approx(250.0):
             raise np.linalg.LinAlgError("Singular matrix")
-        return continued(series, numbers, values)
+        return continued(series, numbers, values, **named)
 
     monkeypatch.setattr("perphd.control.forecast_cycle.continued", fails)
     cycles.take(found, ["db"], REQUESTS)

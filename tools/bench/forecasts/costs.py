@@ -393,8 +393,8 @@ class _Memory:
         """The samples with that memory, and with some refaults."""
         window, at_s = divmod(self.second, int(WINDOW_S))
         found = []
-        for sample in samples:
-            share = 1.0 if at_s == 2 else self._random.uniform(0.7, 0.9)
+        for place, sample in enumerate(samples):
+            share = 1.0 if at_s == 7 * place % int(WINDOW_S) else self._random.uniform(0.7, 0.9)
             used = max(1e6, share * float(self._peaks[sample.workload][window]))
             found.append(_with_memory(sample, used, 1.1 * used, 0.0, self._random.uniform(0.0, 50.0)))
         return tuple(found)
