@@ -139,7 +139,8 @@ def _postgresql(ledger: Ledger, groups: Groups, folder: Path) -> Path:
     shutil.chown(folder, "postgres")
     initdb = [str(_POSTGRES / "initdb"), "-D", f"{folder}/data", "-A", "trust", "-U", "perphd", "--no-sync"]
     subprocess.run(initdb, user="postgres", cwd=folder, check=True, stdout=subprocess.DEVNULL)
-    options = ["-k", str(folder), "-h", "", "-c", "fsync=off", "-c", "shared_buffers=256MB"]
+    settings = ("fsync=off", "shared_buffers=256MB", "dynamic_shared_memory_type=mmap")  # nothing outside of the folder
+    options = ["-k", str(folder), "-h", "", *(word for one in settings for word in ("-c", one))]
     argv = [str(_POSTGRES / "postgres"), "-D", f"{folder}/data", *options]
     ledger.start(argv, groups=groups.directories(g.LRA), user="postgres")
     socket = folder / ".s.PGSQL.5432"
