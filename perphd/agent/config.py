@@ -139,6 +139,7 @@ class HostConfig:
         "directory whose proc and sys are taken for the host's, such as one of perphd sim mount; empty: this "
         "machine's own. perf events, taskstats and D-Bus are then not used: they would tell of another machine",
         kind="optional-path",
+        expert=True,
     )
 
 

@@ -107,7 +107,7 @@ def test_every_objective_can_be_configured():
 def test_an_operator_reads_of_the_daemon_and_its_host_half_as_many_keys() -> None:
     once = [key for table in TABLES.values() for key in keys_of(table)]
     shown = [key for key in once if not key.expert]
-    assert len(shown) <= 50
+    assert 2 * len(shown) < len(once)
     assert {key.name for key in shown} >= {"mode", "false_alarms_per_day", "retention_h", "shaper"}
 
 
