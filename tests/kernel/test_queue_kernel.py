@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import random
@@ -118,9 +119,14 @@ class Host:
 
 @pytest.fixture
 def host() -> Iterator[Host]:
-    with tempfile.TemporaryDirectory(
-        prefix="perphd-queue-"
-    ) as folder:  # pytest's own are closed to other users
+    with (
+        tempfile.TemporaryDirectory(
+            prefix="perphd-queue-"
+        ) as folder,  # pytest's own are closed to other users
+        Path(tempfile.gettempdir(), "perphd-queue-test.lock").open("w") as lock,
+    ):
+        # Jobs of two daemons have the same groups: another run of these tests on this host is waited for.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         os.chmod(folder, 0o755)
         yield from served(Path(folder))
 
