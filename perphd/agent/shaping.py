@@ -12,7 +12,7 @@ from perphd.domain.allocation import KEEP, Limit, Settings
 from perphd.domain.decision import TROUBLED
 from perphd.domain.policy import Snapshot, TargetState, WorkloadView
 from perphd.domain.quick import maker
-from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable
+from perphd.domain.reading import NOT_MEASURED, Reading, Unavailable, value_or
 from perphd.domain.sample import Quality
 from perphd.domain.workload import Kind, WorkloadSpec
 from perphd.host.fs import Identity
@@ -21,7 +21,7 @@ from perphd.monitor.memory_facts import Facts, MemoryFacts
 from perphd.sizing.shaper import Mode, Resource, Role, ShaperSettings
 from perphd.sizing.shaper_view import ShaperView
 from perphd.sizing.shaping import advance, is_notable
-from perphd.sizing.shaping_state import ShapedLimits, ShapingRules, ShapingState, ShapingStep, Subject, number
+from perphd.sizing.shaping_state import ShapedLimits, ShapingRules, ShapingState, ShapingStep, Subject
 from perphd.sizing.shaping_view import view
 
 _ROLES: Final = {each.value: each for each in Role}
@@ -139,7 +139,9 @@ class Shaping:
         if self._own_capacity:
             return self._own_capacity
         return self._facts.capacity(
-            lambda: {spec.cgroup: number(self._subjects[spec.name].used_bytes) for spec in self._specs},
+            lambda: {
+                spec.cgroup: value_or(self._subjects[spec.name].used_bytes, 0.0) for spec in self._specs
+            },
             now_s,
         )
 

@@ -33,7 +33,7 @@ from typing import Final
 
 from perphd.domain.forecast import MemoryForecast
 from perphd.domain.quick import changer, maker
-from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.reading import Reading, Unavailable, value_or
 from perphd.domain.sample import Quality, Sample
 from perphd.forecast.ladder import due, forecast, observed, refitted, with_fits
 from perphd.forecast.series import LastValue, Smoothing
@@ -60,7 +60,6 @@ from perphd.sizing.shaping_state import (
     ShapingStep,
     Subject,
     is_there,
-    number,
 )
 
 MODELS: Final = (LastValue(), Smoothing())
@@ -268,7 +267,7 @@ def _outgrown(fresh: Sequence[Subject], members: Mapping[str, Member]) -> list[s
     for subject in fresh:
         member = members[subject.name]
         target = member.target_bytes
-        small = target is None or (subject.shaped and target < number(subject.used_bytes))
+        small = target is None or (subject.shaped and target < value_or(subject.used_bytes, 0.0))
         if small and is_there(subject, member):
             found.append(subject.name)
     return found
@@ -280,7 +279,7 @@ def _room_beside(
     """What the sizes of all others leave; None if these may need more, or if somebody makes room already."""
     held = wanted = 0.0
     for subject in subjects:
-        member, used = members[subject.name], number(subject.used_bytes)
+        member, used = members[subject.name], value_or(subject.used_bytes, 0.0)
         if member.rung is not None:
             return None
         if used < EMPTY_BYTES:
@@ -295,10 +294,10 @@ def _room_beside(
 
 def _exceeds(subjects: Sequence[Subject], members: Mapping[str, Member], capacity: float) -> bool:
     """Whether those that are there use more than there is."""
-    if sum(number(subject.used_bytes) for subject in subjects) <= capacity:
+    if sum(value_or(subject.used_bytes, 0.0) for subject in subjects) <= capacity:
         return False
     there = (subject for subject in subjects if is_there(subject, members[subject.name]))
-    return sum(number(subject.used_bytes) for subject in there) > capacity
+    return sum(value_or(subject.used_bytes, 0.0) for subject in there) > capacity
 
 
 def _with_part(plan: ShapingPlan | None, part: ShapingPlan, kept: Collection[str]) -> ShapingPlan:
@@ -333,7 +332,7 @@ def _component(subject: Subject, member: Member, rank: int, now_s: float) -> Com
     elif ladder.forecast is not None and ladder.bound is not None:
         mean = ladder.forecast.mean
         spread = max(0.0, ladder.bound - mean) / BOUND_SPREADS
-    used = number(subject.used_bytes)
+    used = value_or(subject.used_bytes, 0.0)
     demand = _make_demand(
         reserved=subject.reserved_bytes,
         used=used,
@@ -416,7 +415,8 @@ def _limits(
     if member.rung is Rung.RECLAIM:
         fixed = subject.unreclaimable_bytes
         least = max(
-            subject.least_bytes, number(subject.used_bytes) if isinstance(fixed, Unavailable) else fixed
+            subject.least_bytes,
+            value_or(subject.used_bytes, 0.0) if isinstance(fixed, Unavailable) else fixed,
         )
         return member, ShapedLimits(high_bytes=int(least * (1 + HIGH_MARGIN)))
     if member.target_bytes >= subject.reserved_bytes:

@@ -115,8 +115,3 @@ def is_there(subject: Subject, member: Member) -> bool:
         and subject.used_bytes >= EMPTY_BYTES
         and member.rung is not Rung.END
     )
-
-
-def number(reading: Reading) -> float:
-    """The reading; 0 where there is none."""
-    return 0.0 if isinstance(reading, Unavailable) else reading

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from perphd.domain.reading import Reading, Unavailable
+from perphd.domain.reading import Reading, Unavailable, value_or
 from perphd.sizing.shaper import Preemption
 from perphd.sizing.shaper_view import ShapedWorkload, ShaperView
-from perphd.sizing.shaping_state import Member, ShapingRules, ShapingState, Subject, is_there, number
+from perphd.sizing.shaping_state import Member, ShapingRules, ShapingState, Subject, is_there
 
 
 def view(
@@ -48,7 +48,7 @@ def _reclaimable(state: ShapingState, subjects: Sequence[Subject], capacity: Rea
         if member is None or not is_there(subject, member):
             continue
         target = subject.reserved_bytes if member.target_bytes is None else member.target_bytes
-        held += max(target, number(subject.used_bytes))
+        held += max(target, value_or(subject.used_bytes, 0.0))
     return capacity - held
 
 
